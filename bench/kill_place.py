@@ -28,6 +28,8 @@ from coseek.hub.card import PULLED
 
 HIDDEN_LEFT = re.compile(r"\..*|.*\.(part|tmp|old|building)")
 """Names that no finished command leaves behind, `PULLED` aside."""
+TRIAL = re.compile(r"[a-z0-9_]{8}")
+"""Names of the files with which Python tries the folder of temporary files."""
 TIMES = re.compile(r".*_s|.*runtime|.*per_second|created|timings|seal|commit|time|seconds|modified_ns|changed_ns")
 """Fields that hold times, or digests of what holds them."""
 WITH_TIMES = re.compile(
@@ -35,7 +37,7 @@ WITH_TIMES = re.compile(
 )
 """Files of which all is a digest of times, or whose contents depend on when SQLite tidied up."""
 LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
-"""Of those of a run their number is compared: a resumed one asks its model in other batches, which changes last bits."""
+"""Of those of a run the number is compared: a resumed one asks its model in other batches, which changes last bits."""
 CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?|\b\d+(\.\d+)? ?(s|min|seconds)\b")
 """Times in pages for people."""
 GONE_S = 10.0
@@ -101,7 +103,8 @@ class Place:
     def left_behind(self) -> list[str]:
         """Hidden files and halves of writes, beside the outputs and in the folder of temporary files."""
         found = [one for one in sorted(self.work.rglob("*")) if HIDDEN_LEFT.fullmatch(one.name) and one.name != PULLED]
-        return [str(path.relative_to(self.base)) for path in [*found, *sorted(self.temporary.iterdir())]]
+        temporary = [path for path in sorted(self.temporary.iterdir()) if not TRIAL.fullmatch(path.name)]
+        return [str(path.relative_to(self.base)) for path in [*found, *temporary]]
 
     def outcome(self) -> dict[str, str]:
         """File → digest of its contents without times."""

@@ -6,9 +6,9 @@ Makes a small real file of every kind (`malformed_home`), breaks one of them in 
 a command that reads it in a forked process with limits of time and memory. Before, the same command is run twice on the
 whole files: an input is *harmless* if the command ends with the same output and the same files as then, or puts a whole
 file in its place. *As another* one is a well-formed file with other content, which no reader can tell from an intended
-one. *Reported* are inputs that `audit` calls not sound, and documents and logs that an import reports as unread. Exits 1
-below the bar: .995 of the others refused with one sentence and exit 2, no traceback, no hang, no file of the user
-changed by a refused command. Ctrl-C prints the table of the inputs until then.
+one. *Reported* are inputs that `audit` calls not sound, and documents and logs that an import reports as unread. Exits
+with 1 below the bar: .995 of the others refused with one sentence and exit 2, no traceback, no hang, no file of the
+user changed by a refused command. Ctrl-C prints the table of the inputs until then.
 """
 
 import argparse

@@ -55,6 +55,13 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "my notes " * 1000
 
 
+def test_a_link_to_nothing_is_not_filled(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to("nowhere")
+    with pytest.raises(DataError, match="a link to nothing"):
+        TextCache(tmp_path / "cache")
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_threads_share_a_store(tmp_path: Path) -> None:
     store = TextCache(tmp_path / "texts.sqlite")
 

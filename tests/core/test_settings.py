@@ -75,6 +75,8 @@ def test_an_empty_recipe_is_all_defaults(tmp_path: Path) -> None:
         ("inner.steps=many", "setting 'inner.steps' needs a whole number, got 'many'"),
         ("inner=3", "setting 'inner' needs `name: value` lines, got 3"),
         ("sizes.big=[1]", "setting 'sizes.big' needs a whole number or text, got \\[1\\]"),
+        ("inner.learning_rate=.inf", "setting 'inner.learning_rate' needs a finite number, got inf"),
+        ("inner.learning_rate=nan", "setting 'inner.learning_rate' needs a finite number, got 'nan'"),
         ("most=0", "setting 'most' needs at least 1, got 0"),
         ("inner={steps: 1, learning_rate: 2}", "setting 'inner': slow down$"),
         ("inner.steps=1.5", "'inner.steps'"),

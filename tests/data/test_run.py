@@ -47,6 +47,22 @@ def test_a_line_cut_by_a_kill_is_dropped_before_more_is_appended(cut: int, tmp_p
     assert list(made.trajectories()) == [*kept, TRAJECTORIES[0]]
 
 
+@pytest.mark.parametrize("broken", [b"\xff\n", b'{"schema": 2}\n', b"half a word", "link"])
+def test_a_finished_run_that_was_broken_since_is_refused_as_it_is(broken: bytes | str, tmp_path: Path) -> None:
+    kept = stored(tmp_path / "run")
+    if isinstance(broken, bytes):
+        kept.trajectories_path.write_bytes(kept.trajectories_path.read_bytes() + broken)
+    else:
+        kept.trajectories_path.unlink()
+        kept.trajectories_path.symlink_to(kept.trajectories_path.name)
+    before = (kept.folder / "run.yaml").read_bytes()
+    with pytest.raises(DataError), kept.open_for_append():
+        raise AssertionError("it was opened")
+    assert (kept.folder / "run.yaml").read_bytes() == before
+    if isinstance(broken, bytes):
+        assert kept.trajectories_path.read_bytes().endswith(broken)
+
+
 def test_a_broken_trajectory_is_named_with_its_line(tmp_path: Path) -> None:
     made = stored(tmp_path / "run")
     with made.trajectories_path.open("a", encoding="utf-8") as file:

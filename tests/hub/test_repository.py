@@ -124,6 +124,45 @@ def test_a_link_out_of_the_folder_is_never_followed(policy: Path, hub: FolderHub
         push(policy, "me/one", hub)
 
 
+def test_a_link_to_nothing_is_not_taken_for_a_missing_file(policy: Path, hub: FolderHub, tmp_path: Path) -> None:
+    push(policy, "me/policy", hub)
+    for name, target in (("notes.md", "nowhere"), ("loop.json", "loop.json")):
+        (policy / name).symlink_to(target)
+        with pytest.raises(DataError, match=f"{name} is no file, but a link to nothing"):
+            push(policy, "me/policy", hub)
+        (policy / name).unlink()
+    (hub.root / "model" / "me" / "policy" / "notes.md").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"notes\.md is a link to nothing"):
+        pull("me/policy", tmp_path / "pulled", hub)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", b"", "no safetensors file"),
+        ("model.safetensors", b"\xff" * 64, "no safetensors file"),
+        ("model.safetensors", None, "bytes of tensors and names"),
+        ("notes.md", b"caf\xe9", "not UTF-8"),
+    ],
+)
+def test_what_arrives_broken_is_not_written(
+    policy: Path, hub: FolderHub, tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    push(policy, "me/policy", hub)
+    there = hub.root / "model" / "me" / "policy" / name
+    there.write_bytes(there.read_bytes()[:-4] if content is None else content)
+    with pytest.raises(DataError, match=f"{said}.*nothing was written"):
+        pull("me/policy", tmp_path / "pulled", hub)
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_an_encoder_without_its_models_configuration_is_not_sent(models: Path, hub: FolderHub, tmp_path: Path) -> None:
+    shutil.copytree(models / "encoder", tmp_path / "encoder")
+    (tmp_path / "encoder" / "config.json").unlink()
+    with pytest.raises(DataError, match=r"config\.json is missing"):
+        push(tmp_path / "encoder", "me/encoder", hub)
+
+
 def test_paths_of_this_machine_in_an_imports_record_are_shortened(models: Path, hub: FolderHub, tmp_path: Path) -> None:
     shutil.copytree(models / "data", tmp_path / "data")
     record = {"format": "squad", "sources": [{"name": "/data/me/private/squad.json", "sha256": "0" * 64}]}

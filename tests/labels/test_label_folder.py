@@ -37,6 +37,18 @@ def test_a_text_that_was_lost_is_missed_and_nothing_takes_its_place(tmp_path: Pa
     assert labels.texts.path.read_text(encoding="utf-8") == "".join(kept[:2])
 
 
+@pytest.mark.parametrize("name", ["labels.jsonl", "dropped.jsonl"])
+@pytest.mark.parametrize("broken", [b"\xff\n", b'{"seed": 0}\n', b"\xff"])
+def test_rows_that_were_broken_are_refused_before_anything_is_removed(tmp_path: Path, name: str, broken: bytes) -> None:
+    labels = made(tmp_path)
+    with (tmp_path / name).open("ab") as file:
+        file.write(broken)
+    before = {path: path.read_bytes() for path in (labels.sets_path, labels.dropped_path)}
+    with pytest.raises(DataError):
+        labels.recover()
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_row_that_names_texts_does_not_claim_the_schema_of_rows_that_hold_them(tmp_path: Path) -> None:
     labels = made(tmp_path)
     (line,) = labels.sets_path.read_text(encoding="utf-8").splitlines()

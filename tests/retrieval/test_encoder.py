@@ -26,6 +26,16 @@ def test_an_encoder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         encoder_folder(str(tmp_path))
 
 
+def test_an_encoder_whose_modules_do_not_fit_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    path = folder / "sentence_bert_config.json"
+    config = path.read_text(encoding="utf-8")
+    assert "last_hidden_state" in config
+    path.write_text(config.replace("last_hidden_state", "last_hidden"), encoding="utf-8")
+    with pytest.raises(DataError, match="holds no encoder that can be opened"):
+        Encoder.open(folder, FLOAT32)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_every_pooling_gives_what_its_name_says(tmp_path: Path, pooling: str) -> None:
     import torch

@@ -232,7 +232,7 @@ def test_what_will_not_pass_is_asked_once(site: Site) -> None:
 
 
 def test_a_service_that_is_not_there_is_a_fault() -> None:
-    with pytest.raises(RetrieverError, match=r"it: the connection failed: ConnectError \(3 tries\)"):
+    with pytest.raises(RetrieverError, match=r"it: the connection failed: ConnectError; is it running\? \(3 tries\)"):
         service("http://127.0.0.1:9/", []).ask(ProviderRequest("GET", {}))
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import signal
 import socket
@@ -7,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -78,6 +79,66 @@ def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Pa
     assert sum(line["queue_ms"] for line in served) > 0
     asked = sorted(text for line in served for text in line.get("texts", []))
     assert asked == (sorted(f"secret{number}" for number in range(32)) if log else [])
+
+
+def sent(url: str) -> bytes:
+    """A request over a connection of its own, and the beginning of its answer; empty where there is none."""
+    body = b'{"queries": ["x"]}'
+    with connected(url) as one:
+        one.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        return one.recv(12)
+
+
+@pytest.mark.slow
+def test_a_busy_service_that_is_stopped_answers_what_it_accepted_late() -> None:
+    """Its event loop is held up for longer than the grace, so that connections wait to be accepted, and to be read."""
+    answers: list[bytes] = []
+
+    def client(url: str) -> None:
+        with suppress(ConnectionRefusedError, TimeoutError):  # nothing listens any more
+            while True:
+                answers.append(sent(url))
+
+    async def busy() -> None:
+        while True:
+            time.sleep(0.3)
+            await asyncio.sleep(0)
+
+    app = make_app(service := RetrieverService({"echo": EchoRetriever}, ServeSettings(port=0, log=False)))
+    server, listening = Server(service, app), bound("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    tick, held = server.on_tick, []
+
+    async def hold_up(counter: int) -> bool:
+        if not held and answers:
+            held.append(asyncio.ensure_future(busy()))
+        return await tick(counter)
+
+    server.on_tick = hold_up  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(client, url) for _ in range(8)]
+        time.sleep(1.0)
+        server.should_exit = True
+        assert [one.exception() for one in clients] == [None] * 8
+    assert set(answers) <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_pipelined_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn tells the last request of a connection alone that its client has left."""
+    body = json.dumps({"queries": ["x"] * 800, "topk": 4}).encode()
+    request = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with live({"echo": EchoRetriever()}, batch=1) as url, caplog.at_level("ERROR"):
+        for _ in range(5):
+            with connected(url) as leaving:
+                leaving.sendall(request * 3)
+                time.sleep(0.05)
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        assert ask(url).status_code == 200
+    assert not caplog.records
 
 
 @pytest.mark.slow

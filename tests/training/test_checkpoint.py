@@ -82,15 +82,19 @@ def test_a_checkpoint_of_an_earlier_version_is_named_and_left_alone(tmp_path: Pa
         load_checkpoint(tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", ["tensors", "notes"])
+def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path, large: str) -> None:
     """Files may not grow beyond 200 kB here: the system refuses the write half-way, as a full disk does."""
     save_checkpoint(tmp_path, state(1))
+    new = state(2, size=1_000_000 if large == "tensors" else 8)
+    if large == "notes":
+        new["notes"] = {"long": "x" * 1_000_000}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(DiskFault, match=r"checkpoint of step 2 .*; the one of step 1 is kept; make room"):
-            save_checkpoint(tmp_path, state(2, size=1_000_000))
+            save_checkpoint(tmp_path, new)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old_handler)

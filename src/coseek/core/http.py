@@ -295,7 +295,7 @@ class HttpClient:
             raise _TransientFault(f"no connection within {self.patience.connect_s:g} s") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ProxyError) as error:
             said = self.quoted(str(error)) or type(error).__name__
-            raise _TransientFault(f"the connection failed: {said}") from None
+            raise _TransientFault(f"the connection failed: {said}; is it running?") from None
         except (httpcore.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise self._failed(f"it could not be asked ({type(error).__name__})") from None
         if text is None:

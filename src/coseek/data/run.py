@@ -184,8 +184,8 @@ class Run:
                 self.bind(identities)
             if SEAL in self.record:
                 check_whole_rows(self.trajectories_path, Trajectory.from_json)  # before anything is changed
-            self._unseal()
             drop_partial_line(self.trajectories_path)
+            self._unseal()
             with self.trajectories_path.open("a", encoding="utf-8") as file:
                 yield file
             record = self.record

@@ -12,7 +12,7 @@ from typing import cast
 
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import WRONG_SHAPE, Json, JsonObject, read_json_object
-from coseek.core.strict_json import InvalidJson, parse_lenient
+from coseek.core.strict_json import parse_lenient
 
 _LONGEST_HEAD = 100_000_000
 """Bytes of a header of safetensors, by its format."""
@@ -53,7 +53,7 @@ def check_tensors(path: Path) -> None:
     try:
         tensors = parse_lenient(head.decode("utf-8"))
         ends = [_end_of(one) for name, one in cast(JsonObject, tensors).items() if name != "__metadata__"]
-    except (*WRONG_SHAPE, InvalidJson) as error:
+    except WRONG_SHAPE as error:
         raise DataError(f"{path} is no safetensors file ({first_line(error)}); fetch or save it again") from None
     if (there := size - 8 - length) != (named := max(ends, default=0)):
         raise DataError(f"{path} has {there:,} bytes of tensors and names {named:,}; fetch or save it again")

@@ -34,6 +34,7 @@ def build_resumably(out: Path, card: JsonObject, fill: Callable[[Path], None]) -
     part.mkdir(exist_ok=True)
     fresh = not (part / INDEX_CARD).is_file() or read_json(part / INDEX_CARD) != card
     if fresh:
+        (part / INDEX_CARD).unlink(missing_ok=True)  # first: without it, nothing that is left is continued
         empty(part)
         write_json(part / INDEX_CARD, card)
     try:

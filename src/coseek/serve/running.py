@@ -7,7 +7,8 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import Protocol, cast
 
@@ -76,7 +77,7 @@ class Server(uvicorn.Server):
     grace_s = 0.25
     """Seconds after the signal in which requests over open connections are still read."""
     drain_s = 10.0
-    """Seconds at most in which what has arrived before is accepted, and then read; a busy process is late with it."""
+    """Seconds at most in which what has arrived by then is read; a busy process is late with it."""
 
     def __init__(self, service: Listens, app: App) -> None:
         settings = service.settings
@@ -105,37 +106,41 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what has come, accept nothing new, then close.
 
-        A connection that waits to be accepted is reset when its port closes, and one that waits to be read when it is
-        closed, hence both waits."""
+        A connection that waits to be accepted is reset when its port closes, hence they are accepted here; one that
+        waits to be read is reset when it is closed itself, hence the waits."""
         self.service.stopping = True
-        for listening in sockets or ():
-            listening.listen(0)  # those that wait are enough
-        await self._drained(lambda: sockets or ())
+        arrived = [one for listening in sockets or () for one in _waiting(listening)]
         for server in self.servers:
             server.close()
+        loop = asyncio.get_running_loop()
+        for one in arrived:
+            await loop.connect_accepted_socket(self._connection, one)
         await asyncio.sleep(self.grace_s)
-        await self._drained(lambda: [one.transport.get_extra_info("socket") for one in self._idle()])
+        until = time.monotonic() + self.drain_s
+        while self._unread() and time.monotonic() < until:
+            await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 
-    def _idle(self) -> list[HttpToolsProtocol]:
-        """The connections without a request under way, which uvicorn closes first."""
+    def _connection(self) -> asyncio.Protocol:
+        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    def _unread(self) -> bool:
+        """Whether data waits on a connection without a request under way, which uvicorn would close."""
         found = [cast(HttpToolsProtocol, one) for one in self.server_state.connections]
-        return [one for one in found if one.cycle is None or one.cycle.response_complete]
+        idle = [one.transport for one in found if one.cycle is None or one.cycle.response_complete]
+        with selectors.DefaultSelector() as selector:
+            for one in idle:
+                if not one.is_closing():
+                    selector.register(one.get_extra_info("socket"), selectors.EVENT_READ)
+            return bool(selector.get_map()) and bool(selector.select(0))
 
-    async def _drained(self, of: Callable[[], Iterable[socket.socket]]) -> None:
-        """Wait until nothing waits on these sockets, which the event loop reads."""
-        until = time.monotonic() + self.drain_s
-        while _readable(of()) and time.monotonic() < until:
-            await asyncio.sleep(0.01)
 
-
-def _readable(sockets: Iterable[socket.socket]) -> bool:
-    """Whether a connection, or data, waits on one of them."""
-    with selectors.DefaultSelector() as selector:
-        for one in sockets:
-            if one.fileno() >= 0:
-                selector.register(one.fileno(), selectors.EVENT_READ)
-        return bool(selector.get_map()) and bool(selector.select(0))
+def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
+    """The connections that wait to be accepted."""
+    with suppress(BlockingIOError):
+        while True:
+            yield listening.accept()[0]
 
 
 def bound(host: str, port: int) -> socket.socket:

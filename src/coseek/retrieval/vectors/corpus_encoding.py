@@ -73,11 +73,11 @@ def encode_changed(
     new_M = np.flatnonzero(rows_N < 0)
     fresh = folder.with_name(_FRESH)
     sources: list[KnownVectors] = [old]
-    if len(new_M):
+    writer = VectorWriter(folder, len(corpus), old.dim, settings.dtype)
+    if len(new_M) and writer.written < len(corpus):  # else only its removal was interrupted
         sources.append(encode_corpus(_Part(corpus, new_M), settings, fresh, report))
         if sources[1].dim != old.dim:
             raise DataError(f"the encoder gives {sources[1].dim} numbers and the index holds {old.dim}; rebuild it")
-    writer = VectorWriter(folder, len(corpus), old.dim, settings.dtype)
     for start in range(writer.written, len(corpus), COPY_ROWS):
         rows_B = rows_N[start : start + COPY_ROWS]
         block_BD = np.empty((len(rows_B), old.dim), dtype=np.float32)
