@@ -2,16 +2,56 @@
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
 from tests.examples_drawn import FULL, QUICK
+
+from coseek.cli.extras import EXTRA_OF
+from coseek.core.errors import MissingExtra
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Trials of the machine's speed are kept between sessions as a user's are, and not among a user's.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache")
     settings.load_profile(QUICK if config.option.markexpr == "not slow" else FULL)
+
+
+CORE = "COSEEK_CORE_ONLY"
+"""Set by `make test-core`: what needs an extra is skipped. Without it, a missing library is an error."""
+
+
+_OF_TESTS = {"accelerate", "atif", "bm25s", "ir_measures", "openai", "requests"}
+"""Libraries that tests alone ask for."""
+
+
+def needs_an_extra(error: BaseException | None) -> bool:
+    """Whether an error says that a library is missing which an extra brings."""
+    missing = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return isinstance(error, MissingExtra) or missing in EXTRA_OF or missing in _OF_TESTS
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if CORE in os.environ and report.failed and isinstance(collector, pytest.Module):
+        if "ModuleNotFoundError: No module named" in str(report.longrepr):
+            report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "it needs an extra")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if CORE in os.environ and report.failed and call.excinfo is not None:
+        if needs_an_extra(call.excinfo.value):
+            report.outcome, report.longrepr = "skipped", (str(report.fspath), 0, "it needs an extra")
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -107,7 +107,8 @@ def test_a_busy_service_that_is_stopped_answers_what_it_accepted_late() -> None:
     app = make_app(service := RetrieverService({"echo": EchoRetriever}, ServeSettings(port=0, log=False)))
     server, listening = Server(service, app), bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    tick, held = server.on_tick, []
+    tick = server.on_tick
+    held: list[asyncio.Future[None]] = []
 
     async def hold_up(counter: int) -> bool:
         if not held and answers:

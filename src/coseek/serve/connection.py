@@ -24,6 +24,8 @@ _A_HEADER = 32
 """Bytes that a header costs besides its letters."""
 _LATE_S = 5.0
 """Seconds after `body_s` in which the application refuses a late body by itself."""
+_SLOWEST = 49_152
+"""Bytes of an answer that a client has to read in `answer_s`."""
 _FILES = 256
 """File descriptors that a service needs besides those of its connections."""
 
@@ -41,15 +43,31 @@ class _Flow(FlowControl):
 
 
 class _Writes:
-    """A transport that drops what is written after its end. uvicorn tells the newest request of a connection that the
-    client has left, but not one before it that is being answered; uvloop raises where that one is written."""
+    """A transport that counts what is written, and drops what is written after its end: uvicorn tells the newest request
+    of a connection that the client has left, but not one before it that is being answered, and uvloop raises there."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self.written = 0
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
+            self.written += len(data)
             self._transport.write(data)
+
+    def received(self) -> int:
+        """Bytes that have arrived at the client's machine."""
+        return self.written - self._transport.get_write_buffer_size() - self._queued()
+
+    def _queued(self) -> int:
+        """Bytes that the system keeps until the client's machine has room for them."""
+        if sys.platform != "linux" or self._transport.is_closing():
+            return 0
+        import fcntl
+        import termios
+
+        found = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
+        return int.from_bytes(found, sys.byteorder)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
@@ -61,13 +79,15 @@ class Connection(HttpToolsProtocol):
     limits = ListenSettings()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, _Writes(transport)))
+        self._writes = _Writes(transport)
+        super().connection_made(cast(asyncio.Transport, self._writes))
         self.flow = _Flow(transport)
         self._deadline: asyncio.TimerHandle | None = None
         self._head = self._unparsed = self._dropped = 0
         """Bytes of the head so far; those that the parser keeps; those of a body that nobody reads."""
-        self._too_large = self._unread = self._moved = False
-        """The head is; at the last look some of the answer was unread; the client has read since."""
+        self._too_large = False
+        self._seen = 0, 0
+        """Bytes written and received at the last look."""
         self._leaving: Leaving = set()
         self._look_at: asyncio.TimerHandle | None = None
         if len(self.connections) > self.limits.max_connections:
@@ -172,17 +192,14 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def resume_writing(self) -> None:
-        self._moved = True
-        super().resume_writing()
-
     def _look(self) -> None:
-        """Cut a connection whose client has stopped reading: closing alone would wait for it for ever."""
-        unread = self.transport.get_write_buffer_size() > 0
-        if unread and self._unread and not self._moved:
+        """Cut a connection whose client reads less than `_SLOWEST` while it could: closing alone would wait for it for
+        ever."""
+        (written, before), received = self._seen, self._writes.received()
+        if received < written and received - before < _SLOWEST:
             self.transport.abort()
             return
-        self._unread, self._moved = unread, False
+        self._seen = self._writes.written, received
         self._look_at = self.loop.call_later(self.limits.answer_s, self._look)
 
 
