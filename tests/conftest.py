@@ -37,9 +37,9 @@ def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
-    if CORE in os.environ and report.failed and isinstance(collector, pytest.Module):
-        if "ModuleNotFoundError: No module named" in str(report.longrepr):
-            report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "it needs an extra")
+    missing = "ModuleNotFoundError: No module named" in str(report.longrepr)
+    if CORE in os.environ and report.failed and missing:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "it needs an extra")
     return report
 
 
@@ -48,9 +48,8 @@ def pytest_runtest_makereport(
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if CORE in os.environ and report.failed and call.excinfo is not None:
-        if needs_an_extra(call.excinfo.value):
-            report.outcome, report.longrepr = "skipped", (str(report.fspath), 0, "it needs an extra")
+    if CORE in os.environ and report.failed and call.excinfo is not None and needs_an_extra(call.excinfo.value):
+        report.outcome, report.longrepr = "skipped", (str(report.fspath), 0, "it needs an extra")
     return report
 
 

@@ -1,6 +1,7 @@
 """Where a model runs is found out in one place, and a device that is not here is refused in a sentence."""
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tests.source_tree import PACKAGE, nodes, sources
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
-from coseek.hardware.device import device_of
+from coseek.hardware.device import KERNELS, device_of
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import device_at
 from coseek.models.likelihood import LikelihoodSettings
@@ -90,3 +91,11 @@ def test_nothing_but_one_file_asks_which_devices_there_are() -> None:
         "hardware/device.py": ["current_accelerator"],
         "training/trainer/workers.py": ["is_available", "set_device"],
     }
+
+
+def test_kernels_kept_for_shapes_are_bounded_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KERNELS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    device_of("cpu")
+    assert {name: os.environ[name] for name in KERNELS} == {**KERNELS, "LRU_CACHE_CAPACITY": "7"}

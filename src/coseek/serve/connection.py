@@ -43,8 +43,8 @@ class _Flow(FlowControl):
 
 
 class _Writes:
-    """A transport that counts what is written, and drops what is written after its end: uvicorn tells the newest request
-    of a connection that the client has left, but not one before it that is being answered, and uvloop raises there."""
+    """A transport that counts what is written, and drops what comes after its end. uvicorn tells the newest request of
+    a connection that its client has left, but not one before it that is being answered; uvloop raises there."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
