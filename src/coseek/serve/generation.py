@@ -125,9 +125,11 @@ class _SamplerRows:
 class GenerationWorker(Worker):
     """Takes requests in the event loop, and generates in its thread."""
 
-    def __init__(self, open_sampler: Callable[[SamplingKind], "Sampler"], max_rows: int, queue: int) -> None:
+    def __init__(
+        self, open_sampler: Callable[[SamplingKind], "Sampler"], max_rows: int, queue: int, most_wait_s: float
+    ) -> None:
         super().__init__("coseek-write")
-        self.max_rows, self.queue = max_rows, queue
+        self.max_rows, self.queue, self.most_wait_s = max_rows, queue, most_wait_s
         self.faults = 0
         self.reused_tokens = 0
         """Prompt tokens that kept rows had read before."""
@@ -152,16 +154,18 @@ class GenerationWorker(Worker):
         return self._running
 
     async def write(self, requests: list[GenerationRequest]) -> list[GenerationJob]:
-        """Queue the texts of one HTTP request and wait for them. Raises `RefusedRequest` (503) when the queue is full.
+        """Queue the texts of one HTTP request and wait for them. Raises `RefusedRequest` (503) when the queue is full,
+        or when those in it are expected to take longer than `most_wait_s`.
 
         When cancelled, it withdraws them.
         """
         loop = asyncio.get_running_loop()
         jobs = [GenerationJob(request, loop.create_future()) for request in requests]
         with self._changed:
-            if len(self._waiting) + len(jobs) > self.queue:
-                wait_s = min(60, max(1, math.ceil(len(self._waiting) * self._per_job_s)))
-                raise RefusedRequest(503, f"{len(self._waiting)} texts are waiting already; retry later", wait_s)
+            expected_s = len(self._waiting) * self._per_job_s
+            if len(self._waiting) + len(jobs) > self.queue or expected_s > self.most_wait_s:
+                again_s = min(60, max(1, math.ceil(expected_s)))
+                raise RefusedRequest(503, f"{len(self._waiting)} texts are waiting already; retry later", again_s)
             self._waiting += jobs
             self._changed.notify()
         try:
@@ -265,6 +269,6 @@ class GenerationWorker(Worker):
         for job in jobs:
             self.faults += job.fault is not None or (job.turn is not None and bool(job.turn.fault))
             self.written_tokens += len(job.turn.ids) if job.turn is not None else 0
-            self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / max(1, self._running)
+            self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / max(1, self._running + len(self._waiting))
         self._running = sum(len(rows.jobs) for rows in self._samplers.values())
         self._wake(jobs)

@@ -80,7 +80,7 @@ class ModelService(Service[ModelServeSettings]):
 
     def __init__(self, folder: Path, settings: ModelServeSettings, name: str | None = None) -> None:
         self.name = name or folder.resolve().name
-        self.generation = GenerationWorker(self._sampler, settings.max_rows, settings.queue)
+        self.generation = GenerationWorker(self._sampler, settings.max_rows, settings.queue, settings.most_wait_s)
         self.weights: Weights | None = None
         self._folder = folder
         super().__init__(settings, self.generation)
