@@ -269,6 +269,7 @@ class GenerationWorker(Worker):
         for job in jobs:
             self.faults += job.fault is not None or (job.turn is not None and bool(job.turn.fault))
             self.written_tokens += len(job.turn.ids) if job.turn is not None else 0
-            self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / max(1, self._running + len(self._waiting))
+            beside = max(1, self._running + len(self._waiting))
+            self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / beside
         self._running = sum(len(rows.jobs) for rows in self._samplers.values())
         self._wake(jobs)
