@@ -111,12 +111,12 @@ def drawn(count: int, seed: int) -> list[str]:
 def make_data(folder: Path, texts: Sequence[str]) -> Path:
     """A data set that holds every text in every place."""
     passages = [
-        Passage(f"p{row} {text}", f"Ada {text}", f"wrote {row} {text} in 1815") for row, text in enumerate(texts)
+        Passage(f"p{row} {text}", f"Ada {text}", f"wrote page{row} {text} in 1815") for row, text in enumerate(texts)
     ]
     write_jsonl(folder / "corpus.jsonl", (one.to_json() for one in passages))
     questions = [
         Question(
-            f"q{row} {text}", f"Who wrote {row} {text}?", (f"Ada {text}",), (passages[row].id,),
+            f"q{row} {text}", f"Who wrote page{row} {text}?", (f"Ada {text}",), (passages[row].id,),
             row % 3, {"dataset": f"set {text}", "kind": f"kind {text}"},
         )
         for row, text in enumerate(texts)
@@ -137,8 +137,8 @@ def commands(home: Path, texts: Sequence[str]) -> Iterator[tuple[object, ...]]:
     """Commands that work, in an order in which they can, and some that refuse what they are given."""
     data, index, run = home / "data", home / "index", home / "run"
     yield "index", data, "--out", index
-    yield "search", index, *(f"wrote {row} {text}" for row, text in enumerate(texts))
-    yield "search", index, "--json", *(f"wrote {row} {text}" for row, text in enumerate(texts))
+    yield "search", index, *(f"wrote page{row} {text}" for row, text in enumerate(texts))
+    yield "search", index, "--json", *(f"wrote page{row} {text}" for row, text in enumerate(texts))
     yield "run", data, "--split", "dev", "--agent", "rules", "--retriever", index, "--out", run
     yield "score", run, "--by", "dataset,kind", "--out", home / "scores"
     yield "score", run, "--by", "dataset", "--json"
@@ -147,7 +147,7 @@ def commands(home: Path, texts: Sequence[str]) -> Iterator[tuple[object, ...]]:
     yield "audit", "corpus", data
     yield "view", run, "--out", home / "view.html"
     for row, text in enumerate(texts):
-        yield "ask", f"Who wrote {row} {text}?", "--retriever", index
+        yield "ask", f"Who wrote page{row} {text}?", "--retriever", index
     for text in texts:
         yield "search", f"no-index-{text}", "x"
         yield "index", data, f"k1{text}=1", "--out", home / "other"

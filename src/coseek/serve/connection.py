@@ -6,6 +6,8 @@ sees it (request line, headers, trailers) is counted. When a client leaves, what
 
 import asyncio
 import json
+import socket
+import struct
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -58,6 +60,14 @@ class _Writes:
     def received(self) -> int:
         """Bytes that have arrived at the client's machine."""
         return self.written - self._transport.get_write_buffer_size() - self._queued()
+
+    def reset(self) -> None:
+        """End the connection at once, with what the system keeps for a client that reads nothing."""
+        if sys.platform != "win32" and not self._transport.is_closing():
+            place = self._transport.get_extra_info("socket").fileno()
+            with socket.fromfd(place, socket.AF_INET, socket.SOCK_STREAM) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
 
     def _queued(self) -> int:
         """Bytes that the system keeps until the client's machine has room for them."""
@@ -197,7 +207,7 @@ class Connection(HttpToolsProtocol):
         ever."""
         (written, before), received = self._seen, self._writes.received()
         if received < written and received - before < _SLOWEST:
-            self.transport.abort()
+            self._writes.reset()
             return
         self._seen = self._writes.written, received
         self._look_at = self.loop.call_later(self.limits.answer_s, self._look)
