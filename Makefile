@@ -9,11 +9,12 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
+	@echo "make test-core    test what needs no torch, in .venv-core-PYTHON for each Python (PYTHONS=…)"
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
@@ -75,6 +76,14 @@ PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n
 test: env
 	$(PYTEST)
 
+# The core alone, without torch, on every Python that is supported and here.
+PYTHONS ?= python3.11 python3.12 python3.13
+test-core: $(PYTHONS:%=test-core-%)
+test-core-%:
+	test -x .venv-core-$*/bin/python || $* -m venv .venv-core-$*
+	.venv-core-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest pytest-xdist hypothesis
+	COSEEK_CORE_ONLY=1 .venv-core-$*/bin/python -m pytest -n $(WORKERS) -m "not slow" $(CORES:%=tests/%)
+
 # Inspect's forty libraries have an environment of their own, without torch.
 test-inspect:
 	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
@@ -100,6 +109,7 @@ test-vllm: env engine-vllm
 quick: env
 	$(PYTEST) -m "not slow"
 
+CORES := core data world agents measure rewards graders cli retrieval labels view traces hub
 UNITS := core data hardware world models agents measure rewards graders
 unit: env
 	$(PYTEST) -m "not slow" $(UNITS:%=tests/%)

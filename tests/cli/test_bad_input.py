@@ -419,6 +419,7 @@ def test_words_that_are_no_text_are_refused(refused: Refused) -> None:
 
 
 def test_the_name_of_a_model_on_a_hub_is_answered_with_the_line_that_fetches_it(refused: Refused) -> None:
+    pytest.importorskip("transformers")
     words = ("index", "set", "--retriever", "dense", "--encoder", "BAAI/bge-small-en-v1.5", "--out", "new")
     line = "hf download BAAI/bge-small-en-v1.5 --local-dir models/bge-small-en-v1.5, then name models/bge-small-en-v1.5"
     assert line in refused(*words)

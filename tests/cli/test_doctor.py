@@ -89,6 +89,7 @@ def test_the_doctor_names_what_auto_takes_and_why(
 
 
 def test_a_trial_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     begun_anew(monkeypatch)

@@ -87,6 +87,7 @@ def test_judges_are_compared(runs: list[Path], model: Path, world: Path, coseek:
 
 
 def test_a_server_that_samples_is_no_judge(runs: list[Path], tmp_path: Path, coseek: Type) -> None:
+    pytest.importorskip("httpx")
     server = tmp_path / "server.yaml"
     server.write_text("{url: 'http://127.0.0.1:9', model: m, temperature: 0.7}", encoding="utf-8")
     assert "samples at temperature 0.7" in coseek("score", runs[0], "--judge", server).sentence
@@ -148,6 +149,7 @@ def test_the_combination_gain_is_at_equal_passages(
 
 def test_a_verdict_that_cannot_be_read_is_said_in_the_cell_and_not_only_below(runs: list[Path], coseek: Type) -> None:
     """About every third verdict is unreadable: the mean is a lower bound, and is called one."""
+    pytest.importorskip("httpx")
 
     def says(asked: Asked) -> Said:
         said = "yes" if crc32(json.dumps(asked.body["messages"]).encode()) % 3 else "perhaps"

@@ -91,6 +91,7 @@ def test_questions_that_a_run_file_lacks_count_as_asked_or_not(tmp_path: Path, c
 def test_a_retriever_that_is_away_scores_nothing_and_ends_with_one(
     world: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:
+    pytest.importorskip("httpx")
     (tmp_path / "away.yaml").write_text("retriever: remote\nurl: http://127.0.0.1:9/\nretries: 0\n", encoding="utf-8")
     outcome = coseek(
         *(

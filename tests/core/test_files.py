@@ -87,7 +87,7 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_broken_document_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{\n"a": 1,\n}\n', encoding="utf-8")
+    (tmp_path / "a.json").write_text('{\n"a": 1,\n"b" 2}\n', encoding="utf-8")
     with pytest.raises(DataError, match="line 3"):
         read_json(tmp_path / "a.json")
 

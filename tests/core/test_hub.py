@@ -69,6 +69,7 @@ def test_a_model_that_our_recipes_name_is_known_by_its_publisher(recipe: str) ->
 
 def test_the_command_line_of_the_hub_takes_what_is_said() -> None:
     """huggingface_hub is installed with transformers: its own parser knows the options."""
+    pytest.importorskip("huggingface_hub")
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     program = "import sys; from huggingface_hub.cli.hf import main; sys.argv = ['hf', 'download', '--help']; main()"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False).stdout

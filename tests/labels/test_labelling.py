@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pytest
 from tests.labels.model_server import SLOTS, answer, body_of, number_of, paid, refusing, served_parts
 from tests.labels.small import labelled, turns
 from tests.models.http_site import Asked, Said, site
@@ -64,6 +65,7 @@ def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path)
 
 def test_a_turn_that_waits_for_its_server_keeps_no_other_turn_from_its_label(tmp_path: Path) -> None:
     """One prompt is held until all other turns are labelled; with waves of turns this would never end."""
+    pytest.importorskip("httpx")
     hold = threading.Event()
     held: list[int] = []
 
