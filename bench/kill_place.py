@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import torch
 import yaml
 from bench.processes import forked
 from safetensors.torch import load_file
@@ -171,8 +172,6 @@ def _group(leader: int) -> list[int]:
 
 def _command(words: list[str], place: Place, log: Path, trouble: Trouble | None) -> None:
     """What the process of a command does."""
-    import torch
-
     from coseek.cli.main import main
 
     os.setsid()
@@ -235,12 +234,23 @@ def _timeless(path: Path) -> bytes:
         return repr(_plain(yaml.safe_load(path.read_text(encoding="utf-8")))).encode()
     if path.suffix == ".safetensors":  # the order of the tensors is that in which optimisers came to hold them
         return repr(sorted((name, str(one.dtype), one.tolist()) for name, one in load_file(path).items())).encode()
+    if path.suffix == ".pt":  # an archive, with numbers that pickle gives to what it has seen before
+        return repr(_values(torch.load(path, map_location="cpu", weights_only=True))).encode()
     if path.suffix in (".html", ".md"):
         return CLOCK.sub("TIME", path.read_text(encoding="utf-8")).encode()
     if path.read_bytes()[:15] == b"SQLite format 3":
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             return repr(sorted(database.execute("SELECT key, text FROM texts"))).encode()
     return path.read_bytes()
+
+
+def _values(state: object) -> object:
+    """A state with lists in place of tensors."""
+    if isinstance(state, torch.Tensor):
+        return str(state.dtype), state.tolist()
+    if isinstance(state, dict):
+        return {name: _values(one) for name, one in state.items()}
+    return [_values(one) for one in state] if isinstance(state, list | tuple) else state
 
 
 def _counted(found: re.Match[str]) -> str:

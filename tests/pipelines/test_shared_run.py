@@ -3,15 +3,18 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bench.processes import KILLED, run_workers
+from tests.measure.samples import run as sampled
 from tests.pipelines.shared_run_run import shared
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.core.errors import SettingError
 from coseek.data.run import Run
+from coseek.data.run_seal import row_line
 from coseek.pipelines.shared_run import take_over_runs
 
 LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
@@ -61,10 +64,12 @@ def test_what_a_killed_worker_ran_is_taken_over_by_another_number_of_workers(tmp
 
 def test_a_kill_while_parts_are_taken_over_doubles_no_row_and_other_weights_are_refused(tmp_path: Path) -> None:
     whole, part = Run.create(tmp_path / "run", {}), Run.create(tmp_path / "run" / "parts" / "1", {})
-    lines = [json.dumps({"question": {"id": f"q{number}"}, "seed": 7, "n": "x" * 9}) for number in range(6)]
-    for run, some in ((whole, lines[0::2]), (part, lines[1::2])):
-        run.bind({"model": "a"})
-        run.trajectories_path.write_text("".join(f"{line}\n" for line in some))
+    one = sampled(seed=7)
+    asked = [replace(one.question, id=f"q{number}") for number in range(6)]
+    lines = [row_line(replace(one, question=question)).rstrip("\n") for question in asked]
+    for kept, some in ((whole, lines[0::2]), (part, lines[1::2])):
+        kept.bind({"model": "a"})
+        kept.trajectories_path.write_text("".join(f"{line}\n" for line in some))
     with part.trajectories_path.open("a") as file:
         file.write(lines[0][:20])  # a kill in the last line
     shutil.copytree(part.folder.parent, tmp_path / "parts")

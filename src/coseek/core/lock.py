@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, finalize
 
 from coseek.core.errors import InUse
 from coseek.core.files import RECORDS, make_folder
-from coseek.core.parts import sweep
+from coseek.core.parts import sweep, sweep_lock
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -83,6 +83,11 @@ def lock_beside(path: Path, again: bool = True) -> Lock:
     Raises `InUse` where another process holds the lock, or without `again` this process.
     """
     return _lock(path.with_name(f".{path.name}{NAME}"), path, again, "wait until it ends")
+
+
+def sweep_lock_beside(path: Path) -> None:
+    """Remove the lock file of `lock_beside` that a killed process left."""
+    sweep_lock(path.with_name(f".{path.name}{NAME}"))
 
 
 def lock_if_named(folder: Path | None) -> AbstractContextManager[object]:

@@ -108,9 +108,15 @@ def sweep(folder: Path) -> None:
                 _remove_unheld(path)
             elif name in folders and name.startswith(".") and name.endswith(".old") and _is_unheld(path):
                 recover_folder(here / name[1 : -len(".old")])
-            elif name.startswith(".") and name.endswith(".lock") and _is_ours(path):
-                _remove_unheld(path)
+            elif name.startswith(".") and name.endswith(".lock"):
+                sweep_lock(path)
         folders[:] = [name for name in folders if (here / name).is_dir()]
+
+
+def sweep_lock(path: Path) -> None:
+    """Remove a lock file that a killed process left."""
+    if _is_ours(path):
+        _remove_unheld(path)
 
 
 def _part_of(name: str) -> str:

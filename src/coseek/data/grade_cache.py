@@ -13,7 +13,7 @@ from typing import IO, Generic, Protocol, Self, TypeVar
 
 from coseek.core.errors import DataError
 from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, json_line, parse_line
-from coseek.core.lock import lock_beside
+from coseek.core.lock import lock_beside, sweep_lock_beside
 from coseek.core.strict_json import is_json
 from coseek.data.run import drop_partial_line
 
@@ -125,7 +125,9 @@ class GradeCache(Generic[E]):
         )
 
     def entries(self) -> dict[tuple[str, ...], E]:
-        """All entries by key; empty without a file. Writes nothing, since another process may be appending."""
+        """All entries by key; empty without a file. Writes nothing, since another process may be appending; a lock that
+        nobody holds is removed."""
+        sweep_lock_beside(self.path)
         return {entry.key: entry for entry in self._lines()}
 
     def _lines(self) -> Iterator[E]:

@@ -29,7 +29,7 @@ ModelKind: TypeAlias = Literal["policy", "generator", "simulator", "encoder"]
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _SHIPPED_ELSEWHERE = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 """Name in recipes → repository, for encoders that come with another Python package."""
-_ACTIVE = re.compile(r"[\\`*<&|~$@]|://|(?<=\])\(|(?<=www)\.|(?<![^\W_])_|_(?![^\W_])", re.IGNORECASE)
+_ACTIVE = re.compile(r"[\\`*<&|~$@]|://|(?<=\])\(|(?<=\w)\.(?=[^\W\d_]{2})|(?<![^\W_])_|_(?![^\W_])", re.IGNORECASE)
 """What Markdown, HTML, formulas, links and mentions begin with."""
 _TICKS = re.compile(r"`++")
 _LOGIN = re.compile(r"://[^/@\s]*+@")

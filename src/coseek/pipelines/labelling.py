@@ -123,6 +123,7 @@ def label_runs(
         check_distinct(turns)  # what is refused is refused before there is a folder
         recorded: JsonObject = {**dump_settings(settings), settings.method: own}
         labels = LabelFolder.begin(out, recorded, maker.identity, resume)
+        stack.callback(labels.release)
         if isinstance(maker, RolloutMaker):
             turns = maker.roll_out(questions, partial(tell, "runs"))
         return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"))

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import selectors
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,8 @@ from coseek.serve.settings import ListenSettings, ServeSettings
 from coseek.serve.worker import AnyService
 
 _BACKLOG = 1_024
+_ATTACH_FILTER = 26
+"""SO_ATTACH_FILTER of Linux, which `socket` does not name."""
 _TRIM_TICKS = 50
 """Tenths of a second after which freed memory is given back."""
 
@@ -117,6 +120,8 @@ class Server(uvicorn.Server):
         A connection that waits to be accepted is reset when its port closes, hence they are accepted here; one that
         waits to be read is reset when it is closed itself, hence the waits."""
         self.service.stopping = True
+        for listening in sockets or ():
+            _refuse_new(listening)
         arrived = [one for listening in sockets or () for one in _waiting(listening)]
         for server in self.servers:
             server.close()
@@ -149,6 +154,13 @@ def give_back() -> None:
     bodies and answers is much."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def _refuse_new(listening: socket.socket) -> None:
+    """Let no more connections begin; those that wait to be accepted stay. Elsewhere than on Linux one may be reset."""
+    if sys.platform == "linux":
+        nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a packet filter: take 0 bytes
+        listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(nothing)))
 
 
 def _waiting(listening: socket.socket) -> Iterator[socket.socket]:

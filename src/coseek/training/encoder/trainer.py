@@ -26,6 +26,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import rotate_checkpoints
 
 from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
@@ -35,7 +36,7 @@ from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
-from coseek.training.trainer.checkpoint import save_state
+from coseek.training.trainer.checkpoint import KEPT, save_state
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.optimiser import rate_at
 
@@ -135,14 +136,31 @@ class RetrieverTrainer(SentenceTransformerTrainer):
                 self.metrics.sync()
                 write_json(folder / NOTES, CheckpointNotes(self.metrics.position, self._objective.sums).to_json())
         except OSError as error:
-            raise DiskFault(
-                f"{folder} could not be written ({error.strerror or error}); make room there and go on with --resume"
-            ) from None
+            raise _not_written(folder, error.strerror or str(error)) from None
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        try:
+            super()._save_checkpoint(model, trial)
+        except RuntimeError as error:
+            if "inline_container" not in str(error):
+                raise
+            # torch's writer of zip files says no more where the disk is full.
+            raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
+        self.drop_old_checkpoints()
+
+    def drop_old_checkpoints(self) -> None:
+        """Keep the last `KEPT` by step: transformers goes by the clock, which may jump."""
+        if self.args.should_save:
+            rotate_checkpoints(str(self.args.output_dir), KEPT)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.model.load_state_dict(
             torch.load(Path(resume_from_checkpoint) / WEIGHTS, map_location="cpu", weights_only=True)
         )
+
+
+def _not_written(folder: Path, why: str) -> DiskFault:
+    return DiskFault(f"{folder} could not be written ({why}); make room there and go on with --resume")
 
 
 class _MetricsCallback(TrainerCallback):
@@ -215,7 +233,6 @@ def arguments(
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=every if keeps_best else updates.checkpoint_every,
-        save_total_limit=2,
         eval_strategy="steps" if evaluates else "no",
         eval_steps=every,
         load_best_model_at_end=keeps_best,
