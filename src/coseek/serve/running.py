@@ -160,7 +160,8 @@ def _refuse_new(listening: socket.socket) -> None:
     """Let no more connections begin; those that wait to be accepted stay. Elsewhere than on Linux one may be reset."""
     if sys.platform == "linux":
         nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a packet filter: take 0 bytes
-        listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(nothing)))
+        with suppress(OSError):  # a sandbox may have no filters
+            listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(nothing)))
 
 
 def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
