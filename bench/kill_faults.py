@@ -22,7 +22,7 @@ from bench.kill_place import Done, Place, on_write
 DAY_S = 86_400.0
 WAYS_OUT = re.compile(
     r"--resume|same command|choose |wait until|free some space|make room|starts? again|"
-    r"resume with|check that|try again|start the server|is it running|work in a folder",
+    r"resume with|check that|try again|start the server|is it running|work in a folder|push again",
     re.IGNORECASE,
 )
 """What a message says that names a way out."""

@@ -91,9 +91,14 @@ def save_checkpoint(folder: Path, state: TrainingState, workers: Workers = ALONE
             f"({why}); {kept}; make room there and go on with --resume"
         ) from None
     if workers.first:
-        for step in sorted(_steps(folder))[:-KEPT]:
-            _delete(folder / f"step-{step:06d}")
+        drop_old_checkpoints(folder)
     return path
+
+
+def drop_old_checkpoints(folder: Path) -> None:
+    """Delete all but the last `KEPT`."""
+    for step in sorted(_steps(folder))[:-KEPT]:
+        _delete(folder / f"step-{step:06d}")
 
 
 def _fill(part: Path, state: TrainingState, workers: Workers) -> None:

@@ -12,6 +12,7 @@ from coseek.training.trainer.checkpoint import (
     TensorState,
     TrainingState,
     check_settings,
+    drop_old_checkpoints,
     has_checkpoint,
     keep_healthy,
     load_checkpoint,
@@ -61,6 +62,7 @@ class RunState:
         self._saved = state is not None
         if workers.first:
             self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
+            drop_old_checkpoints(self._checkpoints)  # those that a kill left
         workers.wait()  # the first worker alone writes here
 
     def _tensors(self) -> TensorState:
