@@ -1,6 +1,7 @@
 """Training a retriever from end to end: labels in, an encoder out that dense search opens."""
 
 import json
+import os
 import re
 import signal
 import time
@@ -19,6 +20,7 @@ from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import write_json
 from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
@@ -30,7 +32,7 @@ from coseek.retrieval.views import render_view
 from coseek.training.encoder.collator import FeatureBuilder
 from coseek.training.encoder.evaluation import HeldOut, ranks_of
 from coseek.training.encoder.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
-from coseek.training.encoder.trainer import last_checkpoint
+from coseek.training.encoder.trainer import STATE, WEIGHTS, drop_old_checkpoints, last_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -316,3 +318,20 @@ def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path:
     train(given_folders, out, *settings, resume=True)
     got = weights_of(out / "encoder")
     assert all(torch.equal(whole[name], got[name]) for name in whole)
+
+
+def test_the_best_checkpoint_is_kept_though_it_is_old_and_the_clock_jumped(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / WEIGHTS).touch()
+        best = str(Path("elsewhere") / "checkpoint-1")  # the folder may have been moved
+        write_json(folder / STATE, {"best_model_checkpoint": best})
+        os.utime(folder, (1e9 - step, 1e9 - step))
+    drop_old_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-4"]
+    for path in tmp_path.glob(f"*/{STATE}"):
+        write_json(path, {"best_model_checkpoint": None})
+    (tmp_path / "checkpoint-3").mkdir()
+    drop_old_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-4"]

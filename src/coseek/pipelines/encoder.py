@@ -57,6 +57,7 @@ from coseek.training.encoder.trainer import (
     RetrieverTrainer,
     UpdateDataset,
     arguments,
+    drop_old_checkpoints,
     last_checkpoint,
     optimiser_of,
 )
@@ -251,7 +252,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
             self.progress.say(line)
         self.progress.stage("training", steps)
-        trainer.drop_old_checkpoints()  # those that a kill left
+        if self.workers.first:
+            drop_old_checkpoints(self.folder / "checkpoints")  # those that a kill left
         trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
         if self.workers.first:
             self._save(model)

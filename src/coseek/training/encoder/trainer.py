@@ -146,12 +146,8 @@ class RetrieverTrainer(SentenceTransformerTrainer):
                 raise
             # torch's writer of zip files says no more where the disk is full.
             raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
-        self.drop_old_checkpoints()
-
-    def drop_old_checkpoints(self) -> None:
-        """Keep the last `KEPT` by step: transformers goes by the clock, which may jump."""
         if self.args.should_save:
-            rotate_checkpoints(str(self.args.output_dir), KEPT)
+            drop_old_checkpoints(Path(str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.model.load_state_dict(
@@ -265,6 +261,15 @@ def optimiser_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: i
     ]
     adam = AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps)
     return adam, LambdaLR(adam, lambda update: rate_at(settings, update, steps) / settings.lr)
+
+
+def drop_old_checkpoints(folder: Path) -> None:
+    """Keep `KEPT` checkpoints, the last ones by step, and the best one if it is chosen in the end. transformers goes by
+    the clock, which may jump."""
+    last = last_checkpoint(folder)
+    if last is not None:
+        best = read_json_object(last / STATE).get("best_model_checkpoint")
+        rotate_checkpoints(str(folder), KEPT, str(folder / Path(best).name) if isinstance(best, str) else None)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
