@@ -163,7 +163,7 @@ class Bench:
     steps: int
 
     def settings(self, seed: int) -> RlSettings:
-        return load_recipe("quickstart", [*SMALL, *LEARN, f"rl.steps={self.steps}", f"rl.seed={seed}"]).rl
+        return load_recipe("from-nothing", [*SMALL, *LEARN, f"rl.steps={self.steps}", f"rl.seed={seed}"]).rl
 
     def run(self, name: str, seed: int, share: float) -> "Outcome":
         """Train once; the parts fail in this share of their calls."""

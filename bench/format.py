@@ -80,7 +80,7 @@ def ends(values: Sequence[float]) -> str:
 
 
 def run(folder: Path, settings: Sequence[str]) -> AgentTraining:
-    training = AgentTraining(load_recipe("quickstart", settings), folder, Loud())
+    training = AgentTraining(load_recipe("from-nothing", settings), folder, Loud())
     training.begin(resume=True)
     training.train()
     return training

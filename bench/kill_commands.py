@@ -15,7 +15,7 @@ POLICY: JsonObject = {"hidden": 32, "layers": ["conv", "full_attention"], "heads
 SFT: JsonObject = {"steps": 4, "repeat_steps": 1, "rounds": 1, "tokens_per_step": 1000, "checkpoint_every": 2,
        "gate": None, "log_every": 1}  # fmt: skip
 AGENT: JsonObject = {
-    "extends": "quickstart",
+    "extends": "from-nothing",
     "data": {"world": {"seed": 3, "size": "tiny", "train": 20, "dev": 6, "test": 6}, "unseen": None},
     "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 24, "max_observation_tokens": 80,
                "max_tokens": 384},

@@ -399,7 +399,7 @@ def _parts() -> None:
 
 def _recipes() -> None:
     recipe: JsonObject = {
-        "extends": "quickstart",
+        "extends": "from-nothing",
         "about": "a small one",
         "data": {
             "world": {"seed": 3, "size": "tiny", "train": 8, "dev": 4, "test": 4},

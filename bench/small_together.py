@@ -16,7 +16,7 @@ from coseek.pipelines.together_recipe import TogetherRecipe, load_together_recip
 
 SMALL = """
 agent:
-  extends: quickstart
+  extends: from-nothing
   data:
     world: {seed: 3, size: tiny, train: 60, dev: 8, test: 8, hop_mix: [1.0], comparison: 0.0, constraint: 0.0}
   limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 40, max_observation_tokens: 120, max_tokens: 384}

@@ -134,14 +134,14 @@ def test_a_policy_that_the_library_trained_is_opened_again_and_goes_on(index: Pa
         def stage(self, name: str, total: int) -> None:
             told.append(name)
 
-    folder = coseek.train_agent("quickstart", [*TINY, *FEW], out=tmp_path / "run", progress=Heard())
+    folder = coseek.train_agent("from-nothing", [*TINY, *FEW], out=tmp_path / "run", progress=Heard())
     assert folder == tmp_path / "run" / "policy" / "trained" and "table" in told
     assert (tmp_path / "run" / "report.html").is_file()
     (row,) = coseek.rollout(folder, "Who is the mayor?", index, limits={"max_tokens": 400})
     assert row.agent_tokens > 0 and not row.stop.is_fault
     with pytest.raises(UserError, match="holds a training run already"):
-        coseek.train_agent("quickstart", [*TINY, *FEW], out=tmp_path / "run")
-    assert coseek.train_agent("quickstart", [*TINY, *FEW], out=tmp_path / "run", resume=True) == folder
+        coseek.train_agent("from-nothing", [*TINY, *FEW], out=tmp_path / "run")
+    assert coseek.train_agent("from-nothing", [*TINY, *FEW], out=tmp_path / "run", resume=True) == folder
 
 
 def run_of(data: coseek.Dataset, index: Path) -> coseek.Run:

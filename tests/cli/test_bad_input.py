@@ -273,7 +273,7 @@ def test_half_a_gzip_file_is_refused(home: Path, refused: Refused) -> None:
         ("a: [1", "line 1: not valid YAML"),
         ("- a", "name: value"),
         ("", "mine.yaml: the setting 'data' is missing"),
-        ("extends: quickstart\nrl: {stepz: 3}", "mine.yaml: no setting named 'rl.stepz'"),
+        ("extends: from-nothing\nrl: {stepz: 3}", "mine.yaml: no setting named 'rl.stepz'"),
     ],
 )
 def test_a_recipe_that_is_no_recipe_is_refused(text: str, named: str, home: Path, refused: Refused) -> None:

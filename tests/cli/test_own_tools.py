@@ -126,7 +126,7 @@ def test_a_run_with_a_changed_tool_does_not_go_on(home: Path, words: tuple[objec
 
 
 def test_a_training_remembers_the_tools_of_its_protocols(home: Path) -> None:
-    recipe = load_recipe("quickstart", [f"protocol={home / 'react.yaml'}"])
+    recipe = load_recipe("from-nothing", [f"protocol={home / 'react.yaml'}"])
     before = agent_identities(recipe, None)
     assert str(home / "calculator.py") in before
     marked(home)

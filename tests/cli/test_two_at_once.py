@@ -71,7 +71,7 @@ def test_two_labellings_never_write_into_one_folder(world: Path, index: Path, tm
 
 def test_two_trainings_never_write_into_one_folder_and_a_kill_leaves_it_free(tmp_path: Path, coseek: Type) -> None:
     out = tmp_path / "training"
-    words: list[object] = ["train", "agent", "quickstart", *TINY, *FEW, "--out", out]
+    words: list[object] = ["train", "agent", "from-nothing", *TINY, *FEW, "--out", out]
     with other_process(words, out / "policy" / "start" / "config.json") as process:
         for more in ([], ["--resume"]):
             sentence = coseek(*words, *more).sentence

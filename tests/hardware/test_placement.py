@@ -42,7 +42,7 @@ def test_every_opener_has_the_same_default_and_its_own_use_of_auto() -> None:
 
 
 def test_auto_is_chosen_for_the_device_of_its_own_model() -> None:
-    tree = dump_settings(load_recipe("quickstart", ["device=cuda:1", "graders.device=cpu"]))
+    tree = dump_settings(load_recipe("from-nothing", ["device=cuda:1", "graders.device=cpu"]))
     assert device_at(tree, ("precision",)) == "cuda:1"
     assert device_at(tree, ("rl", "policy", "precision")) == "cuda:1"  # a learner trains where the policy is
     assert device_at(tree, ("graders", "precision")) == "cpu"

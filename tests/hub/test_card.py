@@ -99,14 +99,14 @@ def test_any_text_is_one_plain_paragraph_and_one_plain_cell(text: str) -> None:
 @pytest.mark.parametrize("license", ["MIT License", "", "apache 2", "-", "a" * 80, "mit\nbase_model: x"])
 def test_a_licence_that_is_no_identifier_is_refused(license: str) -> None:
     with pytest.raises(SettingError, match=r"apache-2\.0, mit"):
-        load_recipe("quickstart", [f"license={license!r}"])
+        load_recipe("from-nothing", [f"license={license!r}"])
 
 
 def test_no_licence_is_invented() -> None:
     recipes: list[Settings] = [*map(load_recipe, recipe_names()), BaseRecipe(), GeneratorRecipe()]
     recipes += [load_retriever_recipe(name, (), ["labels"]) for name in retriever_recipe_names()]
     assert {str(getattr(one, "license", None)) for one in recipes} == {"unknown"}
-    assert load_recipe("quickstart", ["license=apache-2.0"]).license == "apache-2.0"
+    assert load_recipe("from-nothing", ["license=apache-2.0"]).license == "apache-2.0"
 
 
 def test_the_settings_in_a_card_make_the_same_recipe() -> None:

@@ -11,7 +11,8 @@ from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.core.hub import missing
 from coseek.hardware.placement import FLOAT32, Placement
-from coseek.models.laptop import add_tag_tokens, make_policy
+from coseek.models.laptop import make_policy
+from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
 from coseek.models.shipped import WEIGHTS, Kind, model_path, shipped_models
 from coseek.training.trainer.policy import Policy
@@ -75,7 +76,7 @@ def test_float16_weights_are_trained_and_sampled_in_float32(root: Path, tmp_path
     folder = model_path("base", "policy", root)
     stored = load_file(folder / "model.safetensors")
     assert {weight.dtype for weight in stored.values()} == {torch.float16}
-    add_tag_tokens(folder, ["<search>"], tmp_path / "tagged", seed=0)
+    add_tokens(folder, ["<search>"], (), tmp_path / "tagged", seed=0)
     trained = Policy(load_model(folder, FLOAT32), LearnerSettings(), 0).model
     for model in (trained, load_model(folder, FLOAT32), load_model(tmp_path / "tagged", FLOAT32)):
         loaded = model.state_dict()

@@ -155,7 +155,7 @@ def an_agent_is_trained_and_measured(given: Material) -> None:
         "rl={steps: 1, questions_per_step: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2}",
         "limits={max_turns: 2, max_turn_tokens: 8, max_observation_tokens: 64}", "rl.algorithm=ppo", "rl.kl=0.01",
     )  # fmt: skip
-    train_and_measure(load_recipe("quickstart", [*TINY, *less]), given.out("agent"), False, NoProgress())
+    train_and_measure(load_recipe("from-nothing", [*TINY, *less]), given.out("agent"), False, NoProgress())
 
 
 def a_retriever_is_trained_and_measured(given: Material) -> None:

@@ -33,7 +33,7 @@ def policy(training: AgentTraining) -> Agent:
 
 def shared(mode: str, folder: Path) -> Run:
     """The run of 20 questions, each three times, by these workers. `die` kills all but the first after nine rows."""
-    training = AgentTraining(load_recipe("quickstart", TINY), folder)
+    training = AgentTraining(load_recipe("from-nothing", TINY), folder)
     if training.workers.first:
         training.prepare_data()
         training.make_policy()

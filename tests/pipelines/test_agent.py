@@ -43,7 +43,7 @@ FEW = ["table={questions: 3, dev_questions: 3}", "data.unseen=null", "rl.evaluat
 
 
 def tiny() -> AgentRecipe:
-    return load_recipe("quickstart", TINY)
+    return load_recipe("from-nothing", TINY)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     stages = f"{{first: {{learn: rl}}, second: {{learn: rejection, rejection: {rejection}}}}}"
     words = [*TINY, *FEW, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]
     words += ["rl.algorithm=ppo", "rl.kl=0.01", f"stages={stages}", "select.most=4"]
-    run_workers(2, typed, "train", "agent", "quickstart", "--out", str(tmp_path / "run"), *words)
+    run_workers(2, typed, "train", "agent", "from-nothing", "--out", str(tmp_path / "run"), *words)
     assert (tmp_path / "run" / "table.md").exists()
     for name in ("warm", "first", "trained"):
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
@@ -169,7 +169,7 @@ def test_only_the_first_of_several_workers_takes_the_lock(tmp_path: Path) -> Non
 
 def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(SettingError, match=r"did you mean 'rl\.steps'"):
-        load_recipe("quickstart", ["rl.step=3"])
+        load_recipe("from-nothing", ["rl.step=3"])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     from coseek.pipelines.agent import AgentTraining
 
-    recipe = load_recipe("quickstart", [setting])
+    recipe = load_recipe("from-nothing", [setting])
     with pytest.raises(UserError, match=said):
         AgentTraining(recipe, tmp_path / "run").begin(resume=False)
     assert not (tmp_path / "run").exists()
@@ -201,4 +201,4 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
 
 def test_a_recipe_has_exactly_one_source_of_data() -> None:
     with pytest.raises(SettingError, match="exactly one"):
-        load_recipe("quickstart", ["data.folder=somewhere"])
+        load_recipe("from-nothing", ["data.folder=somewhere"])

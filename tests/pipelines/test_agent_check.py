@@ -106,10 +106,10 @@ def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
 
 def test_parts_of_a_reward_are_all_looked_at() -> None:
     with pytest.raises(SettingError) as caught:
-        checked_recipe("quickstart", ["reward={exact_mach: 1, f1: {wieght: 2}, component: 1}"])
+        checked_recipe("from-nothing", ["reward={exact_mach: 1, f1: {wieght: 2}, component: 1}"])
     assert len(caught.value.sentences) == 2  # what a reward needs is asked when its parts are known
     with pytest.raises(SettingError, match=r"needs a frozen generator|needs a judge"):
-        checked_recipe("quickstart", ["reward={gen_acc: 1.0, gbr: 1.0}"])
+        checked_recipe("from-nothing", ["reward={gen_acc: 1.0, gbr: 1.0}"])
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])

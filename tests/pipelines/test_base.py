@@ -119,7 +119,7 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
 def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp_path: Path) -> None:
     from coseek.graders.factory import open_generator
     from coseek.graders.generator import GeneratorSettings, ReadingInput
-    from coseek.models.laptop import add_tag_tokens
+    from coseek.models.new_tokens import add_tokens
     from coseek.models.tokenizer import HfTokenizer
     from coseek.pipelines.base import BaseTraining
 
@@ -140,7 +140,7 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
     question = training.held_out.questions["test"][0]
     context = opened.context(ReadingInput(question.question, (training.held_out.corpus[0],)))
     assert len(opened.answer([context])) == 1
-    add_tag_tokens(training.trained_folder, ["<search>"], tmp_path / "policy", seed=0)
+    add_tokens(training.trained_folder, ["<search>"], (), tmp_path / "policy", seed=0)
     assert len(HfTokenizer.load(tmp_path / "policy").encode("<search>")) == 1
 
     further = BaseTraining(make_settings(BaseRecipe, TINY | {"start": str(training.trained_folder)}), tmp_path / "c")

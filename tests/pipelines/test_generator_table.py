@@ -51,7 +51,7 @@ def frozen_of(model: Scripted, folder: Path, judge: Scripted | None = None) -> G
 
 
 def silent(*more: str) -> AgentRecipe:
-    return load_recipe("quickstart", [*TINY, *SILENT, "protocol=s3", "reward={gbr: 1.0}", *more])
+    return load_recipe("from-nothing", [*TINY, *SILENT, "protocol=s3", "reward={gbr: 1.0}", *more])
 
 
 # --- naive RAG for a generator
@@ -115,7 +115,7 @@ def test_an_agent_without_answers_stands_beside_rag_with_as_many_passages_as_it_
 
 
 def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_reward_asks(tmp_path: Path) -> None:
-    training = AgentTraining(load_recipe("quickstart", [*TINY, *SILENT]), tmp_path)
+    training = AgentTraining(load_recipe("from-nothing", [*TINY, *SILENT]), tmp_path)
     assert not by_generator(training) and metric_of(training) == "em"
     assert TableRow("naive RAG", "warm", "rag", 0.0) in rows_of(training)
 
@@ -124,22 +124,22 @@ def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_rewa
 
 
 def test_a_run_that_was_begun_before_a_setting_was_there_is_measured_with_it(tmp_path: Path) -> None:
-    recipe = load_recipe("quickstart", TINY)
+    recipe = load_recipe("from-nothing", TINY)
     AgentTraining(recipe, tmp_path).begin(resume=False)
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     del written["recipe"]["table"]["wide_rag"]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
     (tmp_path / "table.json").write_text("{}")
-    AgentTraining(load_recipe("quickstart", [*TINY, "table.wide_rag=9"]), tmp_path).begin(resume=True)
+    AgentTraining(load_recipe("from-nothing", [*TINY, "table.wide_rag=9"]), tmp_path).begin(resume=True)
     with pytest.raises(SettingError, match=r"begun with table\.rag_passages = 4, and now 5"):
-        AgentTraining(load_recipe("quickstart", [*TINY, "table.rag_passages=5"]), tmp_path).begin(resume=True)
+        AgentTraining(load_recipe("from-nothing", [*TINY, "table.rag_passages=5"]), tmp_path).begin(resume=True)
 
 
 # --- what health said
 
 
 def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> None:
-    (stage,) = AgentTraining(load_recipe("quickstart", TINY), tmp_path).stages
+    (stage,) = AgentTraining(load_recipe("from-nothing", TINY), tmp_path).stages
     assert alarms_of(stage) == []
     rows: list[dict[str, float]] = [{"step": step, "alarms": 0} for step in (1, 2, 3, 4)]
     stage.folder.mkdir()

@@ -52,7 +52,7 @@ def test_the_quickstart_trains_in_bfloat16_and_samples_in_float32_where_bfloat16
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor(tmp_path, monkeypatch, FAST)
-    recipe = resolve_recipe(load_recipe("quickstart", ["precision=auto"]))
+    recipe = resolve_recipe(load_recipe("from-nothing", ["precision=auto"]))
     assert recipe.warm_start is not None and recipe.warm_start.sft.learner.precision == "bfloat16"
     assert (recipe.rl.policy.precision, recipe.precision) == ("bfloat16", "float32")
 
@@ -70,14 +70,14 @@ def test_a_resumed_run_keeps_the_precision_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, then: float, taken: str
 ) -> None:
     processor(tmp_path / "cache", monkeypatch, first)
-    began = begin(tmp_path / "run", load_recipe("quickstart"), resume=False)
+    began = begin(tmp_path / "run", load_recipe("from-nothing"), resume=False)
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")  # work: a folder without any is begun anew
     assert began.rl.policy.precision == taken
     written = (tmp_path / "run" / FILE).read_bytes()
     assert yaml.safe_load(written)["recipe"]["rl"]["policy"]["precision"] == taken
     processor(tmp_path / "cache", monkeypatch, then)  # another library, or a trial that met a busy machine
-    assert resolve_recipe(load_recipe("quickstart")).rl.policy.precision != taken
-    assert begin(tmp_path / "run", load_recipe("quickstart"), resume=True) == began
+    assert resolve_recipe(load_recipe("from-nothing")).rl.policy.precision != taken
+    assert begin(tmp_path / "run", load_recipe("from-nothing"), resume=True) == began
     assert (tmp_path / "run" / FILE).read_bytes() == written
 
 
@@ -86,11 +86,11 @@ def test_a_run_that_was_begun_by_name_goes_on_when_its_recipe_says_auto(
 ) -> None:
     processor(tmp_path / "cache", monkeypatch, SLOW)
     name = "rl.policy.precision=bfloat16"
-    begin(tmp_path / "run", load_recipe("quickstart", [name]), resume=False)
+    begin(tmp_path / "run", load_recipe("from-nothing", [name]), resume=False)
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
-    assert begin(tmp_path / "run", load_recipe("quickstart"), resume=True).rl.policy.precision == "bfloat16"
+    assert begin(tmp_path / "run", load_recipe("from-nothing"), resume=True).rl.policy.precision == "bfloat16"
     with pytest.raises(SettingError, match=r"begun with rl\.policy\.precision = 'bfloat16', and now 'float32'"):
-        begin(tmp_path / "run", load_recipe("quickstart", ["rl.policy.precision=float32"]), resume=True)
+        begin(tmp_path / "run", load_recipe("from-nothing", ["rl.policy.precision=float32"]), resume=True)
 
 
 def model_of(folder: Path, width: int) -> str:
@@ -104,7 +104,7 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
 ) -> None:
     processor(tmp_path, monkeypatch, FAST)
     wide, narrow = model_of(tmp_path / "wide", 896), model_of(tmp_path / "narrow", 128)
-    recipe = load_recipe("quickstart", ["precision=auto", "graders.precision=auto", f"policy.folder={wide}"])
+    recipe = load_recipe("from-nothing", ["precision=auto", "graders.precision=auto", f"policy.folder={wide}"])
     for generator, taken in ((wide, "bfloat16"), (narrow, "float32"), ("http://127.0.0.1:9", "float32")):
         frozen = recipe.graders.model_copy(update={"generator": GeneratorSettings(model=generator)})
         found = resolve_recipe(recipe.model_copy(update={"graders": frozen}))
@@ -116,7 +116,7 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
 
 def test_another_precision_of_the_warm_start_leaves_its_learning_rate_alone() -> None:
     plain, named_one = (
-        load_recipe("quickstart", names) for names in ([], ["warm_start.sft.learner.precision=float32"])
+        load_recipe("from-nothing", names) for names in ([], ["warm_start.sft.learner.precision=float32"])
     )
     assert plain.warm_start is not None and named_one.warm_start is not None
     learner = plain.warm_start.sft.learner.model_copy(update={"precision": "float32"})
@@ -126,9 +126,9 @@ def test_another_precision_of_the_warm_start_leaves_its_learning_rate_alone() ->
 def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     processor(tmp_path / "cache", monkeypatch, SLOW)
-    begin(tmp_path / "auto", load_recipe("quickstart"), resume=False, say=said.append)
+    begin(tmp_path / "auto", load_recipe("from-nothing"), resume=False, say=said.append)
     assert said == ["auto precision: sampling in float32, training in float32"]
-    slow: AgentRecipe = load_recipe("quickstart", ["rl.policy.precision=bfloat16"])
+    slow: AgentRecipe = load_recipe("from-nothing", ["rl.policy.precision=bfloat16"])
     for name in ("slow", "again"):
         begin(tmp_path / name, slow, resume=False, say=said.append)
     told = [line for line in said if "times slower" in line]
@@ -136,7 +136,7 @@ def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypa
 
 
 def test_a_dry_run_counts_the_precision_that_will_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, found = load_recipe("quickstart"), []
+    recipe, found = load_recipe("from-nothing"), []
     for ratio in (FAST, SLOW):
         processor(tmp_path, monkeypatch, ratio)
         found.append(memory_of(resolve_recipe(recipe), shape_of(recipe)[0]).activations)

@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(data: Path, *more: str) -> AgentRecipe:
     return load_recipe(
-        "quickstart", ["data.world=null", "data.unseen=null", f"data.folder={data}", "warm_start=null", *more]
+        "from-nothing", ["data.world=null", "data.unseen=null", f"data.folder={data}", "warm_start=null", *more]
     )
 
 

@@ -92,13 +92,13 @@ def test_a_recipe_may_extend_one_of_ours_by_name(tmp_path: Path) -> None:
         ("extends: quickstrat", "did you mean 'quickstart'"),
         ("extends: nowhere.yaml", "there is no recipe file"),
         ("extends: [quickstart, s3]", "names one recipe"),
-        ("extends: quickstart\nrl: {stpes: 3}", "did you mean 'rl.steps'"),
-        ("extends: quickstart\nstages: {one: {rl: {stpes: 3}}}", "stage 'one': .*did you mean 'rl.steps'"),
-        ("extends: quickstart\nstages: {one: {rewards: {f1: 1}}}", "cannot set 'rewards'; did you mean 'reward'"),
-        ("extends: quickstart\nstages: {one: {policy: {folder: x}}}", "It may set: about"),
-        ("extends: quickstart\nstages: {trained: {}}", "cannot be named 'trained'"),
-        ("extends: quickstart\nstages: {'../x': {}}", "cannot be named"),
-        ("extends: quickstart\nstages: {one: {learn: demonstrations}}", "learns nothing"),
+        ("extends: from-nothing\nrl: {stpes: 3}", "did you mean 'rl.steps'"),
+        ("extends: from-nothing\nstages: {one: {rl: {stpes: 3}}}", "stage 'one': .*did you mean 'rl.steps'"),
+        ("extends: from-nothing\nstages: {one: {rewards: {f1: 1}}}", "cannot set 'rewards'; did you mean 'reward'"),
+        ("extends: from-nothing\nstages: {one: {policy: {folder: x}}}", "It may set: about"),
+        ("extends: from-nothing\nstages: {trained: {}}", "cannot be named 'trained'"),
+        ("extends: from-nothing\nstages: {'../x': {}}", "cannot be named"),
+        ("extends: from-nothing\nstages: {one: {learn: demonstrations}}", "learns nothing"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
 def test_without_stages_files_and_seeds_are_where_they_always_were() -> None:
     from coseek.training.trainer.data_order import derive_seed
 
-    (only,) = stages_of(load_recipe("quickstart"), Path("run"))
+    (only,) = stages_of(load_recipe("from-nothing"), Path("run"))
     assert (only.folder, only.begins, only.ends) == (Path("run/rl"), "warm", "trained")
     assert only.seed(0, "rl") == derive_seed(0, 0, "rl")
 
@@ -167,7 +167,7 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between
 ) -> None:
     from coseek.pipelines.agent import AgentTraining
 
-    recipe = load_recipe("quickstart", [*TINY, *TWO])
+    recipe = load_recipe("from-nothing", [*TINY, *TWO])
     whole = AgentTraining(recipe, tmp_path / "whole")
     whole.begin(resume=False)
     whole.train()
@@ -221,7 +221,7 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}, "
     (letters := tmp_path / "letters.py").write_text(LETTERS)
     wide += f"narrow: {{limits: {{max_tokens: 900}}, reward: {{{letters}: 1}}, {nucleus}}}}}"
-    training = AgentTraining(load_recipe("quickstart", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
+    training = AgentTraining(load_recipe("from-nothing", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
     training.begin(resume=False)
     training.train()
     drawn, looks = ([one for look, one in asked if look is which] for which in (False, True))
@@ -279,7 +279,7 @@ def test_naive_rag_is_wrong_by_the_rewards_accuracy_or_else_by_the_judge_there_i
         (["reward={preset: qagent-1}", "graders.judge={model: oracle}"], "gen_acc"),
         (["reward={component: {accuracy: exact_match}}"], "exact_match"),
     ):
-        assert accuracy_of(load_recipe("quickstart", [generator, *settings])) == accuracy
+        assert accuracy_of(load_recipe("from-nothing", [generator, *settings])) == accuracy
 
 
 def runs() -> list[Trajectory]:
@@ -457,7 +457,7 @@ def test_a_dry_run_refuses_what_the_run_itself_would_refuse(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
     with pytest.raises(SettingError, match="the expert demonstrates in laptop worlds only"):
-        dry_run(load_recipe("quickstart", OWN_DATA))
+        dry_run(load_recipe("from-nothing", OWN_DATA))
 
 
 def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
@@ -468,10 +468,10 @@ def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
     Path("mine/questions.train.jsonl").unlink()
-    rules = load_recipe("quickstart", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0"])
+    rules = load_recipe("from-nothing", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0"])
     with pytest.raises(DataError, match=r"there is no mine/questions\.train\.jsonl, .* names as data\.train"):
         AgentTraining(rules, tmp_path / "run").check()
     there = load_recipe(
-        "quickstart", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0", "data.train=test"]
+        "from-nothing", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0", "data.train=test"]
     )
     AgentTraining(there, tmp_path / "run").check()

@@ -19,7 +19,7 @@ MOVING = ["reward={searches: 1.0, exact_match: 1.0}", "warm_start.sft.steps=20"]
 
 
 def recipe(*more: str) -> AgentRecipe:
-    return load_recipe("quickstart", [*TINY, *MOVING, *FEW, *more])
+    return load_recipe("from-nothing", [*TINY, *MOVING, *FEW, *more])
 
 
 def train(folder: Path, *more: str, resume: bool = False) -> None:

@@ -57,10 +57,10 @@ def test_a_start_that_failed_leaves_a_folder_that_may_be_begun_anew(tmp_path: Pa
 
 
 def test_a_recipe_that_somebody_wrote_is_never_taken_for_a_failed_start(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("extends: quickstart\n")
+    (tmp_path / FILE).write_text("extends: from-nothing\n")
     with pytest.raises(DataError, match="choose another --out"):
         begin(tmp_path, Plan(), resume=False)
-    assert (tmp_path / FILE).read_text() == "extends: quickstart\n"
+    assert (tmp_path / FILE).read_text() == "extends: from-nothing\n"
 
 
 def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
         f"prompt_template={words}",
     ]
     named += ["data.world=null", "data.unseen=null", "warm_start=null"]
-    recipe = load_recipe("quickstart", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
+    recipe = load_recipe("from-nothing", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
 
     def identities() -> dict[str, str]:
         return dict(agent_identities(recipe, AgentTraining(recipe, tmp_path / "run").index))

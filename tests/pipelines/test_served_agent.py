@@ -22,7 +22,7 @@ def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
             *TINY, "learn=rl", "warm_start=null", f"policy.folder={warm}", "rl.steps=4",
             f"rollout={{servers: [{url}], weights: {tmp_path / 'served'}, max_steps_behind: 1}}",
         ]  # fmt: skip
-        training = AgentTraining(load_recipe("quickstart", settings), tmp_path / "run")
+        training = AgentTraining(load_recipe("from-nothing", settings), tmp_path / "run")
         training.begin(resume=False)
         training.train()
         assert service.generation.written_tokens > 0
@@ -34,8 +34,8 @@ def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
 
 def test_a_recipe_that_cannot_sample_ahead_is_refused_before_anything_is_made() -> None:
     ahead = "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}"
-    assert load_recipe("quickstart", [ahead]).rollout.max_steps_behind == 1
+    assert load_recipe("from-nothing", [ahead]).rollout.max_steps_behind == 1
     with pytest.raises(SettingError, match="set max_steps_behind=0 or resample=false"):
-        load_recipe("quickstart", [ahead, "rl.resample=true"])
+        load_recipe("from-nothing", [ahead, "rl.resample=true"])
     with pytest.raises(SettingError, match="needs servers"):
-        load_recipe("quickstart", ["rollout.max_steps_behind=1"])
+        load_recipe("from-nothing", ["rollout.max_steps_behind=1"])

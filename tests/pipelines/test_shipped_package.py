@@ -47,12 +47,12 @@ run = ["run", "w", "--split", "test", "--agent", "base", "--retriever", "dense",
 assert main([*run, "limits.max_turns=1", "limits.max_turn_tokens=4"]) == 0
 
 names = ["policy.folder=base", "graders.generator={model: base}", "graders.judge={model: base}"]
-recipe = checked_recipe("quickstart", [*names, "data.retriever=dense", "data.retriever_settings={encoder: base}"])
+recipe = checked_recipe("from-nothing", [*names, "data.retriever=dense", "data.retriever_settings={encoder: base}"])
 found = {"paths": [str(one.path) for one in paths_of(recipe)], "identities": agent_identities(recipe, None)}
 found["shape"] = shape_of(recipe)[0].hidden
 found["graders"] = sorted(map(str, local_graders(recipe).values()))
 found["start"] = str(AgentTraining(recipe, Path("trained")).policy_folder("start"))
-with_tags = AgentTraining(checked_recipe("quickstart", ["policy.folder=base", "policy.marks=true"]), Path("tagged"))
+with_tags = AgentTraining(checked_recipe("from-nothing", ["policy.folder=base", "policy.marks=true"]), Path("tagged"))
 with_tags.make_policy()
 assert with_tags.tokenizer.encode("<search>")
 check_simulator(SimulatorRecipe(model="base", runs=("run",)))

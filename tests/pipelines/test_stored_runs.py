@@ -97,10 +97,10 @@ def test_a_run_in_the_policys_own_tokens_keeps_what_was_sampled() -> None:
 def test_runs_and_their_demonstrator_are_named_together_and_the_outcome_asks_no_grader() -> None:
     for line in ("warm_start.demonstrator=runs", "warm_start.runs=[runs/x]"):
         with pytest.raises(SettingError, match="belong together"):
-            check_settings(load_recipe("quickstart", [line]))
+            check_settings(load_recipe("from-nothing", [line]))
     both = ["warm_start.demonstrator=runs", "warm_start.runs=[runs/x]", "warm_start.keep.reward={gen_acc: 1.0}"]
     with pytest.raises(SettingError, match="needs a"):
-        check_settings(load_recipe("quickstart", both))
+        check_settings(load_recipe("from-nothing", both))
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_policy_learns_from_the_stored_runs_of_another_agent(tmp_path: Path) -
     from coseek.pipelines.agent import AgentTraining
 
     lines = [line for line in TINY if not line.startswith("warm_start")]
-    first = AgentTraining(load_recipe("quickstart", [*lines, "warm_start=null"]), tmp_path / "data")
+    first = AgentTraining(load_recipe("from-nothing", [*lines, "warm_start=null"]), tmp_path / "data")
     first.prepare_data()
     rules = open_agent(settings_for("rules", "search-r1"))
     run = Run.create(tmp_path / "teacher", {})
@@ -126,7 +126,7 @@ def test_a_policy_learns_from_the_stored_runs_of_another_agent(tmp_path: Path) -
         kept,
         sft,
     ]
-    training = AgentTraining(load_recipe("quickstart", [*lines, *learns, "learn=demonstrations"]), tmp_path / "out")
+    training = AgentTraining(load_recipe("from-nothing", [*lines, *learns, "learn=demonstrations"]), tmp_path / "out")
     training.begin(resume=False)
     training.train()
     rows = (tmp_path / "out" / "warm-start" / "round-1" / "metrics.jsonl").read_text().splitlines()

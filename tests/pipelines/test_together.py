@@ -77,7 +77,7 @@ def test_the_papers_recipe_has_the_papers_numbers() -> None:
 
 
 def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("extends: quickstart\nrl: {steps: 7}")
+    (tmp_path / "mine.yaml").write_text("extends: from-nothing\nrl: {steps: 7}")
     path = tmp_path / "both.yaml"
     path.write_text("agent: mine.yaml\nstart: minilm\nretriever: agentic-r")
     read = load_together_recipe(str(path), ["agent.rl.kl=0.5", "start.index.dtype=float16"])

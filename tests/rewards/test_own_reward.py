@@ -44,13 +44,13 @@ def test_the_reward_on_the_page_pays_and_is_logged_by_its_files_name(here: Path)
 
 def test_a_reward_of_ones_own_reaches_recipe_and_stages_by_the_command_line(here: Path) -> None:
     typed = "reward={exact_match: 1.0, brevity.py: {weight: 0.1}}"
-    recipe = load_recipe("quickstart", [typed, "stages={one: {reward: {brevity.py: 2.0}}}"])
+    recipe = load_recipe("from-nothing", [typed, "stages={one: {reward: {brevity.py: 2.0}}}"])
     assert {part.name for part in make_reward(recipe.reward).parts} == {"exact_match", "brevity"}
     assert [part.settings.weight for part in make_reward(recipe.stage("one").reward).parts] == [2.0]
 
 
 def test_a_run_does_not_go_on_with_another_reward_under_the_same_name(here: Path) -> None:
-    recipe = load_recipe("quickstart", ["reward={brevity.py: 1.0}"])
+    recipe = load_recipe("from-nothing", ["reward={brevity.py: 1.0}"])
     begun = begin(here / "out", recipe, resume=False)
     (here / "out" / "metrics.jsonl").write_text("{}\n")
     assert begin(here / "out", recipe, resume=True) == begun

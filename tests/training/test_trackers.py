@@ -360,7 +360,7 @@ def test_an_agents_parts_are_runs_of_their_own_and_its_files_are_the_same_as_wit
     from coseek.pipelines.agent import AgentTraining
 
     for name, track in (("plain", "[]"), ("out", f"[{own}]")):
-        training = AgentTraining(load_recipe("quickstart", [*TINY, f"track={track}"]), tmp_path / name)
+        training = AgentTraining(load_recipe("from-nothing", [*TINY, f"track={track}"]), tmp_path / name)
         training.begin(resume=False)
         training.train()
     out = tmp_path / "out"
@@ -377,7 +377,7 @@ def test_an_agents_parts_are_runs_of_their_own_and_its_files_are_the_same_as_wit
 
 
 def test_trackers_may_change_when_an_agent_goes_on(own: str) -> None:
-    assert bound(load_recipe("quickstart", [f"track=[{own}]"])) == bound(load_recipe("quickstart"))
+    assert bound(load_recipe("from-nothing", [f"track=[{own}]"])) == bound(load_recipe("from-nothing"))
 
 
 @pytest.mark.parametrize("words", [["agent", "quickstart"], ["retriever", "laptop"]])

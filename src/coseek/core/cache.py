@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from coseek.core.errors import DataError, DiskFault
+from coseek.core.files import check_link
 
 SCHEMA = 1
 """Version of the file, stored as `user_version`."""
@@ -97,8 +98,7 @@ class TextCache:
     def _database(self) -> Iterator[sqlite3.Connection]:
         """The connection; SQLite's errors become `_Held`, `DataError` or `DiskFault`."""
         try:
-            if self.path.is_symlink() and not self.path.exists():
-                raise DataError(f"the cache {self.path} is a link to nothing; remove it, or choose another path")
+            check_link(self.path)
             if self._connection is None or self._process != os.getpid():  # not valid after a fork
                 self._connection = sqlite3.connect(
                     self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=False

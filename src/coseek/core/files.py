@@ -222,6 +222,12 @@ def write_json(path: Path, value: Json) -> None:
         file.write(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
+def check_link(path: Path) -> None:
+    """Raise `DataError` for a symbolic link to a file that does not exist."""
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link to nothing; remove it, or put the file in its place")
+
+
 def check_not_file(folder: Path) -> None:
     """Refuse a file where a folder is to be written."""
     if folder.exists() and not folder.is_dir():

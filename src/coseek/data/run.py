@@ -16,6 +16,7 @@ from coseek.core.files import (
     JsonObject,
     as_path,
     atomic_write,
+    check_link,
     check_output_folder,
     is_failed_start,
     parse_line,
@@ -255,8 +256,7 @@ def _what_it_is(folder: Path) -> str:
 def check_whole_rows(path: Path, parse: Callable[[JsonObject], object]) -> None:
     """Parse the whole lines of a JSONL file, which may be missing: not what follows the last newline, which a kill may
     have cut. Raises `DataError`."""
-    if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a link to nothing; remove it, or put the file there")
+    check_link(path)
     if path.exists():
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):

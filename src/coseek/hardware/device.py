@@ -19,7 +19,8 @@ UNFIT = ("mps",)
 def device_of(name: str = AUTO) -> "torch.device":
     """The device of a setting: `cpu`, an accelerator such as `cuda` or `cuda:1`, or `auto`, which is an accelerator
     where there is one. An accelerator without a number is the worker's own (`LOCAL_RANK` of `torchrun`), else the
-    current one. Raises `SettingError` for a device that is not here."""
+    current one. Raises `SettingError` for a device that is not here. The first call that takes a processor limits its
+    kernels (`KERNELS`)."""
     import torch
 
     kind, count = accelerators()

@@ -15,7 +15,7 @@ from typing import Protocol
 import yaml
 
 from coseek.core.errors import DataError, SettingError, nearest
-from coseek.core.files import atomic_folder, check_not_file
+from coseek.core.files import atomic_folder, check_link, check_not_file
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside
 from coseek.hub.card import PULLED
@@ -71,8 +71,8 @@ class FolderHub:
         if not folder.is_dir():
             return None
         paths = [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]
-        if broken := next((path for path in paths if not path.exists()), None):
-            raise DataError(f"{broken} is a link to nothing; remove it, or put the file in its place")
+        for path in paths:
+            check_link(path)
         files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
         digests = {name: file_digest(path) for name, path in files.items() if is_published(name, kind)}
         return Revision(hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest(), digests)

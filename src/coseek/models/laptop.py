@@ -12,14 +12,10 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
-from coseek.hardware.placement import Placement
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-SPREAD = 1e-3
-"""The standard deviation of new vectors around the mean, relative to that of the known ones."""
 
 
 class LaptopSettings(Settings):
@@ -94,31 +90,3 @@ def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "P
     embeddings = cast("torch.Tensor", model.get_input_embeddings().weight)
     embeddings.data *= settings.embedding_std / config.initializer_range
     return model
-
-
-def add_tag_tokens(source: Path, marks: Sequence[str], folder: Path, seed: int) -> None:
-    """Write the model of `source` with one token for each mark to `folder`, atomically. New vectors are close to the
-    mean of the known ones: as distant as other words, they would disturb the model. Marks that are tokens already stay
-    unchanged."""
-    import torch
-
-    from coseek.models.pretrained import load_model, save_model
-
-    def weight_of(module: torch.nn.Module) -> torch.Tensor:
-        return cast(torch.Tensor, module.weight)
-
-    fast = HfTokenizer.load(source).fast
-    fast.add_special_tokens({"additional_special_tokens": list(marks)})
-    tokenizer, on_cpu = HfTokenizer(fast, str(source)), Placement(device="cpu", precision="float32")
-    model = load_model(source, on_cpu)  # which is written to disk and not run
-    known = int(weight_of(model.get_input_embeddings()).shape[0])
-    if tokenizer.size > known:
-        model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
-        generator = torch.Generator().manual_seed(seed)
-        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-        for module in [inputs] if outputs is None else [inputs, outputs]:  # the same weight twice if tied
-            weight_VD = weight_of(module).data
-            old_VD = weight_VD[:known]
-            drawn_VD = torch.randn(weight_VD[known:].shape, generator=generator)
-            weight_VD[known:] = old_VD.mean(0) + SPREAD * old_VD.std(0) * drawn_VD.to(weight_VD)
-    save_model(model, tokenizer, folder)

@@ -33,7 +33,8 @@ from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
-from coseek.models.laptop import add_tag_tokens, make_policy
+from coseek.models.laptop import make_policy
+from coseek.models.new_tokens import add_tokens, spelt_words
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.shipped import model_path
@@ -212,8 +213,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def policy_folder(self, name: str) -> Path:
         """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
-        if name == "start" and self.recipe.policy.folder is not None and not self.recipe.policy.marks:
-            return model_path(self.recipe.policy.folder)
+        if name == "start" and (unchanged := self.recipe.policy.unchanged) is not None:
+            return model_path(unchanged)
         if name == "warm" and self.recipe.warm_start is None:
             return self.policy_folder("start")
         return self.folder / "policy" / name
@@ -223,10 +224,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         folder, policy = self.policy_folder("start"), self.recipe.policy
         if folder.exists():
             return
+        texts = texts_of(self.recipe, Dataset(self.data_folder))
         if policy.folder is not None:
-            add_tag_tokens(model_path(policy.folder), self.special_tokens, folder, self.recipe.seed)
+            source = model_path(policy.folder)
+            words = spelt_words(source, texts, policy.words) if policy.words else []
+            add_tokens(source, self.special_tokens if policy.marks else (), words, folder, self.recipe.seed)
         else:
-            texts = texts_of(self.recipe, Dataset(self.data_folder))
             make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
         self._card.write(folder)
         write_policy_card(self, "start", folder, self.data_folder)

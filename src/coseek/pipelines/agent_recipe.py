@@ -104,8 +104,16 @@ class PolicySettings(Settings):
     marks: bool = False
     """Add a token with a new embedding for each tag of the protocol. A small model otherwise spends half of its turn
     on spelling tags."""
+    words: int = Field(default=0, ge=0)
+    """Add a token for each of the so many most frequent words of the warm start's texts that the tokenizer of `folder`
+    cuts into pieces. A small model reads and writes them in half the time."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
+
+    @property
+    def unchanged(self) -> str | None:
+        """`folder`, if the policy starts from it as it is."""
+        return None if self.marks or self.words else self.folder
 
 
 class WarmStartSettings(Settings):

@@ -9,8 +9,8 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coseek.data.question import Question
@@ -26,6 +26,8 @@ STRETCH = 4
 """Tokens of a row between two looks at the queue."""
 MOST_KINDS = 8
 """Samplers open at once; each kind of sampling has its own."""
+HALF_LIFE_S = 20.0
+"""Seconds of work after which a measured speed counts half."""
 _NOBODY = EpisodeState(Question("served", ""))
 
 
@@ -55,7 +57,8 @@ class GenerationJob:
 
     request: GenerationRequest
     done: "asyncio.Future[None]"
-    arrived: float = field(default_factory=time.perf_counter)
+    unread: int
+    """Prompt tokens that are to be read for it, expected: those of an equal prompt in one HTTP request count once."""
     turn: Turn | None = None
     fault: Exception | None = None
     """The exception of a sampler with a bug."""
@@ -72,6 +75,29 @@ class WeightChange:
     make: Callable[[], None]
     version: int | str | None
     done: "asyncio.Future[None]"
+
+
+class Pace:
+    """The speed of a service in tokens a second, read and generated alike, and the tokens of its usual text."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = self._usual = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count `tokens` that took `seconds`."""
+        kept = 0.5 ** (seconds / HALF_LIFE_S)
+        self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
+
+    def add_text(self, tokens: int) -> None:
+        """Count a text of so many tokens that came to its end."""
+        self._usual += 0.1 * (tokens - self._usual)
+
+    def seconds(self, jobs: Iterable[GenerationJob]) -> float:
+        """The expected time for these jobs; 0 before the first measured one."""
+        if not self._tokens:
+            return 0.0
+        tokens = sum(job.unread + min(job.request.max_tokens, self._usual) for job in jobs)
+        return tokens * self._seconds / self._tokens
 
 
 class _SamplerRows:
@@ -92,6 +118,7 @@ class _SamplerRows:
             self.sampler.start(Request(key, request.ids, request.max_tokens, request.seed, _NOBODY))
         else:
             job.reused = len(self.kept.pop(known))
+            job.unread = max(0, job.unread - job.reused)
             self.jobs[known] = job
             told = request.ids[job.reused :]
             self.sampler.extend(Request(known, told, request.max_tokens, request.seed, _NOBODY))
@@ -142,7 +169,9 @@ class GenerationWorker(Worker):
         self._waiting: deque[GenerationJob] = deque()
         self._changes: deque[WeightChange] = deque()
         self._running = 0
-        self._per_job_s = 0.0
+        self._pace = Pace()
+        self._under_way_s = 0.0
+        """Expected time for the texts under way."""
 
     @property
     def waiting(self) -> int:
@@ -155,17 +184,23 @@ class GenerationWorker(Worker):
 
     async def write(self, requests: list[GenerationRequest]) -> list[GenerationJob]:
         """Queue the texts of one HTTP request and wait for them. Raises `RefusedRequest` (503) when the queue is full,
-        or when those in it are expected to take longer than `most_wait_s`.
+        or when others are before them and all are expected to take longer than `most_wait_s`.
 
         When cancelled, it withdraws them.
         """
         loop = asyncio.get_running_loop()
-        jobs = [GenerationJob(request, loop.create_future()) for request in requests]
+        read: set[tuple[int, ...]] = set()
+        jobs = []
+        for request in requests:
+            jobs.append(GenerationJob(request, loop.create_future(), 0 if request.ids in read else len(request.ids)))
+            read.add(request.ids)
         with self._changed:
-            expected_s = len(self._waiting) * self._per_job_s
-            if len(self._waiting) + len(jobs) > self.queue or expected_s > self.most_wait_s:
-                again_s = min(60, max(1, math.ceil(expected_s)))
-                raise RefusedRequest(503, f"{len(self._waiting)} texts are waiting already; retry later", again_s)
+            before_s = self._under_way_s + self._pace.seconds(self._waiting)
+            too_long = before_s > 0 and before_s + self._pace.seconds(jobs) > self.most_wait_s
+            if len(self._waiting) + len(jobs) > self.queue or too_long:
+                again_s = min(60, max(1, math.ceil(before_s)))
+                busy = len(self._waiting) + self._running
+                raise RefusedRequest(503, f"{busy} texts are under way or waiting already; retry later", again_s)
             self._waiting += jobs
             self._changed.notify()
         try:
@@ -220,8 +255,12 @@ class GenerationWorker(Worker):
                 with self._changed:  # first come, first served, also for a job that waits for a sampler
                     self._waiting.extendleft(reversed(arrived[place:]))
                 break
-        self._running = sum(len(rows.jobs) for rows in self._samplers.values())
+        self._count_running()
         return True
+
+    def _count_running(self) -> None:
+        under_way = [job for rows in self._samplers.values() for job in rows.jobs.values()]
+        self._running, self._under_way_s = len(under_way), self._pace.seconds(under_way)
 
     def _taken(self, job: GenerationJob) -> bool:
         """Give a job to the sampler of its kind; false when all samplers are busy with other kinds."""
@@ -249,8 +288,14 @@ class GenerationWorker(Worker):
     def _written(self, kind: SamplingKind) -> list[GenerationJob]:
         """Generate `STRETCH` tokens a row with one sampler; returns the jobs that are finished by it."""
         rows = self._samplers[kind]
+        read, began = rows.sampler.tokens_read, time.perf_counter()
         try:
-            return [rows.keep(turn) for turn in rows.sampler.step(STRETCH)]
+            turns = rows.sampler.step(STRETCH)
+            tokens = rows.sampler.tokens_read - read + STRETCH * len(rows.jobs)
+            self._pace.add(tokens, time.perf_counter() - began)
+            for job in rows.jobs.values():
+                job.unread = 0
+            return [rows.keep(turn) for turn in turns]
         except Exception as error:  # noqa: BLE001 (the same)
             self._broken(kind, error, [])
             return []
@@ -265,11 +310,10 @@ class GenerationWorker(Worker):
         self._tell(list(dict.fromkeys(lost)))
 
     def _tell(self, jobs: list[GenerationJob]) -> None:
-        now = time.perf_counter()
         for job in jobs:
             self.faults += job.fault is not None or (job.turn is not None and bool(job.turn.fault))
-            self.written_tokens += len(job.turn.ids) if job.turn is not None else 0
-            beside = max(1, self._running + len(self._waiting))
-            self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / beside
-        self._running = sum(len(rows.jobs) for rows in self._samplers.values())
+            if job.turn is not None:
+                self.written_tokens += len(job.turn.ids)
+                self._pace.add_text(len(job.turn.ids))
+        self._count_running()
         self._wake(jobs)

@@ -74,7 +74,7 @@ class ModelServeSettings(ListenSettings, Placement):
     queue: int = Field(default=1_024, ge=1)
     """Texts that may wait; more are answered with 503 and `Retry-After`."""
     most_wait_s: float = Field(default=60.0, gt=0)
-    """The same where those that wait are expected to take longer."""
+    """Seconds: a request is refused in the same way where others are before it and all are expected to take longer."""
     max_context: int | None = Field(default=None, ge=16)
     """Prompt and text together have at most this many tokens; the model's own limit when not set."""
     max_prompt_chars: int = Field(default=2_000_000, ge=1)

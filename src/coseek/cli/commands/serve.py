@@ -116,6 +116,10 @@ def serve_model(
     token_env: TokenEnv = None,
     rows: Annotated[int, typer.Option(min=1, help="Texts generated at once, at most.")] = _MODEL.max_rows,
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
+    most_wait: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds that a request may have to wait for others; else 503."),
+    ] = _MODEL.most_wait_s,
     device: DeviceName = None,
     precision: PrecisionName = _MODEL.precision,
     weights_below: Annotated[
@@ -142,6 +146,7 @@ def serve_model(
             "token_env": token_env,
             "max_rows": rows,
             "queue": queue,
+            "most_wait_s": most_wait,
             "device": device or AUTO,
             "precision": precision,
             "weights_below": None if weights_below is None else str(weights_below),

@@ -1,0 +1,98 @@
+"""New tokens for a model that was trained without them: tags of a protocol, and words that it would have to spell."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, cast
+
+from coseek.core.errors import SettingError
+from coseek.core.files import read_json_object
+from coseek.hardware.placement import Placement
+from coseek.models.tokenizer import HfTokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+SPREAD = 1e-3
+"""The standard deviation of a tag's new vector around the mean, relative to that of the known ones."""
+OWN = 0.5
+"""Share of a word's new vector that is drawn: words of the same pieces have to differ."""
+
+
+def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: Path, seed: int) -> None:
+    """Write the model of `source` with one token for each tag and each word to `folder`, atomically.
+
+    The vector of a tag is close to the mean of the known ones: as distant as other words, it would disturb the model.
+    That of a word lies around the sum of its pieces' vectors, as long as a known one is on average. Tags and words that
+    are tokens already stay unchanged. `words` are as `spelt_words` returns them.
+    """
+    import torch
+
+    from coseek.models.pretrained import load_model, save_model
+
+    before = HfTokenizer.load(source)
+    tokenizer = _with_words(before, words)
+    tokenizer.fast.add_special_tokens({"additional_special_tokens": list(tags)})
+    tokenizer = HfTokenizer(tokenizer.fast, str(source))
+    model = load_model(source, Placement(device="cpu", precision="float32"))  # which is written to disk and not run
+    known = _weight_of(model.get_input_embeddings()).shape[0]
+    if tokenizer.size > known:  # else the table has spare rows
+        model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
+    added = range(before.size, before.size + len(words))
+    pieces = {ident: before.encode(tokenizer.decode([ident])) for ident in added}
+    generator = torch.Generator().manual_seed(seed)
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    for module in [inputs] if outputs is None else [inputs, outputs]:  # the same weight twice if tied
+        weight_VD = _weight_of(module).data
+        old_VD = weight_VD[: before.size]
+        mean_D, std_D = old_VD.mean(0), old_VD.std(0)
+        weight_VD[known:] = mean_D + SPREAD * std_D * _drawn(weight_VD[known:], generator)
+        length = old_VD.norm(dim=1).mean()
+        for ident, parts in pieces.items():
+            own_D, sum_D = std_D * _drawn(std_D, generator), old_VD[parts].sum(0)
+            vector_D = (1 - OWN) * sum_D / sum_D.norm() + OWN * own_D / own_D.norm()
+            weight_VD[ident] = length * vector_D / vector_D.norm()
+    save_model(model, tokenizer, folder)
+
+
+def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
+    """The `most` frequent words of `texts` that the tokenizer of a model folder cuts into pieces, each with the space
+    before it, in the tokenizer's own alphabet. Raises `SettingError` for a tokenizer that is no BPE of words."""
+    from tokenizers.models import BPE
+
+    rust = HfTokenizer.load(folder).fast.backend_tokenizer
+    if rust.pre_tokenizer is None or not isinstance(rust.model, BPE):
+        raise SettingError(f"the tokenizer of {folder} is no BPE that words can be added to; set policy.words=0")
+    known = rust.get_vocab()
+    counts = Counter(word for text in texts for word, _ in rust.pre_tokenizer.pre_tokenize_str(text))
+    spelt = [(word, count) for word, count in counts.items() if word not in known]
+    return [word for word, _ in sorted(spelt, key=lambda found: (-found[1], found[0]))[:most]]
+
+
+def _with_words(tokenizer: HfTokenizer, words: Sequence[str]) -> HfTokenizer:
+    """A tokenizer to which these words are whole; the given one stays as it is."""
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        tokenizer.save(folder)
+        if words:
+            file = folder / "tokenizer.json"
+            tree = read_json_object(file, foreign=True)
+            model = cast("dict[str, object]", tree["model"])
+            vocab = cast("dict[str, int]", model["vocab"])
+            vocab |= {word: tokenizer.size + number for number, word in enumerate(words)}
+            model["ignore_merges"] = True  # a word of the vocabulary is taken whole
+            file.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
+        return HfTokenizer.load(folder)
+
+
+def _drawn(like: "torch.Tensor", generator: "torch.Generator") -> "torch.Tensor":
+    """Numbers of a standard normal distribution, in the shape of `like`."""
+    import torch
+
+    return torch.randn(like.shape, generator=generator).to(like)
+
+
+def _weight_of(module: "torch.nn.Module") -> "torch.Tensor":
+    return cast("torch.Tensor", module.weight)

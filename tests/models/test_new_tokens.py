@@ -1,0 +1,107 @@
+"""New tokens: tags and words as tokens of their own, for a model that was trained without them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from coseek.core.errors import SettingError
+from coseek.hardware.placement import FLOAT32
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.new_tokens import add_tokens, spelt_words
+from coseek.models.pretrained import load_model
+from coseek.models.tokenizer import HfTokenizer
+
+TEXTS = ["the mayor of Novinna is Ada Byron .", "the label of Silver Gate is Narrow Clover ."]
+MARKS = ("<query>", "</query>", "<answer>")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    settings = LaptopSettings(hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=24)
+    make_policy(settings.model_copy(update={"vocabulary": 300}), TEXTS, ("<answer>",), tmp_path / "plain", 0)
+    return tmp_path / "plain"
+
+
+def test_a_tag_becomes_one_token_and_no_other_text_is_read_anew(plain: Path, tmp_path: Path) -> None:
+    add_tokens(plain, MARKS, (), tmp_path / "marked", 0)
+    before, after = HfTokenizer.load(plain), HfTokenizer.load(tmp_path / "marked")
+    assert [len(after.encode(mark)) for mark in MARKS] == [1, 1, 1]
+    assert after.encode("<answer>") == before.encode("<answer>")  # known already
+    for text in TEXTS:
+        assert after.encode(text) == before.encode(text)
+    assert after.decode(after.encode(" Ada<query>")) == " Ada<query>"
+    assert len(after.encode_data("<query>")) > 1  # a passage cannot say it
+
+
+def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) -> None:
+    add_tokens(plain, MARKS, (), tmp_path / "marked", 0)
+    before, after = (
+        load_model(plain, FLOAT32),
+        load_model(tmp_path / "marked", FLOAT32),
+    )
+    ids_BT = torch.tensor([HfTokenizer.load(plain).encode(TEXTS[0])])
+    with torch.no_grad():
+        old_BTV, new_BTV = before(ids_BT).logits, after(ids_BT).logits
+    assert new_BTV.shape[-1] == old_BTV.shape[-1] + 2
+    assert torch.equal(new_BTV[..., : old_BTV.shape[-1]], old_BTV)
+    assert new_BTV.isfinite().all()
+
+
+def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> None:
+    for name, seed in (("one", 3), ("again", 3), ("other", 4)):
+        add_tokens(plain, MARKS, (), tmp_path / name, seed)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other")]
+    assert files[0] == files[1] != files[2]
+
+
+def test_new_tokens_begin_beside_the_mean_of_the_others_and_are_told_apart(plain: Path, tmp_path: Path) -> None:
+    add_tokens(plain, MARKS, (), tmp_path / "marked", 0)
+    known = HfTokenizer.load(plain).size
+    vectors_VD = load_model(tmp_path / "marked", FLOAT32).get_parameter("model.embed_tokens.weight").detach()
+    new_VD, mean_D, spread_D = vectors_VD[known:], vectors_VD[:known].mean(0), vectors_VD[:known].std(0)
+    assert ((new_VD - mean_D).abs() < 0.01 * spread_D).all()
+    assert not torch.equal(new_VD[0], new_VD[1])
+
+
+WORDS_OF = ["the mayor of Gelsin is Ora Nilson .", "Gelsin lies in Brelmark .", "Gelsin — naïve ."]
+
+
+def test_words_that_were_spelt_become_one_token_each_the_most_frequent_first(plain: Path, tmp_path: Path) -> None:
+    words = spelt_words(plain, WORDS_OF, 100)
+    assert words[0] == "Gelsin"
+    assert "ĠBrelmark" in words
+    assert spelt_words(plain, WORDS_OF, 1) == ["Gelsin"]
+    add_tokens(plain, MARKS, words, tmp_path / "more", 0)
+    before, after = HfTokenizer.load(plain), HfTokenizer.load(tmp_path / "more")
+    for text in WORDS_OF:
+        assert after.decode(after.encode(text)) == text
+        assert len(after.encode(text)) < len(before.encode(text))
+    assert len(after.encode(" Brelmark")) == 1
+    assert len(after.encode(" Brelmarks")) > 1
+    assert [len(after.encode(mark)) for mark in MARKS] == [1, 1, 1]
+    assert len(after.encode_data("<query>")) > 1  # a passage cannot say it
+    for word in words:
+        assert len(before.encode(before.fast.convert_tokens_to_string([word]))) > 1
+
+
+def test_a_new_word_is_as_long_as_a_known_one_and_near_its_pieces(plain: Path, tmp_path: Path) -> None:
+    words = spelt_words(plain, WORDS_OF, 100)
+    add_tokens(plain, (), words, tmp_path / "more", 0)
+    before, after = HfTokenizer.load(plain), HfTokenizer.load(tmp_path / "more")
+    vectors_VD = load_model(tmp_path / "more", FLOAT32).get_parameter("model.embed_tokens.weight").detach()
+    old_VD, [ident] = vectors_VD[: before.size], after.encode(" Brelmark")
+    assert vectors_VD[ident].norm().item() == pytest.approx(old_VD.norm(dim=1).mean().item(), rel=1e-5)
+    sum_D = old_VD[before.encode(" Brelmark")].sum(0)
+    assert torch.cosine_similarity(vectors_VD[ident], sum_D, dim=0).item() > 0.4
+    assert torch.equal(old_VD, load_model(plain, FLOAT32).get_parameter("model.embed_tokens.weight"))
+
+
+def test_words_are_refused_where_the_tokenizer_is_no_bpe(tmp_path: Path) -> None:
+    rust = Tokenizer(WordLevel({"[end]": 0, "a": 1}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="[end]").save_pretrained(tmp_path)
+    with pytest.raises(SettingError, match=r"policy\.words=0"):
+        spelt_words(tmp_path, WORDS_OF, 10)

@@ -1,0 +1,41 @@
+"""The quickstart: it starts from the shipped base model, with words of its own world, or from nothing."""
+
+from pathlib import Path
+
+import pytest
+from tests.pipelines.test_agent import FEW, TINY
+
+from coseek.cli.main import main
+from coseek.core.files import read_yaml
+from coseek.hardware.placement import FLOAT32
+from coseek.models.pretrained import load_model
+from coseek.models.shipped import model_path
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+
+
+def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_than_words(tmp_path: Path) -> None:
+    training = AgentTraining(load_recipe("quickstart", [*TINY, *FEW]), tmp_path / "run")
+    training.begin(resume=False)
+    training.prepare_data()
+    training.make_policy()
+    base, start = model_path("base"), training.policy_folder("start")
+    before, after = HfTokenizer.load(base), HfTokenizer.load(start)
+    questions = [question.question for question in training.questions("train")]
+    words = sum(len(question.split()) for question in questions)
+    assert sum(len(after.encode(question)) for question in questions) < 1.3 * words
+    assert sum(len(before.encode(question)) for question in questions) > 1.6 * words
+    assert all(after.decode(after.encode(question)) == question for question in questions)
+    assert all(len(after.encode(mark)) == 1 for mark in training.special_tokens)
+    old, new = (dict(load_model(folder, FLOAT32).named_parameters()) for folder in (base, start))
+    assert all(parameter.equal(new[name]) for name, parameter in old.items() if "embed" not in name)
+
+
+@pytest.mark.slow
+def test_a_quickstart_from_nothing_is_one_option_away(tmp_path: Path) -> None:
+    assert main(["quickstart", "--from-nothing", *TINY, *FEW, "--out", str(tmp_path / "run")]) == 0
+    recipe = read_yaml(tmp_path / "run" / "recipe.yaml", "recipe")["recipe"]
+    assert isinstance(recipe, dict)
+    assert recipe["policy"]["folder"] is None  # type: ignore[index,call-overload]
+    assert main(["quickstart", *TINY, *FEW, "--out", str(tmp_path / "run"), "--resume"]) == 2  # another recipe's folder
