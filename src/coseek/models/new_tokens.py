@@ -62,6 +62,8 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
     before it, in the tokenizer's own alphabet. Raises `SettingError` for a tokenizer that is no BPE of words."""
     from tokenizers.models import BPE
 
+    if not most:
+        return []
     rust = HfTokenizer.load(folder).fast.backend_tokenizer
     if rust.pre_tokenizer is None or not isinstance(rust.model, BPE):
         raise SettingError(f"the tokenizer of {folder} is no BPE that words can be added to; set policy.words=0")

@@ -220,17 +220,16 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return self.folder / "policy" / name
 
     def make_policy(self) -> None:
-        """Make an untrained laptop policy with its tokenizer, unless the recipe starts from a folder."""
-        folder, policy = self.policy_folder("start"), self.recipe.policy
+        """Make an untrained laptop policy with its tokenizer, or give the recipe's model its new tokens."""
+        folder, policy, seed = self.policy_folder("start"), self.recipe.policy, self.recipe.seed
         if folder.exists():
             return
-        texts = texts_of(self.recipe, Dataset(self.data_folder))
-        if policy.folder is not None:
-            source = model_path(policy.folder)
-            words = spelt_words(source, texts, policy.words) if policy.words else []
-            add_tokens(source, self.special_tokens if policy.marks else (), words, folder, self.recipe.seed)
+        texts = () if policy.folder and not policy.words else texts_of(self.recipe, Dataset(self.data_folder))
+        if policy.folder is None:
+            make_policy(policy.laptop, texts, self.special_tokens, folder, seed)
         else:
-            make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
+            source, tags = model_path(policy.folder), self.special_tokens if policy.marks else ()
+            add_tokens(source, tags, spelt_words(source, texts, policy.words), folder, seed)
         self._card.write(folder)
         write_policy_card(self, "start", folder, self.data_folder)
 
