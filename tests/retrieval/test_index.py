@@ -128,6 +128,12 @@ def test_paths_may_be_plain_strings(folder: Path, tmp_path: Path) -> None:
     assert open_index(str(tmp_path / "index")).name == "bm25"
 
 
+@pytest.mark.parametrize("length", [251, 255, 300])
+def test_a_name_too_long_to_exist_is_no_index(tmp_path: Path, length: int) -> None:
+    with pytest.raises(DataError, match="there is no index"):
+        open_index(tmp_path / ("x" * length))
+
+
 def test_a_folder_that_is_no_index_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no index"):
         open_index(tmp_path / "nowhere")

@@ -105,11 +105,12 @@ class IndexCard:
     @classmethod
     def read(cls, folder: Path) -> "IndexCard":
         """Read the card of an index folder. Raises `DataError` if there is none that this version can read."""
-        if folder.with_name(f".{folder.name}.old").is_dir():
+        # Not `Path.is_dir`, which raises where a name is too long to exist.
+        if os.path.isdir(folder.with_name(f".{folder.name}.old")):
             # Left by a crash, or by another process that is replacing the index just now and will finish it.
             with suppress(InUse), lock_beside(folder, again=False):
                 recover_folder(folder)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise DataError(f"there is no index {folder}; make one with `coseek index`")
         if not (folder / INDEX_CARD).is_file() and (folder / "corpus.jsonl").is_file():
             raise DataError(
