@@ -33,9 +33,9 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     from coseek.models.pretrained import load_model, save_model
 
     before = HfTokenizer.load(source)
-    tokenizer = _with_words(before, words)
-    tokenizer.fast.add_special_tokens({"additional_special_tokens": list(tags)})
-    tokenizer = HfTokenizer(tokenizer.fast, str(source))
+    fast = _with_words(before, words).fast  # which `before` has copied: it goes on to cut the new words into pieces
+    fast.add_special_tokens({"additional_special_tokens": list(tags)})
+    tokenizer = HfTokenizer(fast, str(source))
     model = load_model(source, Placement(device="cpu", precision="float32"))  # which is written to disk and not run
     known = _weight_of(model.get_input_embeddings()).shape[0]
     if tokenizer.size > known:  # else the table has spare rows
@@ -74,18 +74,19 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
 
 
 def _with_words(tokenizer: HfTokenizer, words: Sequence[str]) -> HfTokenizer:
-    """A tokenizer to which these words are whole; the given one stays as it is."""
+    """A tokenizer to which these words are whole."""
+    if not words:
+        return tokenizer
     with TemporaryDirectory() as place:
         folder = Path(place)
         tokenizer.save(folder)
-        if words:
-            file = folder / "tokenizer.json"
-            tree = read_json_object(file, foreign=True)
-            model = cast("dict[str, object]", tree["model"])
-            vocab = cast("dict[str, int]", model["vocab"])
-            vocab |= {word: tokenizer.size + number for number, word in enumerate(words)}
-            model["ignore_merges"] = True  # a word of the vocabulary is taken whole
-            file.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
+        file = folder / "tokenizer.json"
+        tree = read_json_object(file, foreign=True)
+        model = cast("dict[str, object]", tree["model"])
+        vocab = cast("dict[str, int]", model["vocab"])
+        vocab |= {word: tokenizer.size + number for number, word in enumerate(words)}
+        model["ignore_merges"] = True  # a word of the vocabulary is taken whole
+        file.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
         return HfTokenizer.load(folder)
 
 

@@ -106,7 +106,7 @@ class PolicySettings(Settings):
     on spelling tags."""
     words: int = Field(default=0, ge=0)
     """Add a token for each of the so many most frequent words of the warm start's texts that the tokenizer of `folder`
-    cuts into pieces. A small model reads and writes them in half the time."""
+    cuts into pieces: fewer tokens to read and to write."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
 

@@ -118,7 +118,7 @@ def serve_model(
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
     most_wait: Annotated[
         float,
-        typer.Option(min=0.001, help="Seconds that a request may have to wait for others; else 503."),
+        typer.Option(min=0.001, help="Expected seconds to an answer behind others, at most; else 503."),
     ] = _MODEL.most_wait_s,
     device: DeviceName = None,
     precision: PrecisionName = _MODEL.precision,
