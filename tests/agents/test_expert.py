@@ -138,6 +138,45 @@ def test_the_share_of_early_stops_is_that_of_questions_not_of_steps() -> None:
     assert 0.38 < mean(map(float, right)) < 0.62
 
 
+RESTATES = ExpertAgent(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, restate=True))
+
+
+def test_an_expert_that_restates_writes_what_is_left_of_the_question_behind_every_fact_but_the_last() -> None:
+    question = of_kind("composition", 3)
+    plan = plan_of(question)
+    moves, _ = run(RESTATES, question)
+    for step, move in zip(plan[:-1], moves[1:-1], strict=True):
+        assert f" is {step.sub_answer} . Now :{step.rest} I need" in move.thought
+    assert not any("Now :" in move.thought for move in (moves[0], moves[-1]))
+    assert exact_match(moves[-1].answer or "", question.answers)
+
+
+def test_an_expert_that_restates_ends_a_comparison_with_each_value_before_its_name() -> None:
+    compared = [question for question in world().questions["dev"] if kind_of(question) == "comparison"]
+    ends = {True: 0, False: 0}
+    for question in compared:
+        moves, _ = run(RESTATES, question)
+        if not exact_match(moves[-1].answer or "", question.answers):
+            continue
+        thought, answer, plan = moves[-1].thought, (moves[-1].answer or "").strip(), plan_of(question)
+        same = question.meta.get("compare") == "same"
+        ends[same] += 1
+        assert " , ".join(f"{step.sub_answer} {step.mention}" for step in plan) in thought
+        if same:
+            word = "the same" if answer == "yes" else "not the same"
+            assert thought.endswith(f" {plan[0].sub_answer} and {plan[1].sub_answer} are {word} .")
+        else:
+            assert thought.endswith(f" {next(step for step in plan if step.mention == answer).sub_answer} {answer} .")
+    assert min(ends.values()) >= 3
+
+
+def test_comparisons_can_be_left_out_of_the_early_stops() -> None:
+    question = of_kind("comparison")
+    for guess, searched in ((True, 1), (False, 2)):
+        settings = ExpertSettings(stop_early=1, bad_query=0, blind_guess=0, give_up=0, guess_comparisons=guess)
+        assert len(run(ExpertAgent(settings), question)[1]) == searched
+
+
 def test_blind_guesses_search_nothing() -> None:
     expert = ExpertAgent(ExpertSettings(blind_guess=1))
     for question in world().questions["dev"][:50]:

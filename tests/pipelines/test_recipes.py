@@ -21,6 +21,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
@@ -58,9 +59,10 @@ def test_every_recipe_of_ours_can_be_read_and_paid(name: str) -> None:
         check_graders(recipe.graders, make_reward(stage.recipe.reward), recipe.data.world is not None)
 
 
-def test_a_laptop_recipe_names_no_folder_but_the_generators() -> None:
+def test_a_laptop_recipe_names_no_folder_but_the_generators_and_the_base() -> None:
+    there = {"runs/generator/generator", str(model_path("base"))}
     for name in PAPERS:
-        assert {str(one.path) for one in paths_of(load_recipe(f"{name}-laptop"))} <= {"runs/generator/generator"}
+        assert {str(one.path) for one in paths_of(load_recipe(f"{name}-laptop"))} <= there
 
 
 def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> None:

@@ -186,12 +186,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def sets(self) -> list[QuestionSet]:
         """The columns of the table."""
         data, most, seed = self.recipe.data, self.recipe.table.questions, self.recipe.table.seed
-        named = [("dev", "data", data.dev), ("test", "data", data.test)]
+        named = [("dev", "data", data.dev)] if self.recipe.table.dev else []
+        named += [("test", "data", data.test)]
         named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
-        folder = self.set_folders
-        asked = [(name, where, Dataset(folder[where]).questions(split)) for name, where, split in named]
+        asked = [(name, where, Dataset(self.set_folders[where]).questions(split)) for name, where, split in named]
         if data.folder is not None:
-            asked += [(name, "data", found) for name, found in own_questions(data.folder, folder["data"]).items()]
+            asked += [(name, "data", found) for name, found in own_questions(data.folder, self.data_folder).items()]
         return [
             QuestionSet(name, tuple(draw(found, most, seed)), self.retrievers[where]) for name, where, found in asked
         ]

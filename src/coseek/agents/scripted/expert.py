@@ -28,6 +28,8 @@ class ExpertSettings(Settings):
 
     stop_early: float = Field(default=0.5, ge=0, le=1)
     """Share of multi-step questions that it answers before the last step, from what it has found."""
+    guess_comparisons: bool = True
+    """Whether comparisons are broken off as well, with a guess between the two names."""
     bad_query: float = Field(default=0.2, ge=0, le=1)
     """Share of searches with an underspecified query."""
     blind_guess: float = Field(default=0.04, ge=0, le=1)
@@ -38,6 +40,9 @@ class ExpertSettings(Settings):
     """Other queries tried for one fact before it gives up in any case."""
     max_searches: int = Field(default=8, ge=1)
     """Searches after which it answers from what it has found."""
+    restate: bool = False
+    """Behind a fact write the question that is left, and in comparisons each name right behind its value: a small
+    policy then copies what it needs next from the words before, instead of counting the hops."""
 
 
 PROMPT_TEMPLATE = "laptop"
@@ -67,7 +72,7 @@ class ExpertAgent:
         plan = plan_of(so_far.question)
         done, _ = progress(plan, so_far.searches)
         if done == len(plan):
-            return _conclude(so_far.question, plan)
+            return _conclude(so_far.question, plan, self.settings.restate)
         return _give_up(so_far.question, plan, done, so_far.searches, rng)
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
@@ -77,21 +82,34 @@ class ExpertAgent:
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
         if done == len(plan):
-            return _conclude(question, plan)
+            return _conclude(question, plan, self.settings.restate)
         if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
             return _give_up(question, plan, done, searches, rng)
-        if done and not misses and rng.random() < self._stops_here(len(plan)):
+        if done and not misses and rng.random() < self._stops_here(question, len(plan)):
             answer = _last_resort(question, plan, done, searches, rng)
             return Move(spaced(_found(question, plan[done - 1])), answer=spaced(answer))
         bad = rng.random() < self.settings.bad_query
         query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
-        return Move(spaced(_report(question, plan, done, misses)), queries=(spaced(query),))
+        return Move(spaced(self._report(question, plan, done, misses)), queries=(spaced(query),))
+
+    def _report(self, question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
+        """State what was found, or that nothing was, and what is needed next."""
+        needed = f"I need {wanted(question, plan[done])} ."
+        if misses:
+            return f"Not found . {needed}"
+        if not done:
+            return needed
+        rest = plan[done - 1].rest if self.settings.restate else ""
+        left = f"Now :{rest} " if rest else ""
+        return f"{_found(question, plan[done - 1])} {left}{needed}"
 
     def _gives_up(self, misses: int, rng: random.Random) -> bool:
         return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
 
-    def _stops_here(self, steps: int) -> float:
+    def _stops_here(self, question: Question, steps: int) -> float:
         """The chance per step that adds up to `stop_early` over a question: 1 − (1 − p)^(1 / (steps − 1))."""
+        if kind_of(question) == "comparison" and not self.settings.guess_comparisons:
+            return 0.0
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
 
 
@@ -124,14 +142,6 @@ def _found(question: Question, step: Step) -> str:
     return f"T{wanted(question, step)[1:]} is {step.sub_answer} ."
 
 
-def _report(question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
-    """State what was found, or that nothing was, and what is needed next."""
-    needed = f"I need {wanted(question, plan[done])} ."
-    if misses:
-        return f"Not found . {needed}"
-    return f"{_found(question, plan[done - 1])} {needed}" if done else needed
-
-
 def _query(question: Question, step: Step, misses: int) -> str:
     """Query name and relation; after a miss, name and type; then the name as an alias."""
     if kind_of(question) == "constraint":
@@ -150,12 +160,17 @@ def _bad_query(step: Step, rng: random.Random) -> str:
     return " ".join([*half, step.relation])
 
 
-def _conclude(question: Question, plan: Sequence[Step]) -> Move:
+def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
     if kind_of(question) != "comparison":
         return Move(spaced(_found(question, plan[-1])), answer=spaced(plan[-1].sub_answer))
     verdict, answer = _compare(question, plan)
-    found = " ".join(_found(question, step) for step in plan)
-    return Move(spaced(f"{found} {verdict}"), answer=spaced(answer))
+    found = [_found(question, step) for step in plan]
+    if restate:
+        named = {step.mention: f"{step.sub_answer} {step.mention}" for step in plan}
+        found = [found[-1], f"{' , '.join(named.values())} ."]
+        verdict = verdict.replace("They", " and ".join(step.sub_answer for step in plan))
+        verdict += f" {named[answer]} ." if answer in named else ""
+    return Move(spaced(" ".join([*found, verdict])), answer=spaced(answer))
 
 
 def _compare(question: Question, plan: Sequence[Step]) -> tuple[str, str]:
