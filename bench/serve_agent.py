@@ -8,8 +8,10 @@
 after the other and read the stream. *Bare* is a loop over the sampler in a third process, one token a step, while the
 service is idle: it keeps 64 rows open and replays the same runs, whose searches cost it nothing. A row that ends is
 followed by one that is asked for at a random moment of the next step, and opened after that step, since no sampler
-takes a row within a step. First token: from sending the request, or asking for the row, to the first text; *opened*
-counts from opening the row, as if every request came between two steps. Exit 1 when a bar is missed.
+takes a row within a step. The service writes the first tokens of new rows before the others' next ones; bare stays the
+plain loop, in which a row waits for whole steps. First token: from sending the request, or asking for the row, to the
+first text; *opened* counts from opening the row, as if every request came between two steps. Exit 1 when a bar is
+missed.
 """
 
 import argparse

@@ -1,6 +1,5 @@
 """Fears about the service of a model: rows that differ from the local ones, requests that break it, work for nobody."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -30,7 +29,6 @@ from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
-from coseek.serve.generation import GenerationJob, GenerationRequest, Pace, SamplingKind
 from coseek.serve.model_service import ModelService
 from coseek.serve.settings import ModelServeSettings
 
@@ -283,44 +281,11 @@ def test_a_full_queue_is_a_503_and_nothing_else_is_lost(
         assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status_code == 503)
 
 
-def job_of(prompt: int, max_tokens: int) -> GenerationJob:
-    loop = asyncio.new_event_loop()
-    loop.close()
-    return GenerationJob(GenerationRequest((5,) * prompt, max_tokens, 0, SamplingKind()), loop.create_future(), prompt)
-
-
-def test_a_prompt_that_takes_long_to_read_counts_as_long_as_it_takes() -> None:
-    """The fear: texts were counted alike, so that 64 prompts of 4,000 tokens kept others waiting for minutes."""
-    pace = Pace()
-    jobs = [job_of(4_000, 100), job_of(10, 100)]
-    assert pace.seconds(jobs) == 0  # nothing was measured yet
-    pace.add(2_000, 1.0)
-    pace.add_text(200)
-    assert pace.seconds(jobs) == pytest.approx((4_000 + 20 + 10 + 20) / 2_000)  # 20: what a text has had on average
-    jobs[0].unread = 0
-    assert pace.seconds(jobs) == pytest.approx((20 + 10 + 20) / 2_000)
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(min_value=1, max_value=100_000), st.floats(min_value=1e-4, max_value=300)), min_size=1
-    )
-)
-def test_a_pace_lies_between_the_slowest_and_the_fastest_that_was_measured(steps: list[tuple[int, float]]) -> None:
-    pace = Pace()
-    for tokens, seconds in steps:
-        pace.add(tokens, seconds)
-    job = job_of(1, 1)
-    costs = [seconds / tokens for tokens, seconds in steps]
-    assert min(costs) * (1 - 1e-9) <= pace.seconds([job]) <= max(costs) * (1 + 1e-9)
-
-
 @pytest.mark.slow
 def test_many_kinds_of_draw_take_turns(folder: Path) -> None:
     with live_model(folder, max_rows=4) as live, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(post, live, prompt=[40], max_tokens=20, temperature=n / 10, seed=1) for n in range(12)]
         assert [future.result().status_code for future in asked] == [200] * 12
-        assert len(live[1].generation._samplers) <= 8
 
 
 def test_a_token_is_asked_for(folder: Path) -> None:

@@ -88,6 +88,18 @@ class KVCache:
             store.clear()
         self._slots, self._columns = 0, 0
 
+    def trim(self, slots: int, columns: int) -> None:
+        """Keep these first slots and columns, and free the rest, where it is three quarters or more: then copying what
+        stays is cheap, and growing again is rare."""
+        if 4 * slots * columns > self._slots * self._columns:
+            return
+        self._slots, self._columns = min(slots, self._slots), min(columns, self._columns)
+        for store in (self.keys, self.values):
+            for layer, old in store.items():
+                store[layer] = old[: self._slots, :, : self._columns].clone()
+        for layer, old in self.states.items():
+            self.states[layer] = old[: self._slots].clone()
+
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""
         both, crossed = torch.cat((first_N, second_N)), torch.cat((second_N, first_N))

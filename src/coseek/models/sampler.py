@@ -5,6 +5,7 @@ rest of the batch. (In float32. The last bits of matrix products depend on their
 changes a sample.)
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ from coseek.models.pretrained import DTYPES
 from coseek.models.shape import shape_of_config
 from coseek.models.slots import SlotTable
 from coseek.models.stop_strings import StopStrings
-from coseek.models.token_sampling import filter_logits, sample_tokens, uniforms
+from coseek.models.token_sampling import drawn_tokens, uniforms
 
 SEED_MASK = 2**64 - 1
 READ_TOKENS = 4096
@@ -99,6 +100,9 @@ class Sampler:
         """Prefill tokens since the sampler was made."""
         self.tokens_copied = 0
         """Tokens copied from other rows instead of being read."""
+        self.tokens_written = 0
+        self.read_s = 0.0
+        """Seconds of prefill, of which an accelerator may do a part later."""
 
     def start(self, request: Request) -> None:
         self._check_new(request.key)
@@ -153,6 +157,15 @@ class Sampler:
         self._engine.release()
 
     @torch.inference_mode()
+    def trim(self) -> None:
+        """Free the part of the cache that no open row needs, where that is most of it."""
+        self._arrange()
+        used = self._table.used
+        if used:
+            needed = (self._table.length + self._table.budget)[:used].max()
+            self._engine.cache.trim(used, int(needed) + 1)
+
+    @torch.inference_mode()
     def step(self, most_tokens: int | None = None) -> list[Turn]:
         """Like `Model.step`, but returns after at most `most_tokens` tokens per row, so that others may join."""
         self._arrange()
@@ -163,6 +176,22 @@ class Sampler:
         while self._table.live and len(self._stopped) < enough and left:
             self._write()
             left -= 1
+        turns, self._stopped = self._stopped, []
+        return turns
+
+    @torch.inference_mode()
+    def step_new(self) -> list[Turn]:
+        """Read the rows that were opened since the last step, and write the first token of each before the others'
+        next one, which takes a fraction of a step. Returns the turns that have ended by it."""
+        if not self._waiting:
+            return []
+        self._arrange()
+        continued, self._unread = self._unread, {}
+        self._place()
+        opened = list(self._unread)
+        self._read()
+        self._unread = continued
+        self._write_alone([key for key in opened if self._table.slot_of[key] < self._table.live])
         turns, self._stopped = self._stopped, []
         return turns
 
@@ -226,9 +255,11 @@ class Sampler:
             table.pending[slot] = ids[-1]
             pieces.append((slot, ids[:-1]))
         self._unread = {}
+        began = time.perf_counter()
         self._engine.reserve(table.used, int((table.length + table.budget)[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
         self._read_pieces(self._read_shared(pieces) if self.settings.share else pieces)
+        self.read_s += time.perf_counter() - began
         self._rest()
 
     def _rest(self) -> None:
@@ -285,19 +316,45 @@ class Sampler:
         logits_BV = self._engine.step(_indices(table.pending[live], device), _indices(table.length[live], device))
         # The sampled token's position is one after the pending token's.
         uniform_B = torch.from_numpy(uniforms(table.seed[live], table.length[live] + 1)).to(device)
-        if self.settings.top_p < 1.0 or self.settings.top_k:
-            logits_BV = filter_logits(logits_BV, self.settings.temperature, self.settings.top_p, self.settings.top_k)
-        drawn_B, logprobs_B = sample_tokens(logits_BV, uniform_B, self.settings.temperature)
+        drawn_B, logprobs_B = self._drawn(logits_BV, uniform_B)
+        self.tokens_written += table.live
         ids: NDArray[np.int64] = drawn_B.cpu().numpy()
         table.record(ids, logprobs_B.double().cpu().numpy())
         self._retire(ids)
+
+    def _drawn(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of the live rows, with their log-probabilities."""
+        one = self.settings
+        return drawn_tokens(logits_BV, uniform_B, one.temperature, one.top_p, one.top_k)
+
+    def _may_stop(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the live rows may have completed a stop string by the last token of each."""
+        return self._stops.maybe[ids]
+
+    def _stops_of(self, key: int) -> StopStrings:
+        """The stop strings of a row."""
+        return self._stops
+
+    def _write_alone(self, keys: Sequence[int]) -> None:
+        """Sample one token on some of the live rows, and none on the others."""
+        table, live, count = self._table, self._table.live, len(keys)
+        if not count:
+            return
+        front = np.zeros(live, np.bool_)
+        front[[table.slot_of[key] for key in keys]] = True
+        self._exchange(*table.partition(front))
+        table.live = count
+        self._write()
+        going = np.arange(live)
+        self._exchange(*table.partition((going < table.live) | (going >= count)))
+        table.live += live - count
 
     def _retire(self, ids: NDArray[np.int64]) -> None:
         """Retire live rows whose turn has ended."""
         table = self._table
         last = np.arange(table.live), table.written[: table.live] - 1
         broken = ~np.isfinite(table.logprobs[last])
-        candidates = self._stops.maybe[ids] | self._is_end[ids] | (table.written >= table.budget)[: table.live] | broken
+        candidates = self._may_stop(ids) | self._is_end[ids] | (table.written >= table.budget)[: table.live] | broken
         front = np.ones(table.live, np.bool_)
         for slot in np.flatnonzero(candidates).tolist():
             turn = self._turn(slot, bool(broken[slot]))
@@ -313,7 +370,7 @@ class Sampler:
         ids, logprobs = self._table.turn(slot)
         if broken:
             return Turn(key, ids[:-1], logprobs[:-1], TurnEnd.FAULT, "the model's output is not a number")
-        if self._stops.completed(ids):
+        if self._stops_of(key).completed(ids):
             return Turn(key, ids, logprobs, TurnEnd.STOP)
         if self._is_end[ids[-1]]:
             return Turn(key, ids, logprobs, TurnEnd.EOS)

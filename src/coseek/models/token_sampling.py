@@ -40,6 +40,15 @@ def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> t
     return drawn_B1[:, 0], (shifted_BV.gather(1, drawn_B1) - total_B1.log())[:, 0]
 
 
+def drawn_tokens(
+    logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """`sample_tokens` of filtered logits."""
+    if top_p < 1.0 or top_k:
+        logits_BV = filter_logits(logits_BV, temperature, top_p, top_k)
+    return sample_tokens(logits_BV, uniform_B, temperature)
+
+
 def filter_logits(logits_BV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Set logits to −∞ beyond the `top_k` most likely tokens (0: none) and the mass `top_p`, except the most likely."""
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)

@@ -9,6 +9,7 @@ import json
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeAlias, cast
@@ -20,6 +21,8 @@ from coseek.serve.settings import ListenSettings
 
 LEAVING = "coseek.leaving"
 """Key of the ASGI scope with the `Leaving` of the connection."""
+ARRIVED = "coseek.arrived"
+"""Key of the ASGI scope: when the last byte of the request came, in the event loop's time."""
 Leaving: TypeAlias = set[Callable[[], object]]
 """Calls that are made when the client leaves."""
 _A_HEADER = 32
@@ -28,6 +31,8 @@ _LATE_S = 5.0
 """Seconds after `body_s` in which the application refuses a late body by itself."""
 _SLOWEST = 49_152
 """Bytes of an answer that a client has to read in `answer_s`."""
+_LOOKS = 4
+"""Looks at a client's reading in `answer_s`."""
 _FILES = 256
 """File descriptors that a service needs besides those of its connections."""
 
@@ -96,8 +101,8 @@ class Connection(HttpToolsProtocol):
         self._head = self._unparsed = self._dropped = 0
         """Bytes of the head so far; those that the parser keeps; those of a body that nobody reads."""
         self._too_large = False
-        self._seen = 0, 0
-        """Bytes written and received at the last look."""
+        self._seen = deque([(0, 0)], maxlen=_LOOKS)
+        """Bytes written and received at the last looks."""
         self._leaving: Leaving = set()
         self._look_at: asyncio.TimerHandle | None = None
         if len(self.connections) > self.limits.max_connections:
@@ -158,6 +163,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unparsed = 0
         self._wait(None)
+        # While one of a connection is answered, those behind it wait, too.
+        cast(dict[str, object], self.scope)[ARRIVED] = self.loop.time()
         super().on_message_complete()
 
     def _count(self, size: int) -> None:
@@ -205,12 +212,13 @@ class Connection(HttpToolsProtocol):
     def _look(self) -> None:
         """Cut a connection whose client reads less than `_SLOWEST` while it could: closing alone would wait for it for
         ever."""
-        (written, before), received = self._seen, self._writes.received()
-        if received < written and received - before < _SLOWEST:
+        (written, before), received = self._seen[0], self._writes.received()
+        full = len(self._seen) == _LOOKS
+        if full and received < written and received - before < _SLOWEST:
             self._writes.reset()
             return
-        self._seen = self._writes.written, received
-        self._look_at = self.loop.call_later(self.limits.answer_s, self._look)
+        self._seen.append((self._writes.written, received))
+        self._look_at = self.loop.call_later(self.limits.answer_s / _LOOKS, self._look)
 
 
 def protocol_of(settings: ListenSettings) -> type[Connection]:

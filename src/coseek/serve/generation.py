@@ -1,7 +1,8 @@
 """Generation: continuous batching of many requests in one sampler, in one thread.
 
 A row stays in the sampler after its text is done, so that a request that continues it (an agent's next turn) does not
-have to read it again. The least recently used row makes room.
+have to read it again. The least recently used row makes room. What would have to wait too long is refused at once, or
+when it has waited as long.
 """
 
 import asyncio
@@ -20,20 +21,28 @@ from coseek.serve.logs import print_bug
 from coseek.serve.worker import Worker
 
 if TYPE_CHECKING:
-    from coseek.models.sampler import Sampler
+    from coseek.serve.mixed_sampler import MixedSampler
 
 STRETCH = 4
 """Tokens of a row between two looks at the queue."""
-MOST_KINDS = 8
-"""Samplers open at once; each kind of sampling has its own."""
 HALF_LIFE_S = 20.0
 """Seconds of work after which a measured speed counts half."""
+CAUTION = 1.5
+"""By how much the expected time is stretched: speeds vary, and who is accepted waits in vain where it was too short."""
+LAST_TEXTS = 128
+"""Texts from whose lengths that of the next one is expected."""
+LEAST_WAIT_S = 1.0
+"""Seconds in which an idle service begins whatever it has accepted."""
+KEPT_S = 60.0
+"""Seconds after which a kept row that nobody has continued is closed."""
+TRIM_S = 2.0
+"""Seconds between two looks at the memory."""
 _NOBODY = EpisodeState(Question("served", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingKind:
-    """Sampling parameters and stop strings. Rows of one kind share a sampler."""
+    """Sampling parameters and stop strings. Each row may have another one."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -59,6 +68,8 @@ class GenerationJob:
     done: "asyncio.Future[None]"
     unread: int
     """Prompt tokens that are to be read for it, expected: those of an equal prompt in one HTTP request count once."""
+    begun: bool = False
+    """Whether it has had a row."""
     turn: Turn | None = None
     fault: Exception | None = None
     """The exception of a sampler with a bug."""
@@ -78,36 +89,65 @@ class WeightChange:
 
 
 class Pace:
-    """The speed of a service in tokens a second, read and generated alike, and the tokens of its usual text."""
+    """How long texts take: the speeds of reading and of writing, each in tokens a second, and the usual lengths."""
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = self._usual = 0.0
+        self._read, self._written = Speed(), Speed()
+        self._last: tuple[tuple[int, bool], ...] = ()
+        """Tokens of the last texts, and whether they were cut there. Replaced whole, since two threads read it."""
+        self._expected: dict[int, float] = {}
+        """Tokens that are allowed → tokens that are expected."""
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Count `tokens` that took `seconds`."""
-        kept = 0.5 ** (seconds / HALF_LIFE_S)
-        self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
+    def add(self, read: int, read_s: float, written: int, written_s: float) -> None:
+        """Count tokens, and the seconds that they took."""
+        self._read.add(read, read_s)
+        self._written.add(written, written_s)
 
-    def add_text(self, tokens: int) -> None:
-        """Count a text of so many tokens that came to its end."""
-        self._usual += 0.1 * (tokens - self._usual)
+    def add_text(self, tokens: int, most: int) -> None:
+        """Count a text of so many tokens, of which `most` were allowed."""
+        self._last = (*self._last[1 - LAST_TEXTS :], (tokens, tokens >= most))
+        self._expected = {}
+
+    def tokens(self, most: int) -> float:
+        """The expected tokens of a text. One that was cut says nothing of where it would have ended, so it counts as
+        one of `most` tokens: a text is never expected to be shorter for the short ones that others have asked for."""
+        known, last = self._expected, self._last
+        if not last:
+            return most
+        if most not in known:
+            known[most] = sum(most if cut else min(most, tokens) for tokens, cut in last) / len(last)
+        return known[most]
 
     def seconds(self, jobs: Iterable[GenerationJob]) -> float:
         """The expected time for these jobs; 0 before the first measured one."""
-        if not self._tokens:
-            return 0.0
-        tokens = sum(job.unread + min(job.request.max_tokens, self._usual) for job in jobs)
-        return tokens * self._seconds / self._tokens
+        read_s, written_s = self._read.token_s, self._written.token_s
+        return CAUTION * sum(job.unread * read_s + self.tokens(job.request.max_tokens) * written_s for job in jobs)
+
+
+class Speed:
+    """A speed; what was measured long ago counts less."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        kept = 0.5 ** (seconds / HALF_LIFE_S)
+        self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for a token; 0 before the first one."""
+        return self._seconds / self._tokens if self._tokens else 0.0
 
 
 class _SamplerRows:
-    """The sampler of one kind, its jobs under way, and the finished rows that it keeps."""
+    """The sampler, its jobs under way, and the finished rows that it keeps."""
 
-    def __init__(self, sampler: "Sampler") -> None:
+    def __init__(self, sampler: "MixedSampler") -> None:
         self.sampler = sampler
         self.jobs: dict[int, GenerationJob] = {}
-        self.kept: dict[int, tuple[int, ...]] = {}
-        """Row → all its tokens; least recently used first."""
+        self.kept: dict[int, tuple[tuple[int, ...], float]] = {}
+        """Row → all its tokens, and when its text was done; least recently used first."""
 
     def take(self, key: int, job: GenerationJob) -> None:
         """Continue a kept row, or open a new one."""
@@ -115,20 +155,21 @@ class _SamplerRows:
         known = self._longest_kept(request.ids)
         if known is None:
             self.jobs[key] = job
-            self.sampler.start(Request(key, request.ids, request.max_tokens, request.seed, _NOBODY))
+            told = Request(key, request.ids, request.max_tokens, request.seed, _NOBODY)
+            self.sampler.start_kind(told, request.kind)
         else:
-            job.reused = len(self.kept.pop(known))
+            job.reused = len(self.kept.pop(known)[0])
             job.unread = max(0, job.unread - job.reused)
             self.jobs[known] = job
-            told = request.ids[job.reused :]
-            self.sampler.extend(Request(known, told, request.max_tokens, request.seed, _NOBODY))
+            told = Request(known, request.ids[job.reused :], request.max_tokens, request.seed, _NOBODY)
+            self.sampler.extend_kind(told, request.kind)
 
     def keep(self, turn: Turn) -> GenerationJob:
         """Finish the job of a turn; its row is kept, unless it failed."""
         job = self.jobs.pop(turn.key)
         job.turn = turn
         if turn.ids and not turn.fault:
-            self.kept[turn.key] = job.request.ids + turn.ids
+            self.kept[turn.key] = job.request.ids + turn.ids, time.monotonic()
         else:
             self.sampler.close(turn.key)
         return job
@@ -138,6 +179,16 @@ class _SamplerRows:
         del self.kept[key]
         self.sampler.close(key)
 
+    def tidy(self) -> None:
+        """Close the kept rows that nobody continues, and free what no row needs."""
+        now = time.monotonic()
+        while self.kept and next(iter(self.kept.values()))[1] + KEPT_S <= now:
+            self.forget_oldest()
+        if self.jobs or self.kept:
+            self.sampler.trim()
+        else:
+            self.sampler.release()
+
     def drop_cancelled(self) -> None:
         """Close the rows whose clients have disconnected."""
         for key in [key for key, job in self.jobs.items() if job.done.cancelled()]:
@@ -145,7 +196,7 @@ class _SamplerRows:
             self.sampler.close(key)
 
     def _longest_kept(self, ids: tuple[int, ...]) -> int | None:
-        fitting = [(len(row), key) for key, row in self.kept.items() if ids[: len(row)] == row]
+        fitting = [(len(row), key) for key, (row, _) in self.kept.items() if ids[: len(row)] == row]
         return max(fitting)[1] if fitting else None
 
 
@@ -153,7 +204,7 @@ class GenerationWorker(Worker):
     """Takes requests in the event loop, and generates in its thread."""
 
     def __init__(
-        self, open_sampler: Callable[[SamplingKind], "Sampler"], max_rows: int, queue: int, most_wait_s: float
+        self, open_sampler: Callable[[], "MixedSampler"], max_rows: int, queue: int, most_wait_s: float
     ) -> None:
         super().__init__("coseek-write")
         self.max_rows, self.queue, self.most_wait_s = max_rows, queue, most_wait_s
@@ -162,7 +213,7 @@ class GenerationWorker(Worker):
         """Prompt tokens that kept rows had read before."""
         self.written_tokens = 0
         self._open_sampler = open_sampler
-        self._samplers: dict[SamplingKind, _SamplerRows] = {}
+        self._rows: _SamplerRows | None = None
         self._keys = itertools.count()
         self.version: int | str | None = None
         """The version of the weights, as it was named when they were loaded."""
@@ -172,6 +223,8 @@ class GenerationWorker(Worker):
         self._pace = Pace()
         self._under_way_s = 0.0
         """Expected time for the texts under way."""
+        self._began = self._tidied = time.perf_counter()
+        """When the step under way began, and the last look at the memory."""
 
     @property
     def waiting(self) -> int:
@@ -182,13 +235,16 @@ class GenerationWorker(Worker):
         """Texts under way."""
         return self._running
 
-    async def write(self, requests: list[GenerationRequest]) -> list[GenerationJob]:
+    async def write(self, requests: list[GenerationRequest], arrived: float | None = None) -> list[GenerationJob]:
         """Queue the texts of one HTTP request and wait for them. Raises `RefusedRequest` (503) when the queue is full,
-        or when others are before them and all are expected to take longer than `most_wait_s`.
+        when others are before them and all are expected to take longer than `most_wait_s`, or when none of them has
+        begun after `most_wait_s`, counted from `arrived` in the event loop's time.
 
         When cancelled, it withdraws them.
         """
         loop = asyncio.get_running_loop()
+        now = loop.time()
+        waited_s = 0.0 if arrived is None else now - arrived
         read: set[tuple[int, ...]] = set()
         jobs = []
         for request in requests:
@@ -196,23 +252,36 @@ class GenerationWorker(Worker):
             read.add(request.ids)
         with self._changed:
             before_s = self._under_way_s + self._pace.seconds(self._waiting)
-            too_long = before_s > 0 and before_s + self._pace.seconds(jobs) > self.most_wait_s
+            too_long = before_s > 0 and waited_s + before_s + self._pace.seconds(jobs) > self.most_wait_s
             if len(self._waiting) + len(jobs) > self.queue or too_long:
-                again_s = min(60, max(1, math.ceil(before_s)))
-                busy = len(self._waiting) + self._running
-                raise RefusedRequest(503, f"{busy} texts are under way or waiting already; retry later", again_s)
+                raise self._refused(before_s)
             self._waiting += jobs
             self._changed.notify()
         try:
-            for job in jobs:
-                await job.done
-        except asyncio.CancelledError:
+            await self._finished(jobs, self.most_wait_s - waited_s)
+        except (asyncio.CancelledError, RefusedRequest):
             for job in jobs:
                 job.done.cancel()
             with self._changed:  # else they would keep others out of the queue
                 self._waiting = deque(job for job in self._waiting if not job.done.cancelled())
             raise
         return jobs
+
+    async def _finished(self, jobs: list[GenerationJob], begin_s: float) -> None:
+        """Wait for jobs. Raises `RefusedRequest` where none of them has begun after so many seconds: what stands before
+        them takes longer than was expected."""
+        await asyncio.wait([job.done for job in jobs], timeout=max(LEAST_WAIT_S, begin_s))
+        if not any(job.begun for job in jobs):
+            with self._changed:
+                before_s = self._under_way_s + self._pace.seconds(self._waiting)
+            raise self._refused(before_s)
+        for job in jobs:
+            await job.done
+
+    def _refused(self, before_s: float) -> RefusedRequest:
+        again_s = min(60, max(1, math.ceil(before_s)))
+        busy = len(self._waiting) + self._running
+        return RefusedRequest(503, f"{busy} texts are under way or waiting already; retry later", again_s)
 
     async def change_weights(self, make: Callable[[], None], version: int | str | None) -> None:
         """Call `make` in the thread once the texts under way are done; those that wait begin after it."""
@@ -224,9 +293,9 @@ class GenerationWorker(Worker):
 
     def _work(self) -> None:
         while self._admit():
-            for kind in list(self._samplers):
-                if self._samplers[kind].jobs:
-                    self._tell(self._written(kind))
+            if self._rows is not None and self._rows.jobs:
+                self._tell(self._written(self._rows))
+            self._tidy()
 
     def _admit(self) -> bool:
         """Wait for work, and start what there is room for; false when closed and done."""
@@ -234,7 +303,9 @@ class GenerationWorker(Worker):
             while not self._waiting and not self._running and not self._changes:
                 if self._closed:
                     return False
-                self._changed.wait()
+                if not self._changed.wait(KEPT_S if self._rows is not None else None):
+                    break
+            self._began = time.perf_counter()
             changes, room = [], self.max_rows - self._running
             if self._changes:  # nothing new begins before them
                 room = 0
@@ -242,68 +313,65 @@ class GenerationWorker(Worker):
                     changes, self._changes = [*self._changes], deque()
             arrived = [self._waiting.popleft() for _ in range(min(len(self._waiting), room))]
         for change in changes:
-            self._samplers.clear()  # kept rows were read with the weights before
+            self._rows = None  # kept rows were read with the weights before
             change.make()
             self.version = change.version
         self._wake(changes)
-        for rows in self._samplers.values():
-            rows.drop_cancelled()
-        for place, job in enumerate(arrived):
-            if job.done.cancelled():
-                continue
-            if not self._taken(job):
-                with self._changed:  # first come, first served, also for a job that waits for a sampler
-                    self._waiting.extendleft(reversed(arrived[place:]))
-                break
+        if self._rows is not None:
+            self._rows.drop_cancelled()
+        for job in arrived:
+            if not job.done.cancelled():
+                self._take(job)
         self._count_running()
         return True
 
     def _count_running(self) -> None:
-        under_way = [job for rows in self._samplers.values() for job in rows.jobs.values()]
+        under_way = self._rows.jobs.values() if self._rows is not None else ()
         self._running, self._under_way_s = len(under_way), self._pace.seconds(under_way)
 
-    def _taken(self, job: GenerationJob) -> bool:
-        """Give a job to the sampler of its kind; false when all samplers are busy with other kinds."""
-        kind = job.request.kind
+    def _take(self, job: GenerationJob) -> None:
+        """Give a job to the sampler."""
         try:
-            rows = self._samplers.get(kind)
-            if rows is None:
-                idle = next((old for old, other in self._samplers.items() if not other.jobs), None)
-                if len(self._samplers) >= MOST_KINDS:
-                    if idle is None:
-                        return False
-                    del self._samplers[idle]
-                rows = self._samplers[kind] = _SamplerRows(self._open_sampler(kind))
-            else:
-                self._samplers[kind] = self._samplers.pop(kind)  # least recently used first
+            rows = self._rows = self._rows or _SamplerRows(self._open_sampler())
             while len(rows.jobs) + len(rows.kept) >= self.max_rows and rows.kept:
                 rows.forget_oldest()
-            job.version = self.version
+            job.version, job.begun = self.version, True
             rows.take(next(self._keys), job)
             self.reused_tokens += job.reused
         except Exception as error:  # noqa: BLE001 (a bug fails its request and not the service)
-            self._broken(kind, error, [job])
-        return True
+            self._broken(error, [job])
 
-    def _written(self, kind: SamplingKind) -> list[GenerationJob]:
-        """Generate `STRETCH` tokens a row with one sampler; returns the jobs that are finished by it."""
-        rows = self._samplers[kind]
-        read, began = rows.sampler.tokens_read, time.perf_counter()
+    def _written(self, rows: _SamplerRows) -> list[GenerationJob]:
+        """Generate `STRETCH` tokens a row; returns the jobs that are finished by it."""
+        sampler = rows.sampler
+        read, read_s, written = sampler.tokens_read, sampler.read_s, sampler.tokens_written
         try:
-            turns = rows.sampler.step(STRETCH)
-            tokens = rows.sampler.tokens_read - read + STRETCH * len(rows.jobs)
-            self._pace.add(tokens, time.perf_counter() - began)
+            turns = sampler.step(STRETCH)
+            read_s = sampler.read_s - read_s
+            took_s = time.perf_counter() - self._began  # with all that was done besides
+            self._pace.add(sampler.tokens_read - read, read_s, sampler.tokens_written - written, took_s - read_s)
             for job in rows.jobs.values():
                 job.unread = 0
             return [rows.keep(turn) for turn in turns]
         except Exception as error:  # noqa: BLE001 (the same)
-            self._broken(kind, error, [])
+            self._broken(error, [])
             return []
 
-    def _broken(self, kind: SamplingKind, error: Exception, jobs: list[GenerationJob]) -> None:
+    def _tidy(self) -> None:
+        """Look at the memory now and then."""
+        now = time.perf_counter()
+        if self._rows is None or now - self._tidied < TRIM_S:
+            return
+        self._tidied = now
+        try:
+            self._rows.tidy()
+        except Exception as error:  # noqa: BLE001 (the same)
+            self._broken(error, [])
+
+    def _broken(self, error: Exception, jobs: list[GenerationJob]) -> None:
         """Discard a sampler that raised, and fail its jobs."""
         print_bug()
-        rows = self._samplers.pop(kind, None)
+        rows, self._rows = self._rows, None
         lost = [*jobs, *(rows.jobs.values() if rows is not None else ())]
         for job in lost:
             job.fault = error
@@ -314,6 +382,6 @@ class GenerationWorker(Worker):
             self.faults += job.fault is not None or (job.turn is not None and bool(job.turn.fault))
             if job.turn is not None:
                 self.written_tokens += len(job.turn.ids)
-                self._pace.add_text(len(job.turn.ids))
+                self._pace.add_text(len(job.turn.ids), job.request.max_tokens)
         self._count_running()
         self._wake(jobs)

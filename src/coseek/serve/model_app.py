@@ -14,6 +14,7 @@ from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
 from coseek.serve.app import new_app, read_body
 from coseek.serve.completions import A, ChatAsked, CompletionAsked, WeightsAsked, read_asked
+from coseek.serve.connection import ARRIVED
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
@@ -53,7 +54,7 @@ def make_model_app(service: ModelService, token: str | None = None) -> App:
     app.add_api_route("/v1/chat/completions", _endpoint(service, ChatAsked, service.chat), methods=["POST"])
     app.add_api_route(
         "/update_weights_from_disk",
-        _endpoint(service, WeightsAsked, lambda asked, record: service.load_weights(asked)),
+        _endpoint(service, WeightsAsked, lambda asked, record, arrived: service.load_weights(asked)),
         methods=["POST"],
     )
     app.add_exception_handler(ModelError, fault)
@@ -66,12 +67,12 @@ def openai_error(status: int, sentence: str, kind: str) -> JsonObject:
 
 
 def _endpoint(
-    service: ModelService, kind: type[A], write: Callable[[A, JsonObject], Awaitable[Write]]
+    service: ModelService, kind: type[A], write: Callable[[A, JsonObject, float | None], Awaitable[Write]]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         asked = await read_body(request, service, partial(read_asked, kind))
         record = cast(JsonObject, request.scope[RECORD])
-        answer = await while_wanted(request, write(asked, record))
+        answer = await while_wanted(request, write(asked, record, cast("float | None", request.scope.get(ARRIVED))))
         # ASCII: a text may end within a character.
         text = await service.aside(
             cast(int, record.get("written", 0)) > _MANY_TOKENS,

@@ -93,16 +93,19 @@ class ModelEngine(Worker):
         if not isinstance(model, ForkableModel):
             return model.step()
         sampler = cast("Sampler", model)
-        turns = sampler.step(1)  # requests that came meanwhile join at the next token
-        self._tell(sampler, {turn.key for turn in turns})
+        turns = sampler.step_new()  # whoever has asked just now sees nothing yet, and does not wait for a whole step
+        ended = {turn.key for turn in turns}
+        self._tell(sampler, ended, new=True)
+        turns += sampler.step(1)  # requests that came meanwhile join at the next token
+        self._tell(sampler, ended | {turn.key for turn in turns})
         return turns
 
-    def _tell(self, sampler: "Sampler", ended: Set[int]) -> None:
-        """Send the new ids of turns under way, the first one of each at once."""
+    def _tell(self, sampler: "Sampler", ended: Set[int], new: bool = False) -> None:
+        """Send the new ids of turns under way, the first one of each at once; `new`: only those first ones."""
         few = -(-len(self._jobs) // TOLD_AT_ONCE)
         told: list[tuple[HearIds, list[int]]] = []
         for key, job in self._jobs.items():
-            if job.hear is None or key in ended:
+            if job.hear is None or key in ended or (new and job.told):
                 continue
             ids = sampler.written(key, job.told)
             if len(ids) >= (few if job.told else 1):

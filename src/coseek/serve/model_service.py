@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from coseek import __version__
 from coseek.core.errors import CoseekError, DataError, ModelError
@@ -31,8 +33,10 @@ from coseek.serve.worker import Service
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from coseek.models.sampler import Sampler
+    from coseek.serve.mixed_sampler import MixedSampler
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _DEFAULT_TOKENS = 16
 """Tokens of a completion without `max_tokens`, as in OpenAI's API."""
 Write: TypeAlias = Callable[[], JsonObject]
@@ -83,6 +87,7 @@ class ModelService(Service[ModelServeSettings]):
         self.generation = GenerationWorker(self._sampler, settings.max_rows, settings.queue, settings.most_wait_s)
         self.weights: Weights | None = None
         self._folder = folder
+        self._encoding = ThreadPoolExecutor(1, "coseek-encode")
         super().__init__(settings, self.generation)
 
     def _open(self) -> None:
@@ -122,8 +127,9 @@ class ModelService(Service[ModelServeSettings]):
             "coseek": __version__,
         }
 
-    async def complete(self, asked: CompletionAsked, record: JsonObject) -> Write:
-        """Generate for `/v1/completions`; counts are added to the log's `record`."""
+    async def complete(self, asked: CompletionAsked, record: JsonObject, arrived: float | None = None) -> Write:
+        """Generate for `/v1/completions`; counts are added to the log's `record`. `arrived`: when the request did, in
+        the event loop's time."""
         weights = self._named(asked.model)
         prompts = asked.prompts
         if not 0 < len(prompts) <= self.settings.max_prompts:
@@ -135,7 +141,7 @@ class ModelService(Service[ModelServeSettings]):
             wanted = asked.max_tokens or _DEFAULT_TOKENS
             requests.append(self._request(weights, ids, wanted, asked.drawn_seed, asked.kind))
         self._check_product([request.max_tokens for request in requests])
-        jobs = await self.generation.write(requests)
+        jobs = await self.generation.write(requests, arrived)
         self._note(jobs, record)
         return lambda: completion(asked, self.name, _texts(weights, jobs))
 
@@ -168,18 +174,19 @@ class ModelService(Service[ModelServeSettings]):
             raise RefusedRequest(400, "model_path is no model folder below the one of --weights-below")
         return folder
 
-    async def chat(self, asked: ChatAsked, record: JsonObject) -> Write:
-        """Generate for `/v1/chat/completions`."""
+    async def chat(self, asked: ChatAsked, record: JsonObject, arrived: float | None = None) -> Write:
+        """Generate for `/v1/chat/completions`; `arrived` as in `complete`."""
         weights = self._named(asked.model)
         messages = [Message(message.role, message.content) for message in asked.messages]
         self._check_length(sum(len(message.content) for message in messages))
         try:
-            ids = await asyncio.to_thread(chat_ids, weights.tokenizer, messages)
+            ids = await self._apart(chat_ids, weights.tokenizer, messages)
         except DataError as error:
             raise RefusedRequest(400, str(error)) from None
         wanted = asked.max_tokens or asked.max_completion_tokens or max(1, weights.context - len(ids))
         wanted = min(wanted, self.settings.max_new_tokens)
-        jobs = await self.generation.write([self._request(weights, ids, wanted, asked.drawn_seed, asked.kind)])
+        request = self._request(weights, ids, wanted, asked.drawn_seed, asked.kind)
+        jobs = await self.generation.write([request], arrived)
         self._note(jobs, record)
         return lambda: chat_completion(asked, self.name, _texts(weights, jobs)[0])
 
@@ -196,7 +203,11 @@ class ModelService(Service[ModelServeSettings]):
     async def _encoded(self, text: str) -> list[int]:
         self._check_length(len(text))
         encode = self._open_weights().tokenizer.encode
-        return encode(text) if len(text) < _LONG else await asyncio.to_thread(encode, text)
+        return encode(text) if len(text) < _LONG else await self._apart(encode, text)
+
+    async def _apart(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """The result of a call in the thread that encodes: several long texts at once would hold their tokens, too."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, partial(call, *given, **named))
 
     def _check_length(self, chars: int) -> None:
         if chars > self.settings.max_prompt_chars:
@@ -237,20 +248,18 @@ class ModelService(Service[ModelServeSettings]):
             if job.fault is not None:
                 raise RefusedRequest(500, BUG)
 
-    def _sampler(self, kind: SamplingKind) -> "Sampler":
-        from coseek.models.sampler import Sampler, SamplerSettings
+    def _sampler(self) -> "MixedSampler":
+        from coseek.models.sampler import SamplerSettings
+        from coseek.serve.mixed_sampler import MixedSampler
 
         weights = self._open_weights()
         settings = SamplerSettings(
-            temperature=kind.temperature,
-            top_p=kind.top_p,
-            top_k=kind.top_k,
             max_rows=self.settings.max_rows,
             max_tokens=weights.context,
             dtype=weights.precision,
             patience=0.0,  # a text is returned as soon as it is done
         )
-        return Sampler(weights.network, weights.tokenizer, kind.stops, settings)
+        return MixedSampler(weights.network, weights.tokenizer, settings)
 
 
 def _texts(weights: Weights, jobs: list[GenerationJob]) -> list[WrittenText]:

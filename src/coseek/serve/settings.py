@@ -73,8 +73,9 @@ class ModelServeSettings(ListenSettings, Placement):
     """Texts generated at once, at most."""
     queue: int = Field(default=1_024, ge=1)
     """Texts that may wait; more are answered with 503 and `Retry-After`."""
-    most_wait_s: float = Field(default=60.0, gt=0)
-    """Seconds: a request is refused in the same way where others are before it and all are expected to take longer."""
+    most_wait_s: float = Field(default=30.0, gt=0)
+    """Seconds: a request is refused in the same way where others are before it and all are expected to take longer, and
+    where it has not begun by then."""
     max_context: int | None = Field(default=None, ge=16)
     """Prompt and text together have at most this many tokens; the model's own limit when not set."""
     max_prompt_chars: int = Field(default=2_000_000, ge=1)
