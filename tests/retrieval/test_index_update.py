@@ -1,6 +1,7 @@
 """An index that is brought up to date is the one that a rebuild gives."""
 
 import gzip
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bench.digests import digests
 from hypothesis import given, settings
@@ -17,9 +19,11 @@ from hypothesis import strategies as st
 from tests.retrieval.tiny_encoder import WORDS, make_encoder
 
 from coseek.core.errors import DataError, IndexMismatch, SettingError
+from coseek.data.digest_table import DigestTable, first_rows, stable_order
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.index_update import update_index
+from coseek.retrieval.retrievers.bm25 import vocabulary_text
 from coseek.retrieval.retrievers.dense import Dense
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +93,24 @@ def test_an_updated_bm25_index_has_the_bytes_of_a_rebuilt_one(
     assert change.changed == sum(one.id in ids and texts[one.id] != (one.title, one.text) for one in after)
     assert change.removed == len(ids - {one.id for one in after})
     assert change.added + change.changed + change.kept == len(after)
+
+
+@given(st.lists(st.text(max_size=3) | st.sampled_from(['"', '", "', "\\", "\x7f", "\n", "月", "a"]), max_size=5))
+def test_a_vocabulary_is_written_as_json_whatever_its_words_hold(vocabulary: list[str]) -> None:
+    assert vocabulary_text(vocabulary) == json.dumps(vocabulary, ensure_ascii=False)
+
+
+@given(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1), max_size=30))
+def test_equal_digests_keep_their_order(keys: list[int]) -> None:
+    keys_N = np.array(keys, dtype=np.int64)
+    assert stable_order(keys_N).tolist() == np.argsort(keys_N, kind="stable").tolist()
+
+
+@given(*[st.lists(st.integers(0, 5), max_size=9)] * 2)
+def test_a_digest_is_looked_up_alike_with_and_without_a_table(old: list[int], new: list[int]) -> None:
+    old_N2, new_M2 = (np.array([(one, -one) for one in some], dtype=np.int64).reshape(-1, 2) for some in (old, new))
+    rows = [old.index(one) if one in old else -1 for one in new]
+    assert first_rows(old_N2, new_M2).tolist() == DigestTable(old_N2).rows(new_M2).tolist() == rows
 
 
 def test_words_that_occur_thousands_of_times_keep_their_counts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
-from coseek.agents.tool import TurnSearches
+from coseek.agents.tool import DocumentPage, Result, TurnSearches
 from coseek.agents.unwritable import NOT_KEPT
 from coseek.core.errors import UserError
 from coseek.data.audit import Finding
@@ -28,7 +28,7 @@ _NO_ROOM = re.compile(r"(?:no room for an observation|a prompt for notes) of (\d
 """Why a search was made and not recorded."""
 _WHOLE_TURN = "a turn of "
 """How the detail of a turn begins that its length ended."""
-FIELDS = ("stop", "stop_detail", "answer", "valid", "format_error", "selected_ids", "calls")
+FIELDS = ("stop", "stop_detail", "answer", "valid", "format_error", "selected_ids", "calls", "visits")
 
 
 class _Parted(Exception):
@@ -154,7 +154,8 @@ class _Play:
     def _result(self, call: PendingCall) -> Next:
         """The next searches that are stored, or the result of another tool of ours."""
         if call.tool is not self.environment.protocol.grammar.search:
-            return self.environment.answer(call, *self.environment.run_tool([call])[0])
+            result, took_s = self.environment.run_tool([call])[0]
+            return self.environment.answer(call, self._opened(call, result), took_s)
         texts = cast(list[str], call.request.arguments["queries"])
         done = len(self.row.searches)
         found = self.stored.searches[done : done + len(texts)]
@@ -173,6 +174,13 @@ class _Play:
             ),
             0.0,
         )
+
+    def _opened(self, call: PendingCall, result: Result) -> Result:
+        """The result of a visit with the document that it showed, which is stored; any other result as it is."""
+        stored = next((visit for visit in self.stored.visits if visit.turn == call.request.turn), None)
+        if stored is None or not isinstance(result, DocumentPage) or result.passage not in stored.passages:
+            return result
+        return replace(result, document=stored.passages)
 
     def _unrecorded(self) -> End | None:
         """How a run ended whose last search is not stored, since its results were not shown."""

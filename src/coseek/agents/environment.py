@@ -42,6 +42,7 @@ from coseek.data.trajectory import (
     Segment,
     StopReason,
     Trajectory,
+    Visit,
     stop_of_decline,
 )
 from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
@@ -165,7 +166,8 @@ class Environment:
             exact=row.exact,
             cost_usd=row.cost_usd or None,
             calls=tuple(row.calls),
-            evidence=ranked(row.searches, row.selected_ids if own is None else own),
+            evidence=ranked(row.searches, row.selected_ids if own is None else own, row.visits),
+            visits=tuple(row.visits),
         )
 
     # --- tools
@@ -197,7 +199,7 @@ class Environment:
 
     def _pending(self, row: Episode, call: ToolCall, written: str) -> PendingCall:
         query = make_query(row.question, row.history, "", written, self.protocol.grammar)
-        request = ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault)
+        request = ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault, tuple(row.visits))
         return PendingCall(row, call.tool, request)
 
     def _ask(self, row: Episode) -> Next:
@@ -220,8 +222,11 @@ class Environment:
         row.turns += 1
         return self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem))
 
-    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | None = None) -> Next:
-        """Insert an environment segment, record the searches or the call it answers, and continue the episode."""
+    def _show(
+        self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | Visit | None = None
+    ) -> Next:
+        """Insert an environment segment, record the searches, the call or the visit it answers, and continue the
+        episode."""
         if self.protocol.opens_with_search and not row.written:
             ids += self.prompt_template.prompt_ids(self.tokenizer, row.question)[1]
         if row.tokens + len(ids) >= self.limits.max_tokens:
@@ -229,6 +234,8 @@ class Environment:
             return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
         if isinstance(found, Call):
             row.calls.append(found)
+        elif isinstance(found, Visit):
+            row.visits.append(found)
         elif found is not None:
             row.keep(found)
         row.add(Segment(Author.ENVIRONMENT, tag, self.tokenizer.decode(ids), ids))
@@ -243,8 +250,9 @@ class Environment:
             return End(StopReason.TOOL_ERROR, detail=shown.message)
         if isinstance(result, DocumentPage):
             # The agent's mistake and no fault of a part: it is counted, and the run goes on.
-            there = self.prompt_template.has_page(self.tokenizer, result.hit, result.page, self.limits)
-            return self._show(row, PAGE if there else MISSING, shown)
+            there = self.prompt_template.has_page(self.tokenizer, result, self.limits)
+            visit = Visit(request.turn, result.ident, result.document) if result.document else None
+            return self._show(row, PAGE if there else MISSING, shown, visit)
         return self._show(row, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 
     def _ask_for_notes(self, row: Episode, found: TurnSearches) -> Next:

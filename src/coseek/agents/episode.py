@@ -9,7 +9,7 @@ from coseek.agents.document_block import apply_selection, latest_block
 from coseek.agents.search_turns import make_past_turn
 from coseek.agents.tool import TurnSearches
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Call, Search, Segment
+from coseek.data.trajectory import Author, Call, Search, Segment, Visit
 from coseek.models.model import EpisodeState
 from coseek.retrieval.query import PastTurn
 
@@ -25,6 +25,7 @@ class Episode:
     segments: list[Segment] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    visits: list[Visit] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
     """`searches` in the form that a retriever receives."""
     side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)

@@ -15,12 +15,13 @@ from pydantic import Field
 from coseek.agents.document_block import shown_documents
 from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
+from coseek.agents.tool import DocumentPage
 from coseek.core.errors import SettingError
 from coseek.core.files import read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import Settings, make_settings
-from coseek.data.passage import Hit
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.chat import ROLES, ChatTemplate, begin_ids, chat_frame, uses_chat_template
@@ -71,6 +72,9 @@ class PromptTemplateFile(Settings):
     """Answer to a turn without a valid action; `{problem}` is filled in."""
     page: str = "\n{title} (page {page} of {pages})\n{text}\n"
     """A page of an opened document; `{id}`, `{title}`, `{page}`, `{pages}` and `{text}` are filled in."""
+    part: str = "\n{title} (id: {id})\n{text}\n"
+    """One passage of a document that is opened with several, which together are the `{text}` of `page`; `{id}`,
+    `{title}` and `{text}` are filled in."""
     missing: str = "\n(there is no page {page} of a document {id} among those that were found)\n"
     """In place of a page that does not exist; `{id}` and `{page}` are filled in."""
     result: str = "\n{text}\n"
@@ -88,6 +92,7 @@ _FIELDS = {
     "failed": {"query"},
     "retry": {"problem"},
     "page": {"id", "title", "page", "pages", "text"},
+    "part": {"id", "title", "text"},
     "missing": {"id", "page"},
     "result": {"text"},
     "notes": {"question", "reasoning", "query", "documents"},
@@ -227,24 +232,37 @@ class PromptTemplate:
         }
         return self._fill(self.file.document, fields, tokenizer)
 
-    def page_ids(self, tokenizer: Tokenizer, hit: Hit | None, ident: str, page: int, size: int) -> tuple[int, ...]:
-        """Render page `page` (from 1) of a document in pages of `size` tokens; a notice when it does not exist."""
-        text = self._data(tokenizer, hit.passage.text) if hit else []
+    def page_ids(self, tokenizer: Tokenizer, opened: DocumentPage, size: int) -> tuple[int, ...]:
+        """Render a passage's page (from 1) in pages of `size` tokens, or its document, which is one page of any size; a
+        notice when there is no such page."""
+        passage, page = opened.passage, opened.page
+        text = self._data(tokenizer, passage.text) if passage else []
+        if opened.document:
+            text = [token for part in opened.document for token in self.part_ids(tokenizer, part)]
+            size = max(1, len(text))
         pages = _pages(len(text), size)
         fields = {
-            "id": self._data(tokenizer, ident),
-            "title": self._data(tokenizer, hit.passage.title if hit else ""),
+            "id": self._data(tokenizer, opened.ident),
+            "title": self._data(tokenizer, passage.title if passage else ""),
             "page": tokenizer.encode(str(page) if abs(page) < 10**9 else "?"),
             "pages": tokenizer.encode(str(pages)),
             "text": text[(page - 1) * size : page * size],
         }
-        template = self.file.page if hit and 1 <= page <= pages else self.file.missing
+        template = self.file.page if passage and 1 <= page <= pages else self.file.missing
         return self._observed(tokenizer, self._fill(template, fields, tokenizer))
 
-    def has_page(self, tokenizer: Tokenizer, hit: Hit | None, page: int, limits: Limits) -> bool:
-        """Whether a document was found and has this page."""
+    def part_ids(self, tokenizer: Tokenizer, passage: Passage) -> list[int]:
+        """Render one passage among others of its document."""
+        given = {"id": passage.id, "title": passage.title, "text": passage.text}
+        fields = {name: self._data(tokenizer, text) for name, text in given.items()}
+        return self._fill(self.file.part, fields, tokenizer)
+
+    def has_page(self, tokenizer: Tokenizer, opened: DocumentPage, limits: Limits) -> bool:
+        """Whether a passage was found and has this page."""
+        if opened.document or opened.passage is None:
+            return bool(opened.document)
         size = limits.max_observation_tokens
-        return hit is not None and 1 <= page <= _pages(len(self._data(tokenizer, hit.passage.text)), size)
+        return 1 <= opened.page <= _pages(len(self._data(tokenizer, opened.passage.text)), size)
 
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
         """Render a tool's result, cut to `max_tokens`."""

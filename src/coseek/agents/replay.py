@@ -99,6 +99,7 @@ class ReplayPoint:
             segments=list(self.segments),
             searches=list(searches),
             calls=[call for call in run.calls if call.turn < (self.searches[self.place].turn or 0)],
+            visits=[visit for visit in run.visits if visit.turn < (self.searches[self.place].turn or 0)],
             history=[make_past_turn(query, search) for query, search in zip(self.asked, searches, strict=False)],
             side_contexts=list(run.side_contexts[: self.side_contexts]),
             tokens=len(self.ids),
@@ -139,7 +140,7 @@ def with_hits(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajectory:
     searches[place] = replace(search, hits=hits, selected=selected)
     chosen = dict.fromkeys(ident for each in searches for ident in each.selected or ())
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
-    own = run.evidence not in (None, ranked(run.searches, run.selected_ids))
+    own = run.evidence not in (None, ranked(run.searches, run.selected_ids, run.visits))
     first = [names.get(ident, ident) for ident in run.evidence or ()] if own else chosen
-    evidence = None if run.evidence is None else ranked(searches, first)
+    evidence = None if run.evidence is None else ranked(searches, first, run.visits)
     return replace(run, searches=tuple(searches), selected_ids=tuple(chosen), evidence=evidence)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from coseek.data.evidence import evidence_of
+from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 
@@ -22,7 +22,8 @@ def served_context(trajectory: Trajectory) -> list[Passage]:
 
 def _chosen(trajectory: Trajectory) -> Iterator[Passage]:
     if all(search.selected is None for search in trajectory.searches):
-        found = {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
+        found = met_passages((), trajectory.visits)
+        found |= {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
         best = trajectory.selected_ids or evidence_of(trajectory)
         yield from (found[ident] for ident in best if ident in found)
         return

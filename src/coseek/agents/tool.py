@@ -27,8 +27,8 @@ from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.core.strict_json import InvalidJson, parse_strict, replace_surrogates
-from coseek.data.passage import Hit
-from coseek.data.trajectory import Search
+from coseek.data.passage import Passage
+from coseek.data.trajectory import Search, Visit
 from coseek.models.model import Tokenizer
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
@@ -81,6 +81,8 @@ class ToolRequest:
     """The episode's searches so far."""
     fault: str = ""
     """Why `parse` failed; such a request is not run."""
+    visits: tuple[Visit, ...] = ()
+    """The episode's visits so far that showed more than the passage found."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,13 @@ class TurnSearches:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
-    """Result of `visit`: a page (from 1) of a document; no `hit` when the episode has not found it."""
+    """Result of `visit`: a page (from 1) of a passage; no `passage` when the episode has not found it."""
 
-    hit: Hit | None
+    passage: Passage | None
     ident: str
     page: int
+    document: tuple[Passage, ...] = ()
+    """The passage among others of its document that are shown with it, in order; empty where it is shown alone."""
 
 
 Result: TypeAlias = "TurnSearches | DocumentPage | ToolFault | Json"

@@ -43,13 +43,14 @@ def as_path(given: object, what: str) -> Path:
 
 def open_text(path: Path) -> IO[str]:
     """Open UTF-8 text for reading; `.gz` files through gzip. Raises `DataError` without such a file."""
-    _check_is_file(path)
+    check_is_file(path)
     if path.suffix == ".gz":
         return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
     return path.open(encoding="utf-8")
 
 
-def _check_is_file(path: Path) -> None:
+def check_is_file(path: Path) -> None:
+    """Raise `DataError` where there is no file, or a folder."""
     if not path.exists():
         raise DataError(f"there is no file {path}; check the path")
     if path.is_dir():
@@ -126,7 +127,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_byte_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of a plain or `.gz` file, undecoded. Raises `DataError` as `read_lines`."""
     number = 0
-    _check_is_file(path)
+    check_is_file(path)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
         try:
             for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b""), start=1):

@@ -21,7 +21,7 @@ from coseek.core.errors import DataError, DiskFault, IndexMismatch
 from coseek.core.files import json_line, parse_line, read_json, write_json
 from coseek.data.array_file import read_array
 from coseek.data.corpus_scan import LINES, KnownLines, LinePositions, line_digest, scan_lines
-from coseek.data.digest_table import Digests, as_digests
+from coseek.data.digest_table import Digests, as_digests, stable_order
 from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
 
 Longs = NDArray[np.int64]
@@ -128,7 +128,7 @@ class CorpusFile(Corpus):
         if not len(spans_N2):
             raise DataError(f"{source} is empty; it needs at least one passage")
         hashes_N = _hashes(ids_N)
-        order_N = np.argsort(hashes_N, kind="stable")
+        order_N = stable_order(hashes_N)
         made = cls(path, spans_N2, np.stack([hashes_N[order_N], order_N], axis=1), digest, _stamp(path))
         made._check_unique(source)
         return made

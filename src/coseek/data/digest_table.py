@@ -14,8 +14,9 @@ class DigestTable:
 
     def __init__(self, digests_N2: Digests) -> None:
         self._digests_N2 = digests_N2
-        self._order_N = np.argsort(digests_N2[:, 0], kind="stable")
-        self._sorted_N = digests_N2[self._order_N, 0]
+        keys_N = np.ascontiguousarray(digests_N2[:, 0])
+        self._order_N = stable_order(keys_N)
+        self._sorted_N = keys_N[self._order_N]
 
     def rows(self, digests_M2: Digests) -> NDArray[np.int64]:
         """The first row of each digest, −1 for one that is not there."""
@@ -25,6 +26,26 @@ class DigestTable:
         rows_M = self._order_N[np.minimum(places_M, len(self._order_N) - 1)]
         # Two digests that share their first half may hide one another, which costs work and no result.
         return np.where((self._digests_N2[rows_M] == digests_M2).all(axis=1), rows_M, -1)
+
+
+def first_rows(digests_N2: Digests, digests_M2: Digests) -> NDArray[np.int64]:
+    """The first row of each of M digests among N, −1 for one that is not there; without a table of the N, so cheaper
+    than `DigestTable` for a few digests."""
+    few = DigestTable(digests_M2)
+    found_N = few.rows(digests_N2)
+    met_N = np.flatnonzero(found_N >= 0)[::-1]
+    rows_M = np.full(len(digests_M2), -1)
+    rows_M[found_N[met_N]] = met_N  # of several the first row is written last
+    own_M = few.rows(digests_M2)  # −1 for one that is hidden
+    return np.where(own_M >= 0, rows_M[own_M], -1)
+
+
+def stable_order(keys_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The stable `argsort`. Where all keys differ, as those of digests do, any order is stable, and the default sort of
+    numpy is several times faster."""
+    order_N = np.argsort(keys_N)
+    sorted_N = keys_N[order_N]
+    return order_N if (sorted_N[1:] != sorted_N[:-1]).all() else np.argsort(keys_N, kind="stable")
 
 
 def as_digests(data: bytes | bytearray, width: int) -> Digests:

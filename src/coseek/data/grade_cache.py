@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Generic, Protocol, Self, TypeVar
 
 from coseek.core.errors import DataError
-from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, json_line, parse_line
+from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, check_is_file, json_line, parse_line
 from coseek.core.lock import lock_beside, sweep_lock_beside
 from coseek.core.strict_json import is_json
 from coseek.data.run import drop_partial_line
@@ -133,6 +133,7 @@ class GradeCache(Generic[E]):
     def _lines(self) -> Iterator[E]:
         if not self.path.exists():
             return
+        check_is_file(self.path)
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 where = f"{self.path}, line {number}"
@@ -155,6 +156,7 @@ class GradeCache(Generic[E]):
             if not self.path.exists():
                 with atomic_write(self.path) as file:
                     file.write(json_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
+            check_is_file(self.path)
             drop_partial_line(self.path)
             with self.path.open("a", encoding="utf-8") as file:
                 yield file

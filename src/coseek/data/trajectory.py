@@ -13,7 +13,7 @@ from typing import cast
 from coseek.core import fields
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
-from coseek.data.passage import Hit
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 
 SCHEMA = 2
@@ -165,6 +165,29 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Visit:
+    """A visit that showed a found passage with others of its document."""
+
+    turn: int
+    """Which of the agent's turns made it, from 1."""
+    id: str
+    """The passage that was asked for."""
+    passages: tuple[Passage, ...]
+    """All that were shown, in the order of the document."""
+
+    def to_json(self) -> JsonObject:
+        return {"turn": self.turn, "id": self.id, "passages": [passage.to_json() for passage in self.passages]}
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Visit":
+        return cls(
+            turn=fields.whole(row, "turn"),
+            id=fields.text(row, "id"),
+            passages=tuple(Passage.from_json(passage) for passage in fields.objects(row, "passages")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One question's whole run.
 
@@ -201,8 +224,10 @@ class Trajectory:
     calls: tuple[Call, ...] = ()
     """Calls of tools other than search and visit, which have `searches` and segments with the tag `page`."""
     evidence: tuple[str, ...] | None = None
-    """Ids of all passages that were retrieved, each once, best first (`data/evidence.py`). `None` in older runs, which
-    do not hold it."""
+    """Ids of all passages that were retrieved or visited, each once, best first (`data/evidence.py`). `None` in older
+    runs, which do not hold it."""
+    visits: tuple[Visit, ...] = ()
+    """Visits that showed more than the passage that a search had found."""
     messages: tuple[JsonObject, ...] = ()
     """The messages of an imported conversation, exactly as the log has them; empty for runs of coseek."""
 
@@ -264,6 +289,8 @@ class Trajectory:
             row["side_contexts"] = [[segment.to_json() for segment in context] for context in self.side_contexts]
         if self.calls:
             row["calls"] = [call.to_json() for call in self.calls]
+        if self.visits:
+            row["visits"] = [visit.to_json() for visit in self.visits]
         if not self.exact:
             row["exact"] = False
         if self.cost_usd is not None:
@@ -296,6 +323,7 @@ class Trajectory:
             cost_usd=fields.number_or_none(row, "cost_usd"),
             calls=tuple(Call.from_json(part) for part in fields.objects({"calls": [], **row}, "calls")),
             evidence=_idents(row.get("evidence")),
+            visits=tuple(Visit.from_json(part) for part in fields.objects({"visits": [], **row}, "visits")),
             messages=tuple(fields.objects({"messages": [], **row}, "messages")),
         )
 

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from coseek.core.files import JsonObject
+from coseek.data.evidence import met_passages
 from coseek.data.trajectory import (
     MESSAGE,
     MISSING,
@@ -60,7 +61,7 @@ def check_trajectory(
                 yield what, position
     yield from _order(trajectory)
     checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _calls(trajectory)]
-    checks += [_selection(trajectory), _evidence(trajectory)]
+    checks += [_visits(trajectory), _selection(trajectory), _evidence(trajectory)]
     for what in (*chain(*checks), *_side_contexts(trajectory, budgets, decode)):
         yield what, None
     tokens = len(trajectory.ids)
@@ -73,9 +74,10 @@ def _odd_numbers(trajectory: Trajectory) -> Iterator[str]:
     """Seeds, turns, seconds and costs that no run has."""
     if type(trajectory.seed) is not int or trajectory.seed < 0:
         yield f"the seed is {trajectory.seed!r}, and must be a whole number from 0"
-    for turn in (*(search.turn for search in trajectory.searches), *(call.turn for call in trajectory.calls)):
+    made = (trajectory.searches, trajectory.calls, trajectory.visits)
+    for turn in (one.turn for kind in made for one in kind):
         if turn is not None and type(turn) is not int:
-            yield f"a search or call belongs to the turn {turn!r}, which is no whole number"
+            yield f"a search, call or visit belongs to the turn {turn!r}, which is no whole number"
     spent = {**trajectory.timings, "cost_usd": trajectory.cost_usd}
     for name, value in spent.items():
         if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
@@ -184,16 +186,32 @@ def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
 
 def _calls(trajectory: Trajectory) -> Iterator[str]:
     """Each tool segment shows one call that worked, made by the turn of the agent in front of it."""
-    shown, turn = [], 0
-    for segment in trajectory.segments:
-        turn += segment.author is Author.AGENT
-        if segment.author is Author.ENVIRONMENT and segment.tag == TOOL:
-            shown.append(turn)
+    shown, turn = _turns_before(trajectory, TOOL), sum(one.author is Author.AGENT for one in trajectory.segments)
     worked = [call.turn for call in trajectory.calls if call.fault is None]
     if shown != worked:
         yield f"results of tools are shown behind the turns {shown}, and calls that worked are of the turns {worked}"
     if any(call.turn != turn for call in trajectory.calls if call.fault is not None):
         yield f"a tool call failed before the last turn ({turn}), and a failed call ends a run"
+
+
+def _turns_before(trajectory: Trajectory, tag: str) -> list[int]:
+    """The number of the agent's turn in front of each segment by the environment with this tag."""
+    found, turn = list[int](), 0
+    for segment in trajectory.segments:
+        turn += segment.author is Author.AGENT
+        if segment.author is Author.ENVIRONMENT and segment.tag == tag:
+            found.append(turn)
+    return found
+
+
+def _visits(trajectory: Trajectory) -> Iterator[str]:
+    """Each visit that showed a document has its page, behind the turn that made it."""
+    pages, turns = _turns_before(trajectory, PAGE), [visit.turn for visit in trajectory.visits]
+    if not set(turns) <= set(pages) or turns != sorted(set(turns)):
+        yield f"documents were visited in the turns {turns}, and pages are shown behind the turns {pages}"
+    for visit in trajectory.visits:
+        if visit.id not in {passage.id for passage in visit.passages}:
+            yield f"a visit of {visit.id!r} in turn {visit.turn} did not show it"
 
 
 def _selection(trajectory: Trajectory) -> Iterator[str]:
@@ -213,7 +231,7 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
     """All that was retrieved, each passage once. Which comes first is the agent's to say."""
     if trajectory.evidence is None:  # older than this field
         return
-    found, counted = {hit.passage.id for search in trajectory.searches for hit in search.hits}, set[str]()
+    found, counted = met_passages(trajectory.searches, trajectory.visits).keys(), set[str]()
     for ident in trajectory.evidence:
         if ident in counted:
             yield f"the passage {ident!r} stands twice in the evidence"

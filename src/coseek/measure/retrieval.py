@@ -7,7 +7,7 @@ failed search is left out of means per search. Recall is `None` for questions wi
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from coseek.data.evidence import evidence_of
+from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
@@ -18,12 +18,8 @@ PassageBudget: TypeAlias = Callable[[Sequence[Passage]], tuple[Sequence[Passage]
 
 
 def served(trajectory: Trajectory) -> list[Passage]:
-    """All retrieved passages of the run without duplicates, in the order of retrieval."""
-    first: dict[str, Passage] = {}
-    for search in trajectory.searches:
-        for hit in search.hits:
-            first.setdefault(hit.passage.id, hit.passage)
-    return list(first.values())
+    """All retrieved passages of the run without duplicates, in the order of retrieval; those of visits last."""
+    return list(met_passages(trajectory.searches, trajectory.visits).values())
 
 
 def run_recall(trajectory: Trajectory, max_passages: int | None = None) -> float | None:

@@ -33,7 +33,7 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.audit import Audit, AuditParts, Finding, audit_run
 from coseek.data.identities import KEY, digest, questions_digest
-from coseek.data.passage import Corpus, Hit
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.token_data import TokenData, finite
@@ -233,8 +233,12 @@ class _Recorded:
     def _wrong_hits(self, run: Trajectory, corpus: Corpus | None) -> Iterator[str]:
         for number, search in enumerate(run.searches, start=1):
             for hit in search.hits:
-                if corpus is not None and not _is_in(corpus, hit):
+                if corpus is not None and not _is_in(corpus, hit.passage):
                     yield f"the passage {hit.passage.id!r} of search {number} is not that of the corpus"
+        for visit in run.visits:
+            for passage in visit.passages:
+                if corpus is not None and not _is_in(corpus, passage):
+                    yield f"the passage {passage.id!r}, which turn {visit.turn} visited, is not that of the corpus"
         if self.retriever is not None and self.protocol is not None and self.limits is not None:
             yield from _searched_again(run, self.retriever, self.protocol, self.limits.passages_per_search)
 
@@ -327,9 +331,8 @@ def _wrong_reward(reward: RewardFunction, run: Trajectory, data: TokenData) -> I
         yield f"the reward is {data.reward}, and {whole[0]} follows"
 
 
-def _is_in(corpus: Corpus, hit: Hit) -> bool:
-    ident = hit.passage.id
-    return corpus.has(ident) and corpus.by_id(ident).to_json() == hit.passage.to_json()
+def _is_in(corpus: Corpus, passage: Passage) -> bool:
+    return corpus.has(passage.id) and corpus.by_id(passage.id).to_json() == passage.to_json()
 
 
 def _searched_again(run: Trajectory, retriever: Retriever, protocol: Protocol, k: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
 from coseek.data.array_file import read_array
 from coseek.data.corpus_scan import DIGESTS
-from coseek.data.digest_table import Digests, DigestTable, as_digests
+from coseek.data.digest_table import Digests, DigestTable, as_digests, first_rows
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import (
     IndexCard,
@@ -68,7 +68,7 @@ class CorpusChange:
         same_id_N = DigestTable(old_M4[:, :2]).rows(new_N4[:, :2])
         kept_N = (same_id_N >= 0) & (old_M4[same_id_N, 2:] == new_N4[:, 2:]).all(axis=1)
         rows_N = same_id_N.copy()  # the same id first: a text that occurs twice then stays in its place
-        rows_N[~kept_N] = DigestTable(old_M4[:, 2:]).rows(new_N4[~kept_N, 2:])
+        rows_N[~kept_N] = first_rows(old_M4[:, 2:], new_N4[~kept_N, 2:])
         known = int((same_id_N >= 0).sum())
         return cls(rows_N, len(new_N4) - known, known - int(kept_N.sum()), len(old_M4) - known)
 

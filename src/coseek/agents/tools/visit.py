@@ -1,10 +1,16 @@
-"""Visit: opens a page of a document that a search of this episode has found."""
+"""Visit: opens a document at a passage that this episode has found: the passage, and around it those of its neighbours
+that fit. A passage without neighbours in the corpus, and one that is longer than a page, is shown alone in pages."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import ClassVar, cast
 
 from coseek.agents.tool import DocumentPage, ParsedCall, ToolContext, ToolRequest, ToolSettings
 from coseek.core.files import JsonObject
+from coseek.data.evidence import met_passages
+from coseek.data.neighbours import Way, neighbours
+from coseek.data.passage import Hit, Passage
+from coseek.retrieval.retriever import fault_of_hits
 
 
 class VisitSettings(ToolSettings):
@@ -33,16 +39,46 @@ def parse(arguments: JsonObject, settings: VisitSettings) -> ParsedCall:
 
 
 def run(requests: Sequence[ToolRequest], settings: VisitSettings, context: ToolContext) -> list[DocumentPage]:
-    """Look each document up among those that its episode has found."""
+    """Look each passage up among those that its episode has found, and its neighbours in the corpus."""
     pages = []
     for request in requests:
         ident, page = cast(str, request.arguments["id"]), cast(int, request.arguments["page"])
-        hits = (hit for search in request.searches for hit in search.hits)
-        pages.append(DocumentPage(next((hit for hit in hits if hit.passage.id == ident), None), ident, page))
+        passage = met_passages(request.searches, request.visits).get(ident)
+        document = _document(passage, context) if passage is not None and page == 1 else ()
+        pages.append(DocumentPage(passage, ident, page, document))
     return pages
 
 
 def render(result: DocumentPage, settings: VisitSettings, context: ToolContext) -> tuple[int, ...]:
     """The page in pages of `max_observation_tokens`, or a notice that there is no such page."""
-    size = context.limits.max_observation_tokens
-    return context.template.page_ids(context.tokenizer, result.hit, result.ident, result.page, size)
+    return context.template.page_ids(context.tokenizer, result, context.limits.max_observation_tokens)
+
+
+def _document(passage: Passage, context: ToolContext) -> tuple[Passage, ...]:
+    """A passage with the neighbours that fit into `max_observation_tokens` beside it, taken in turns from behind and
+    from before it; empty where none does."""
+    corpus = context.retriever.corpus
+    left = context.limits.max_observation_tokens - _size(passage, context)
+    if corpus is None or left <= 0:
+        return ()
+    behind: list[Passage] = []
+    before: list[Passage] = []
+    sides: tuple[tuple[list[Passage], Way], ...] = ((behind, "next"), (before, "previous"))
+    ways = [(found, takewhile(_is_writable, neighbours(passage, corpus, way))) for found, way in sides]
+    while ways:
+        found, others = ways.pop(0)
+        one = next(others, None)
+        if one is not None and (size := _size(one, context)) <= left:
+            found.append(one)
+            left -= size
+            ways.append((found, others))
+    return (*before[::-1], passage, *behind) if before or behind else ()
+
+
+def _size(passage: Passage, context: ToolContext) -> int:
+    """Its tokens among others of its document."""
+    return len(context.template.part_ids(context.tokenizer, passage))
+
+
+def _is_writable(passage: Passage) -> bool:
+    return not fault_of_hits([Hit(passage, 0.0)])

@@ -1,5 +1,6 @@
 """Search an index."""
 
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -8,10 +9,12 @@ from rich.text import Text
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.data.neighbours import Way, neighbours
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import open_retriever
 
 app = new_app()
+WAYS: tuple[Way, Way] = ("previous", "next")
 SOURCE = ("path", "page", "row", "url", "date")
 """Fields of a passage that say where it is from, as they are shown."""
 
@@ -47,17 +50,13 @@ def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
     """A hit as JSON, with the texts before and after it where they are asked for."""
     if corpus is None or not passages:
         return hit.to_json()
-    before, after = (neighbours(hit.passage, corpus, way, passages) for way in ("previous", "next"))
+    before, after = (around(hit.passage, corpus, way, passages) for way in WAYS)
     return {**hit.to_json(), "before": [one.to_json() for one in before], "after": [one.to_json() for one in after]}
 
 
-def neighbours(passage: Passage, corpus: Corpus, way: str, most: int) -> list[Passage]:
+def around(passage: Passage, corpus: Corpus, way: Way, most: int) -> list[Passage]:
     """Up to `most` passages of its document before (`previous`) or after (`next`) a passage, in reading order."""
-    found: list[Passage] = []
-    at = passage
-    while len(found) < most and isinstance(ident := at.meta.get(way), str) and corpus.has(ident):
-        at = corpus.by_id(ident)
-        found.append(at)
+    found = list(islice(neighbours(passage, corpus, way), most))
     return found[::-1] if way == "previous" else found
 
 
@@ -72,8 +71,8 @@ def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int
         )
         if source := ", ".join(f"{name} {passage.meta[name]}" for name in SOURCE if name in passage.meta):
             console.print(Text(f"    {source}", style="dim"))
-        for way, mark in (("previous", "↑"), ("next", "↓")):
-            for other in neighbours(passage, corpus, way, context) if corpus is not None else ():
+        for way, mark in zip(WAYS, "↑↓", strict=True):
+            for other in around(passage, corpus, way, context) if corpus is not None else ():
                 console.print(Text(f"    {mark} {other.text}", style="dim"))
     if not hits:
         console.print(Text("    nothing found", style="dim"))

@@ -17,6 +17,7 @@ from pydantic import Field
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
+from coseek.data.evidence import met_passages
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.labels.candidates import Candidates, find_candidates
@@ -116,7 +117,8 @@ def unseen(turn: SearchTurn) -> list[str]:
     earlier = turn.trajectory.searches[: turn.search]
     now = turn.trajectory.searches[turn.search].turn
     before = [search for search in earlier if now is None or search.turn != now]
-    shown = {hit.passage.id for search in before for hit in search.hits}
+    visits = [visit for visit in turn.trajectory.visits if now is not None and visit.turn < now]
+    shown = met_passages(before, visits)
     return [ident for ident in turn.question.gold_ids if ident not in shown]
 
 

@@ -136,12 +136,12 @@ class Splice:
         self._places_O[rows_N[kept_N]] = kept_N
         self._in_order = bool((np.diff(rows_N[kept_N]) > 0).all())
         self._rows_F = new_M[fresh.rows_P].astype(np.int32)
-        ats = [bisect_left(old.vocabulary, word) for word in fresh.vocabulary]
+        words, end = old.vocabulary, len(old.vocabulary)
+        ats = [bisect_left(words, word) for word in fresh.vocabulary]
         self._at_U = np.array(ats, dtype=np.int64)
-        known = [old.vocabulary[at : at + 1] == [word] for at, word in zip(ats, fresh.vocabulary, strict=True)]
+        known = [at < end and words[at] == word for at, word in zip(ats, fresh.vocabulary, strict=True)]
         self._known_U = np.array(known, dtype=bool)
-        added = [word for word, is_known in zip(fresh.vocabulary, known, strict=True) if not is_known]
-        self.vocabulary = sorted(old.vocabulary + added)  # two sorted runs are merged in linear time
+        self.vocabulary = merged(old.vocabulary, fresh.vocabulary, self._at_U, self._known_U)
         """With the words that no longer occur."""
 
     def blocks(self) -> Iterator[WordBlock]:
@@ -186,6 +186,28 @@ class Splice:
             order_P = np.argsort(np.repeat(np.arange(len(counts_W)) << 32, counts_W) | rows_P)
             rows_P, times_P = rows_P[order_P], times_P[order_P]
         return np.concatenate([[0], np.cumsum(counts_W)]), rows_P, times_P
+
+
+def merged(old: list[str], fresh: Sequence[str], at_U: Ints, known_U: NDArray[np.bool_]) -> list[str]:
+    """The old words and the fresh ones that are not known, each in front of the old word `at`."""
+    found: list[str] = []
+    last = 0
+    for new in np.flatnonzero(~known_U).tolist():
+        at = int(at_U[new])
+        found += old[last:at]
+        found.append(fresh[new])
+        last = at
+    return found + old[last:]
+
+
+def without(words: list[str], gone: Ints) -> list[str]:
+    """The words but those at the rising places `gone`."""
+    found: list[str] = []
+    last = 0
+    for place in gone.tolist():
+        found += words[last:place]
+        last = place + 1
+    return found + words[last:] if last else words
 
 
 def _cuts(starts_V1: Ints) -> list[tuple[int, int]]:

@@ -40,6 +40,7 @@ from coseek.retrieval.lexical.word_counts import (
     blocks_of,
     count_words,
     joined_counts,
+    without,
 )
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
@@ -248,12 +249,15 @@ def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
 def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
     """Write the files that `build` writes. Only new texts are tokenised; all weights are computed again, since they
     depend on the whole corpus."""
-    rows_N, firsts = np.unique(old.rows_N, return_index=True)
-    places_N = np.full(len(corpus), -1)  # a text that occurs twice is kept once
-    places_N[firsts] = rows_N
+    counts = _read_counts(old.folder)
+    kept = np.flatnonzero(old.rows_N >= 0)[::-1]
+    first_O = np.full(len(counts.lengths_N), -1)
+    first_O[old.rows_N[kept]] = kept  # a text that occurs twice is kept once: of several the first is written last
+    places_N = np.full(len(corpus), -1)
+    places_N[first_O[first_O >= 0]] = np.flatnonzero(first_O >= 0)
     new_M = np.flatnonzero(places_N < 0)
     fresh = count((corpus[row] for row in new_M.tolist()), settings)
-    splice = Splice(_read_counts(old.folder), places_N, fresh, new_M)
+    splice = Splice(counts, places_N, fresh, new_M)
     _write(splice.blocks(), splice.vocabulary, splice.lengths_N, settings, folder)
 
 
@@ -277,8 +281,7 @@ def _write(
             rows_file.append(block.rows_P)
             times_file.append(block.times_P)
     counts_V = np.concatenate(counts)
-    left = vocabulary if counts_V.all() else [vocabulary[word] for word in np.flatnonzero(counts_V).tolist()]
-    (folder / VOCABULARY).write_text(json.dumps(left, ensure_ascii=False), encoding="utf-8")
+    (folder / VOCABULARY).write_text(vocabulary_text(without(vocabulary, np.flatnonzero(counts_V == 0))), "utf-8")
     np.save(folder / "starts.npy", np.concatenate([[0], np.cumsum(counts_V[counts_V > 0])]))
     np.save(folder / "maxima.npy", np.concatenate(maxima))
     np.save(folder / "lengths.npy", lengths_N)
@@ -311,9 +314,16 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
 
 def _read_vocabulary(folder: Path) -> list[str]:
     found = read_json(folder / VOCABULARY)
-    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+    if not isinstance(found, list) or not set(map(type, found)) <= {str}:
         raise DataError(f"{folder / VOCABULARY} is no list of words; {WAY_OUT}")
     return cast(list[str], found)
+
+
+def vocabulary_text(vocabulary: list[str]) -> str:
+    """The words as `json.dumps` writes them, in half of the time where none needs an escape: words seldom do."""
+    joined = '", "'.join(vocabulary)
+    plain = joined.isprintable() and "\\" not in joined and joined.count('"') == 2 * len(vocabulary) - 2
+    return f'["{joined}"]' if plain else json.dumps(vocabulary, ensure_ascii=False)
 
 
 def _check_sizes(folder: Path, words: int, starts_V1: Ints, rows_P: Rows32, pairs: int, passages: int) -> None:
