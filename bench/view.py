@@ -1,20 +1,27 @@
-"""The viewer's page: bytes an episode, and milliseconds until it is open and until a filter is drawn, in Chromium.
+"""The viewer's page in Chromium: size, milliseconds, requests, findings of axe-core, and pictures to be looked at.
 
     python -m bench.view [--episodes 10000]
+    python -m bench.view runs/quickstart --pictures DIR    every view at 400, 800 and 1,600 pixels
+    python -m bench.view --axe axe.min.js                  another version of axe-core than the installed one
 
-Two scripted agents answer questions of a small laptop world; their episodes are repeated under other ids and seeds. The
-log-probabilities of scripted tokens are all 0, so they are replaced by drawn ones, which compress like a model's.
+Without a run two scripted agents answer questions of a small laptop world; their episodes are repeated under other ids
+and seeds. The log-probabilities of scripted tokens are all 0, so they are replaced by drawn ones, which compress like a
+model's; the curves are drawn, too. Exit 1 when a bar is missed.
 """
 
 import argparse
+import json
+import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.view.accessibility import TALL, WIDTHS, axe_script, findings, shape, views
 from tests.view.chromium import Chromium
 
 import coseek
@@ -28,6 +35,7 @@ PLAYED = 250
 """Episodes that an agent really plays."""
 MEAN_NATS = 0.3
 """Mean of the drawn −log p (exponential)."""
+MOST_BYTES, MOST_OPEN_MS, MOST_FILTER_MS = 2048, 3000, 200
 FILTERS = {
     "outcome": "wrong",
     "text": "year",
@@ -51,7 +59,16 @@ def make_runs(folder: Path, episodes: int) -> list[Path]:
         with run.open_for_append() as file:
             for one in repeated(trajectories, episodes // len(AGENTS), rng):
                 run.append(file, one)
+        (folder / agent / "metrics.jsonl").write_text("".join(map(curve_row, range(1, 201))), encoding="utf-8")
     return [folder / agent for agent in AGENTS]
+
+
+def curve_row(step: int) -> str:
+    """A step's numbers as a training logs them."""
+    reward, entropy = 0.7 - 0.5 * math.exp(-step / 60), 0.3 + math.exp(-step / 90)
+    wave = 0.05 * math.sin(step)
+    row = {"step": step, "reward": reward + wave, "kl_reference": step / 3000, "entropy": entropy, "alarms": 0}
+    return json.dumps(row) + "\n"
 
 
 def repeated(trajectories: Sequence[Trajectory], count: int, rng: random.Random) -> Iterator[Trajectory]:
@@ -89,28 +106,77 @@ def filter_ms(browser: Chromium) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=10_000)
-    args = parser.parse_args()
+def accessibility(browser: Chromium, page: Path, script: str) -> tuple[set[str], set[str], int]:
+    """Findings that are sure, contrasts that are not, and how many times the page was looked at."""
+    browser.open(page.as_uri())
+    sure, unsure, looks = set[str](), set[str](), 0
+    for fragment in views(browser).values():
+        for width in WIDTHS:
+            for dark in (False, True):
+                shape(browser, width, TALL, dark)
+                browser.open(page.as_uri() + fragment)
+                looks += 1
+                for found, certain in findings(browser, script):
+                    (sure if certain else unsure).add(found)
+    return sure, unsure, looks
+
+
+def pictures(browser: Chromium, page: Path, folder: Path) -> None:
+    """A picture of every view at every width, and a dark one at the middle width."""
+    folder.mkdir(parents=True, exist_ok=True)
+    browser.open(page.as_uri())
+    for name, fragment in views(browser).items():
+        for width in WIDTHS:
+            browser.open(page.as_uri() + fragment)
+            for dark in (False, True) if width == WIDTHS[1] else (False,):
+                browser.picture(folder / f"{name}-{width}{'-dark' if dark else ''}.png", width, 1000, dark)
+
+
+def measured(page: Path, episodes: int, script: str, folder: Path | None) -> list[tuple[bool, str]]:
+    """Each bar: whether it is reached, and a sentence."""
+    each = page.stat().st_size / episodes
+    bars = [(each <= MOST_BYTES, f"{each:,.0f} bytes an episode (base64 and the page included), bar {MOST_BYTES:,}")]
+    with Chromium() as browser:
+        took = statistics.median(open_ms(browser, page) for _ in range(3))
+        bars.append((took < MOST_OPEN_MS, f"open: {took:.0f} ms (median of 3), bar {MOST_OPEN_MS:,}"))
+        for name, spent in filter_ms(browser).items():
+            said = f"filter {name}={FILTERS[name]}: {spent:.0f} ms, bar {MOST_FILTER_MS}"
+            bars.append((spent < MOST_FILTER_MS, said))
+        sure, unsure, looks = accessibility(browser, page, script)
+        for one in sorted(sure):
+            print(one)
+        about = f"in {looks} looks; {len(unsure)} contrasts undecided"
+        bars.append((not sure, f"axe-core: {len(sure)} serious or critical findings {about}, bar 0"))
+        if folder is not None:
+            pictures(browser, page, folder)
+        asked = {one.partition("#")[0] for one in browser.requests} - {page.as_uri(), "about:blank"}
+        bars.append((not asked, f"requests but the page: {len(asked)}, bar 0"))
+    return bars
+
+
+def main() -> int:
+    args = arguments()
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        runs = make_runs(folder, args.episodes)
-        page = folder / "page.html"
+        runs = args.runs or make_runs(Path(place), args.episodes)
+        page = Path(place) / "page.html"
         began = time.perf_counter()
         episodes = write_page(page, *open_sources(runs))
         written_s = time.perf_counter() - began
-        stored = sum((run / "trajectories.jsonl").stat().st_size for run in runs)
-        size = page.stat().st_size
-        print(f"{episodes:,} episodes, {stored / 1e6:.0f} MB stored, {size / 1e6:.1f} MB written in {written_s:.1f} s")
-        print(f"{size / episodes:,.0f} bytes an episode (base64 and the page included)")
-        with Chromium() as browser:
-            print(f"open: {statistics.median(open_ms(browser, page) for _ in range(3)):.0f} ms (median of 3)")
-            for name, spent in filter_ms(browser).items():
-                print(f"filter {name}={FILTERS[name]}: {spent:.0f} ms")
-            asked = set(browser.requests) - {page.as_uri(), "about:blank"}
-            print(f"requests but the page: {len(asked)}")
+        print(f"{episodes:,} episodes, {page.stat().st_size / 1e6:.1f} MB written in {written_s:.1f} s")
+        bars = measured(page, episodes, axe_script(args.axe), args.pictures)
+    for reached, sentence in bars:
+        print(f"{'ok    ' if reached else 'MISSED'} {sentence}")
+    return 0 if all(reached for reached, _ in bars) else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folders of runs and trainings")
+    parser.add_argument("--episodes", type=int, default=10_000, help="that are made where no RUN is named")
+    parser.add_argument("--pictures", type=Path, help="the folder for pictures of every view")
+    parser.add_argument("--axe", type=Path, help="another axe.min.js")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from bench.view import filter_ms, make_runs, open_ms
+from tests.view.accessibility import FOUND as AXE
+from tests.view.accessibility import TALL, axe_script, findings, shape, views
 from tests.view.chromium import FOUND, Chromium
 from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, token_data, trajectory
 
@@ -33,6 +35,13 @@ def page_of(folder: Path, *runs: Path, labels: Path | None = None) -> str:
 
 def text_of(browser: Chromium, selector: str) -> str:
     return str(browser.ask(f"document.querySelector({selector!r}).innerText"))
+
+
+def choose(browser: Chromium, name: str, value: str) -> None:
+    browser.ask(
+        f"(() => {{ const one = document.querySelector('select[name={name}]');"
+        f" one.value = {value!r}; one.dispatchEvent(new Event('change')); }})()"
+    )
 
 
 def titles(browser: Chromium) -> list[str]:
@@ -180,10 +189,7 @@ def test_a_token_strip_tells_every_value_and_is_coloured_by_the_one_that_was_cho
         "entropy": "none|none|none|p1|p3|none|none|p0|p4",
     }
     for choice, classes in choices.items():
-        browser.ask(
-            "(() => { const one = document.querySelector('select[name=colour]');"
-            f" one.value = {choice!r}; one.dispatchEvent(new Event('change')); }})()"
-        )
+        choose(browser, "colour", choice)
         assert shown("className") == classes, choice
     assert "colour=entropy" in str(browser.ask("location.hash"))
     browser.ask("document.querySelectorAll('.strip')[1].focus()")
@@ -225,7 +231,7 @@ def test_the_list_comes_back_where_it_was_left(browser: Chromium, tmp_path: Path
     browser.until("document.querySelector('.current')?.innerText.includes('Who text 70?')")
 
 
-def test_curves_of_several_stages_lie_over_each_other(browser: Chromium, tmp_path: Path) -> None:
+def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         rows = [{"step": step, "reward": step / 1000, "zeta": 1.0, "note": None} for step in range(1, 2001)]
@@ -238,8 +244,39 @@ def test_curves_of_several_stages_lie_over_each_other(browser: Chromium, tmp_pat
     lines = "[...document.querySelectorAll('figure:first-child path[stroke]')]"
     assert browser.ask(f"{lines}.length") == 2
     assert int(str(browser.ask(f"{lines}[0].getAttribute('d').split('L').length"))) <= 600
+    ticks = "[...document.querySelectorAll('figure:first-child text[text-anchor=end]')]"
+    assert browser.ask(f"{ticks}.map((x) => x.textContent).join()") == "0,0.5,1,1.5,2,step 2,000"
     browser.ask("document.querySelector('.legend input').click()")
     assert browser.ask(f"{lines}.length") == 1
+    choose(browser, "lines", "10")
+    assert browser.ask(f"{lines}.length") == 2, "the mean lies over what was logged"
+
+
+def test_each_stage_of_a_training_has_plots_of_its_own(browser: Chromium, tmp_path: Path) -> None:
+    for name, steps in (("rl", 3), ("warm-start/round-1", 900)):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        rows = "".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in range(1, steps + 1))
+        (tmp_path / "a" / name / "metrics.jsonl").write_text(rows, "utf-8")
+    browser.open(page_of(tmp_path, tmp_path / "a"))
+    assert browser.ask("[...document.querySelectorAll('h3')].map((x) => x.innerText).join()") == "rl,warm-start/round-1"
+    said = browser.ask("[...document.querySelectorAll('figure > p')].map((x) => x.innerText).join()")
+    assert said == "0.3333 · step 3,0.001111 · step 900"
+
+
+@pytest.mark.skipif(not AXE, reason="axe-core-python is not installed")
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1600, False)])
+def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path, width: int, dark: bool) -> None:
+    one = trajectory("a", "Ada")
+    runs = [make_run(tmp_path / name, [one, trajectory("b", "two", right=False)]) for name in ("mine", "theirs")]
+    make_rollouts(tmp_path / "training", [one], [token_data(one)])
+    (tmp_path / "training" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
+    url = page_of(tmp_path, *runs, tmp_path / "training", labels=make_labels(tmp_path / "labels", one))
+    browser.open(url)
+    rollout = "#view=episode&run=training/rl/rollouts/step-000010&q=a"
+    shape(browser, width, TALL, dark)
+    for fragment in (*views(browser).values(), rollout):
+        browser.open(url + fragment)
+        assert [found for found, sure in findings(browser, axe_script()) if sure] == [], fragment
 
 
 def test_ten_thousand_episodes_open_and_filter_without_a_wait(browser: Chromium, tmp_path: Path) -> None:

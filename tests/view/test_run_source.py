@@ -88,3 +88,18 @@ def test_labels_are_shown_at_the_search_that_they_are_of(tmp_path: Path) -> None
     ]
     assert source.labels["b", 7][0]["dropped"] == "no-positive"
     assert labels_for(trajectory("a", "other words"), source.labels["a", 7]) == []
+
+
+def test_tokens_of_a_training_that_was_moved_have_their_texts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+
+    tokenizer = HfTokenizer(train_tokenizer(["a tale of tokens"], (), 300))
+    tokenizer.save(tmp_path / "training" / "policy" / "start")
+    agent: JsonObject = {"name": "trained", "tokenizer": "elsewhere/training/policy/start"}
+    make_run(tmp_path / "training" / "rl" / "rollouts" / "step-1", [trajectory("a")], {"agent": agent})
+    make_run(tmp_path / "alone", [trajectory("a")], {"agent": agent})
+    (moved, alone), _ = open_sources([tmp_path / "training", tmp_path / "alone"])
+    decode = moved.decode()
+    assert decode is not None and decode(tokenizer.encode("tokens")) == "tokens"
+    assert alone.decode() is None

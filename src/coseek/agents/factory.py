@@ -308,7 +308,17 @@ def stored_tokenizer(settings: AgentSettings) -> Tokenizer | None:
 
 
 def decoder_of(run: Run) -> Decode | None:
-    """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists."""
+    """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists.
+
+    Where the tokenizer's folder lies in a folder of the run's own, it is found after both were moved."""
     recorded = run.settings.get("agent")
-    tokenizer = stored_tokenizer(make_settings(AgentSettings, recorded)) if isinstance(recorded, dict) else None
+    if not isinstance(recorded, dict):
+        return None
+    settings = make_settings(AgentSettings, recorded)
+    tokenizer = stored_tokenizer(settings)
+    parts = Path(settings.tokenizer or settings.name).parts
+    for above in run.folder.resolve().parents:
+        if tokenizer is None and above.name in parts[:-1]:
+            inner = above.joinpath(*parts[parts.index(above.name) + 1 :])
+            tokenizer = stored_tokenizer(settings.model_copy(update={"tokenizer": str(inner)}))
     return None if tokenizer is None else tokenizer.decode

@@ -1,18 +1,20 @@
-// Training curves: one small plot a metric, all stages laid over each other.
+// Training curves: one small plot a metric and stage, all runs laid over each other.
 
 const COLOURS = ["#3f8fd2", "#d97a1f", "#2f9e6e", "#c4609f", "#8a7fd8", "#a08430"];
 const FIRST = ["reward", "exact_match", "eval/reward", "eval/exact_match", "searches", "agent_tokens", "tokens", "kl_reference", "sampled_nll", "surprise", "entropy", "faults", "alarms", "loss", "grad_norm"];
 const MOST_PLOTS = 12; // before "all" is asked for
-const PLOT = { width: 320, height: 170, left: 44, right: 6, top: 8, bottom: 20 };
+const PLOT = { width: 320, height: 170, left: 46, right: 6, top: 8, bottom: 20 };
+const SPANS = [1, 10, 50]; // points whose mean is a point of a smooth line
 const MOST_POINTS = 600; // of one line; more are joined to the extremes of their share
 let curves = null;
 let wantedMetric = "";
 let allMetrics = false;
-let hiddenStages = new Set();
+let hiddenRuns = new Set();
+let span = 1;
 
 async function curvesView() {
   curves ??= await unpack(head.curves);
-  const plots = el("div", { class: "plots" });
+  const plots = el("div", { class: "stages" });
   const input = el("input", { type: "search", "aria-label": "Search metrics", placeholder: "Search metrics", value: wantedMetric });
   input.addEventListener("input", () => {
     wantedMetric = input.value;
@@ -20,7 +22,7 @@ async function curvesView() {
   });
   const all = el("button", { type: "button", "aria-pressed": allMetrics });
   const label = () => {
-    all.textContent = allMetrics ? "main metrics" : `all ${metricNames().length} metrics`;
+    all.textContent = allMetrics ? "main metrics" : `all ${metricNames(curves).length} metrics`;
     all.setAttribute("aria-pressed", allMetrics);
   };
   label();
@@ -29,34 +31,43 @@ async function curvesView() {
     label();
     drawPlots(plots);
   });
+  const spans = SPANS.map((one) => [String(one), one === 1 ? "as logged" : `mean of ${one} points`]);
+  const smooth = field("Lines", "lines", spans, String(span), (value) => {
+    span = Number(value);
+    drawPlots(plots);
+  });
   drawPlots(plots);
-  return [el("h2", {}, "Training curves"), el("div", { class: "bench" }, input, all), legendOf(plots), plots];
+  return [el("h2", {}, "Training curves"), el("div", { class: "bench" }, input, smooth, all), legendOf(plots), plots];
 }
 
-/** Checkboxes that show and hide stages, with the line of each. */
+const trainedRuns = () => [...new Set(curves.map((one) => one.run))];
+
+/** Checkboxes that show and hide runs, with the line of each; nothing for a single one. */
 function legendOf(plots) {
-  const items = curves.map((one, at) => {
+  const names = trainedRuns();
+  if (names.length < 2) return "";
+  const items = names.map((name, at) => {
     const box = el("input", { type: "checkbox" });
-    box.checked = !hiddenStages.has(at);
+    box.checked = !hiddenRuns.has(name);
     box.addEventListener("change", () => {
-      if (box.checked) hiddenStages.delete(at);
-      else hiddenStages.add(at);
+      if (box.checked) hiddenRuns.delete(name);
+      else hiddenRuns.add(name);
       drawPlots(plots);
     });
     const sample = svg("svg", { viewBox: "0 0 24 8", "aria-hidden": "true" }, svg("path", { d: "M0 4H24", ...strokeOf(at) }));
-    return el("label", {}, box, sample, one.name);
+    return el("label", {}, box, sample, name);
   });
-  return el("fieldset", { class: "legend", "aria-label": "Stages shown" }, items);
+  return el("fieldset", { class: "legend", "aria-label": "Runs shown" }, items);
 }
 
-/** Colour and dashes of a stage's line: colours come again with dashes. */
+/** Colour and dashes of a run's line: colours come again with dashes. */
 function strokeOf(at) {
   const dashes = ["", "6 3", "2 2"][Math.floor(at / COLOURS.length) % 3];
   return { stroke: COLOURS[at % COLOURS.length], ...(dashes ? { "stroke-dasharray": dashes } : {}) };
 }
 
-function metricNames() {
-  const names = new Set(curves.flatMap((one) => Object.keys(one.columns)));
+function metricNames(some) {
+  const names = new Set(some.flatMap((one) => Object.keys(one.columns)));
   names.delete("step");
   const main = FIRST.filter((name) => names.has(name));
   return [...main, ...[...names].filter((name) => !main.includes(name)).sort()];
@@ -64,16 +75,31 @@ function metricNames() {
 
 function drawPlots(plots) {
   const text = wantedMetric.trim().toLowerCase();
-  const found = metricNames().filter((name) => name.toLowerCase().includes(text));
-  const some = text || allMetrics ? found : found.slice(0, MOST_PLOTS);
-  const nodes = some.map(plotOf).filter(Boolean);
+  const stages = [...new Set(curves.map((one) => one.stage))];
+  const sections = stages.map((stage) => {
+    const own = curves.filter((one) => one.stage === stage);
+    const found = metricNames(own).filter((name) => name.toLowerCase().includes(text));
+    const some = text || allMetrics ? found : found.slice(0, MOST_PLOTS);
+    const nodes = some.map((name) => plotOf(name, own)).filter(Boolean);
+    return nodes.length && el("section", { "aria-label": plain(stage || "Run") }, stages.length > 1 && el("h3", {}, stage || "the run itself"), el("div", { class: "plots" }, nodes));
+  });
+  const nodes = sections.filter(Boolean);
   plots.replaceChildren(...(nodes.length ? nodes : [el("p", {}, "No metric of this name was logged.")]));
 }
 
-/** The points [step, value] of a metric in one stage. */
+/** The points [step, value] of a metric of one run. */
 function pointsOf(one, name) {
   const steps = one.columns.step;
   return (one.columns[name] ?? []).map((value, at) => [steps?.[at] ?? at + 1, value]).filter(([, value]) => typeof value === "number");
+}
+
+/** Each point's mean with those before it, `span` in all at most. */
+function smoothed(points) {
+  let sum = 0;
+  return points.map(([x, y], at) => {
+    sum += y - (at < span ? 0 : points[at - span][1]);
+    return [x, sum / Math.min(at + 1, span)];
+  });
 }
 
 /** At most MOST_POINTS points: the lowest and highest of each share, in their order. */
@@ -90,25 +116,30 @@ function thinned(points) {
   return found;
 }
 
-function plotOf(name) {
-  const lines = curves.map((one, at) => ({ at, name: one.name, points: hiddenStages.has(at) ? [] : pointsOf(one, name) })).filter((line) => line.points.length);
+/** The plot of a metric in one stage of several runs; null where none of those shown has it. */
+function plotOf(name, own) {
+  const there = own.filter((one) => !hiddenRuns.has(one.run));
+  const lines = there.map((one) => ({ at: trainedRuns().indexOf(one.run), name: one.run, points: pointsOf(one, name) })).filter((line) => line.points.length);
   if (!lines.length) return null;
   const every = lines.flatMap((line) => line.points);
   const [x0, x1] = extent(every.map(([x]) => x));
-  const [y0, y1] = extent(every.map(([, y]) => y));
+  const ticks = ticksOf(...extent(every.map(([, y]) => y)));
+  const [y0, y1] = [ticks[0], ticks.at(-1)];
   const { width, height, left, right, top, bottom } = PLOT;
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - right);
   const py = (y) => (y1 === y0 ? (top + height - bottom) / 2 : height - bottom - ((y - y0) / (y1 - y0)) * (height - top - bottom));
   const summary = lines.map((line) => `${line.name} from ${number(line.points[0][1])} to ${number(line.points.at(-1)[1])}`).join("; ");
   const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": plain(`${name}, steps ${x0} to ${x1}: ${summary}`) });
-  for (const y of y1 === y0 ? [y0] : [y0, (y0 + y1) / 2, y1])
-    plot.append(svg("path", { class: "grid", d: `M${left} ${py(y)}H${width - right}` }), svg("text", { x: left - 4, y: py(y) + 3, "text-anchor": "end" }, tick(y)));
+  for (const y of ticks)
+    plot.append(svg("path", { class: "grid", d: `M${left} ${py(y)}H${width - right}` }), svg("text", { x: left - 4, y: py(y) + 3, "text-anchor": "end" }, tick(y, ticks)));
   plot.append(svg("text", { x: left, y: height - 5 }, number(x0)), svg("text", { x: width - right, y: height - 5, "text-anchor": "end" }, `step ${number(x1)}`));
-  for (const { at, points } of lines) {
+  const draw = (points, at, more) => {
     const thin = thinned(points);
     const d = thin.map(([x, y], place) => `${place ? "L" : "M"}${px(x).toFixed(1)} ${py(y).toFixed(1)}`).join("");
-    plot.append(svg("path", { d: thin.length === 1 ? `${d}h.01` : d, "stroke-linecap": "round", ...strokeOf(at) }));
-  }
+    plot.append(svg("path", { d: thin.length === 1 ? `${d}h.01` : d, "stroke-linecap": "round", ...strokeOf(at), ...more }));
+  };
+  if (span > 1) for (const { at, points } of lines) draw(points, at, { "stroke-opacity": 0.25 });
+  for (const { at, points } of lines) draw(smoothed(points), at, {});
   return withReadout(plot, name, lines, px);
 }
 
@@ -120,8 +151,9 @@ function withReadout(plot, name, lines, px) {
   const say = (step) => {
     const nearest = (points) => points.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
     const values = lines.map((line) => (step === null ? line.points.at(-1) : nearest(line.points)));
-    const text = values.map(([x, y], at) => `${lines.length > 1 ? `${lines[at].name}: ` : ""}${number(y)} at ${number(x)}`).join(" · ");
-    said.replaceChildren(shown(text));
+    const at = new Set(values.map(([x]) => x)); // one step is said once
+    const text = values.map(([x, y], place) => `${lines.length > 1 ? `${lines[place].name} ` : ""}${number(y)}${at.size > 1 ? ` at ${number(x)}` : ""}`);
+    said.replaceChildren(shown([...text, at.size > 1 ? "" : `step ${number(values[0][0])}`].filter(Boolean).join(" · ")));
     mark.setAttribute("d", step === null ? "" : `M${px(values[0][0])} ${PLOT.top}V${PLOT.height - PLOT.bottom}`);
   };
   const xs = lines.flatMap((line) => line.points.map(([x]) => x));
@@ -138,8 +170,24 @@ function withReadout(plot, name, lines, px) {
 
 const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/** A number of a scale, short enough for its margin. */
-const tick = (value) => (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? value.toExponential(1) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
+/** Three to six round values that hold an extent; one where it is a point. */
+function ticksOf(low, high) {
+  if (low === high) return [low];
+  const least = (high - low) / 4;
+  const unit = 10 ** Math.floor(Math.log10(least));
+  const gap = [1, 2, 5, 10].map((times) => times * unit).find((one) => one >= least * 0.999) ?? 10 * unit;
+  const first = Math.floor(low / gap + 1e-9);
+  return Array.from({ length: Math.ceil(high / gap - 1e-9) - first + 1 }, (_, at) => (first + at) * gap);
+}
+
+/** A value of a scale with the digits that tell it from its neighbours, short enough for the margin. */
+function tick(value, ticks) {
+  const most = Math.max(...ticks.map(Math.abs));
+  if (most >= 1e5) return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 4 });
+  if (most > 0 && most < 1e-3) return value.toExponential(1);
+  if (ticks.length === 1) return number(value);
+  return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, Math.ceil(-Math.log10(ticks[1] - ticks[0]) - 1e-9)) });
+}
 
 function svg(tag, attributes, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -9,7 +9,7 @@ async function episodeView(episode) {
   const links = [
     el("a", { href: linkTo({ view: "list" }) }, "← list"),
     ...neighbours(kept, place),
-    ...others.map(([name]) => el("a", { href: linkTo({ view: "compare", b: name }) }, `compare with ${name}`)),
+    others.length && el("a", { href: linkTo({ view: "compare", b: others[0][0] }) }, `compare with ${shortName(others[0][0])}${others.length > 1 ? " or another run" : ""}`),
   ];
   return [el("nav", { "aria-label": "Episode" }, links.filter(Boolean)), await article(episode)];
 }
@@ -20,18 +20,18 @@ function neighbours(episodes, place) {
   return [place > 0 && link(place - 1, "previous"), place >= 0 && place + 1 < episodes.length && link(place + 1, "next")];
 }
 
-/** An episode from question to answer. */
-async function article(episode) {
+/** An episode from question to answer; in a comparison the question stands above both. */
+async function article(episode, compared = false) {
   const body = await bodyOf(episode);
   const [id, text, answers, gold, hops, dataset] = questions[columns.question[episode]];
   const wall = body.timings.wall_s;
   return el(
     "article",
     {},
-    el("h2", { dir: "auto" }, text.trim()),
-    el("p", {}, verdictOf(episode), " · answer: ", el("b", {}, el("bdi", {}, columns.answer[episode] ?? "none")), " · gold: ", el("bdi", {}, answers.join(" | ") || "not known")),
+    compared ? el("h3", {}, shortName(head.runs[columns.run[episode]])) : el("h2", { dir: "auto" }, text.trim()),
+    el("p", { class: "outcome" }, verdictOf(episode), " · answer: ", el("b", {}, el("bdi", {}, columns.answer[episode] ?? "none")), ...(compared ? [] : [" · gold: ", el("bdi", {}, answers.join(" | ") || "not known")])),
     facts([
-      ["run", head.runs[columns.run[episode]]],
+      ["run", compared ? "" : head.runs[columns.run[episode]]],
       ["question", id],
       ["seed", columns.seed[episode]],
       ["data set", dataset],
@@ -70,7 +70,7 @@ function tokenBar(segments) {
   const wrote = segments.reduce((sum, part) => sum + (part.ids ? part.tokens : 0), 0);
   const all = segments.reduce((sum, part) => sum + part.tokens, 0);
   if (!all) return el("p", { class: "soft" }, "The log that this run is from holds no token ids.");
-  const label = `${many(wrote, "token")} by the agent of ${all.toLocaleString("en")}`;
+  const label = `${wrote.toLocaleString("en")} of ${many(all, "token")} by the agent`;
   const bar = el("div", { class: "bar", role: "img", "aria-label": label });
   for (const part of segments) {
     const piece = el("i", { class: part.ids && "agent", title: plain(`${part.ids ? "agent" : "environment"} · ${part.tag} · ${part.tokens}`) });
@@ -102,7 +102,7 @@ function turnsOf(body, gold) {
       nodes.push(agentNode(part, turn, body));
       shownFor = searched(turn);
     } else {
-      const label = `environment · ${part.tag} · ${many(part.tokens, "token")}, not trained`;
+      const label = `environment · ${part.tag} · ${many(part.tokens, "token")}${body.training ? ", not trained" : ""}`;
       const make = () => el("p", { class: "said", dir: "auto" }, part.text);
       const strip = part.read?.length ? lazy("its tokens", () => tokenStrip(part, body)) : "";
       nodes.push(el("div", { class: "segment" }, lazy(label, make, part.tag === "prompt" ? part.text.length < 1500 : !shownFor), strip));
@@ -113,10 +113,10 @@ function turnsOf(body, gold) {
 }
 
 function agentNode(part, turn, body) {
-  const trained = isTrained(part, body) ? "trained" : "not trained";
-  const sum = part.logprobs.reduce((total, value) => total + value, 0) / 1000;
-  const mean = part.tokens ? sum / part.tokens : 0;
-  const label = body.exact ? `${many(part.tokens, "token")}, ${trained}, mean log-probability ${mean.toFixed(3)}` : `${many(part.tokens, "token")}, ${trained}, log-probabilities not known`;
+  const mean = part.tokens ? part.logprobs.reduce((total, value) => total + value, 0) / 1000 / part.tokens : 0;
+  const trained = body.training && (isTrained(part, body) ? "trained" : "not trained");
+  const known = body.exact ? `mean log-probability ${mean.toFixed(3)}` : "log-probabilities not known";
+  const label = [many(part.tokens, "token"), trained, known].filter(Boolean).join(", ");
   return el(
     "div",
     { class: "segment agent" },
@@ -144,7 +144,7 @@ function hitList(search, at, body, gold) {
   const picked = new Set(search.selected ?? body.selected ?? []);
   const others = Object.entries(body.ranks ?? {});
   const items = search.hits.map((hit, place) => {
-    const answer = { 1: "holds a gold answer", 2: "holds its answer", 3: "holds the answer" }[hit.holds];
+    const answer = { 1: "holds a gold answer", 2: "holds the given answer", 3: "holds the answer" }[hit.holds];
     const marks = [gold.has(hit.id) && "gold", answer, picked.has(hit.id) && "selected"];
     const ranks = others.map(([name, found]) => ` · ${name}: ${found[at][place] ? `rank ${found[at][place]}` : "lower or not there"}`);
     const line = el(
@@ -225,7 +225,7 @@ function comparedRuns() {
 
 async function compareView() {
   const [first, second] = comparedRuns();
-  const runs = head.runs.map((name) => [name, name]);
+  const runs = head.runs.map((name) => [name, shortName(name)]);
   if (second === undefined) return [el("p", {}, "Name a second run on the command line to compare with.")];
   const inFirst = kept.find((i) => partner(i, head.runs.indexOf(first)) !== undefined);
   const start = addressed(first) ?? (inFirst === undefined ? [...ofQuestion[head.runs.indexOf(first)].values()][0]?.[0] : partner(inFirst, head.runs.indexOf(first)));
@@ -233,7 +233,9 @@ async function compareView() {
   const other = partner(start, head.runs.indexOf(second));
   const own = kept.filter((i) => columns.run[i] === head.runs.indexOf(first)); // the filters hold here, too
   const flips = { view: "list", in: first, flip: second };
-  const columnsOf = async (name, episode) => el("section", { "aria-label": plain(name) }, episode === undefined ? el("p", {}, `${name} has not run this question.`) : await article(episode));
+  const columnsOf = async (name, episode) => el("section", { "aria-label": plain(name) }, episode === undefined ? el("p", {}, `${shortName(name)} has not run this question.`) : await article(episode, true));
+  const [, text, answers] = questions[columns.question[start]];
+  const outcome = other === undefined ? [] : [`${shortName(second)}: `, verdictOf(other), " · answer: ", el("b", {}, el("bdi", {}, columns.answer[other] ?? "none"))];
   return [
     el(
       "div",
@@ -244,6 +246,9 @@ async function compareView() {
       el("a", { href: linkTo({ ...flips, outcome: "wrong" }) }, "wrong in A, right in B"),
       el("a", { href: linkTo({ ...flips, outcome: "right" }) }, "right in A, wrong in B"),
     ),
+    el("h2", { dir: "auto" }, text.trim()),
+    el("p", {}, "gold: ", el("bdi", {}, answers.join(" | ") || "not known")),
+    el("p", { class: "stacked" }, outcome), // where the other run stands far below
     el("div", { class: "pair" }, await columnsOf(first, start), await columnsOf(second, other)),
   ];
 }
@@ -251,24 +256,26 @@ async function compareView() {
 /** All runs in one table, and the keys. */
 function runsView() {
   if (!columns.run.length) return [el("p", {}, "No episodes: these folders hold training curves only.")];
-  const mean = (values) => (values.length ? number(values.reduce((sum, value) => sum + value, 0) / values.length) : "–");
+  const mean = (values, digits) =>
+    values.length ? (values.reduce((sum, value) => sum + value, 0) / values.length).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
+  const rewarded = columns.reward.some((value) => value !== null);
   const rows = head.runs.map((name, run) => {
     const own = [...ofQuestion[run].values()].flat();
     const known = (column) => own.map((i) => column[i]).filter((value) => value !== null);
     return [
-      el("a", { href: linkTo({ view: "list", in: name }) }, name),
+      el("a", { href: linkTo({ view: "list", in: name }) }, shortName(name)),
       own.length.toLocaleString("en"),
-      mean(known(columns.right)),
-      mean(known(columns.reward)),
-      mean(known(columns.searches)),
-      mean(known(columns.tokens)),
+      mean(known(columns.right), 3),
+      ...(rewarded ? [mean(known(columns.reward), 3)] : []),
+      mean(known(columns.searches), 2),
+      mean(known(columns.tokens), 0),
       own.filter((i) => columns.fault[i]).length,
     ];
   });
   const keys = [["j", "next"], ["k", "previous"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "search"], ["c", "compare runs"]];
   return [
     el("h2", {}, "Runs"),
-    tableOf("Means over episodes; EM over those that were scored.", ["run", "episodes", "EM", "reward", "searches", "tokens", "faults"], rows),
+    tableOf("Means over episodes; EM over those that were scored.", ["run", "episodes", "EM", ...(rewarded ? ["reward"] : []), "searches", "tokens", "faults"], rows),
     el("p", { class: "soft" }, "Keys: ", keys.flatMap(([key, what], at) => [at ? ", " : "", el("kbd", {}, key), ` ${what}`]), "."),
   ];
 }

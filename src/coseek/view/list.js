@@ -13,7 +13,7 @@ function makeFilters() {
   const distinct = (values) => [...new Set(values)].sort((a, b) => a - b || String(a).localeCompare(String(b)));
   const any = ["", "any"];
   const named = (values) => [any, ...values.map((value) => [String(value), String(value)])];
-  const runs = [any, ...head.runs.map((name) => [name, name])];
+  const runs = [any, ...head.runs.map((name) => [name, shortName(name)])];
   const hops = distinct(questions.map((q) => q[4]).filter((value) => value !== null));
   const parts = distinct(columns.parts.flatMap((known) => Object.keys(known ?? {})));
   const lists = [
@@ -139,8 +139,8 @@ function rowOf(place) {
     `→ ${columns.answer[i] ?? "no answer"}`,
     many(columns.searches[i], "search").replace("searchs", "searches"),
     question[4] === null ? "" : many(question[4], "hop"),
-    columns.reward[i] === null ? "" : `reward ${number(columns.reward[i])}`,
-    head.runs.length > 1 ? head.runs[columns.run[i]] : "",
+    [null, columns.right[i]].includes(columns.reward[i]) ? "" : `reward ${number(columns.reward[i])}`,
+    head.runs.length > 1 ? shortName(head.runs[columns.run[i]]) : "",
   ];
   const link = el(
     "a",

@@ -93,6 +93,9 @@ function shown(value) {
   return nodes;
 }
 
+/** A run's name without the folder that all runs lie in. */
+const shortName = (name) => name.slice(head.prefix.length);
+
 /** An element; texts among its children become text nodes, empty ones are left out. */
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);

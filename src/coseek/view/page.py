@@ -45,15 +45,24 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "runs": cast(Json, [run.name for run in runs]),
+        "prefix": _prefix([run.name for run in runs]),
         "starts": cast(Json, table.starts),
         "index": packed(compact(table.index())),
-        "curves": packed(compact([{"name": one.name, "columns": cast(Json, one.columns)} for one in curves])),
+        "curves": packed(
+            compact([{"run": one.run, "stage": one.stage, "columns": cast(Json, one.columns)} for one in curves])
+        ),
         "stages": len(curves),
         "chunks": cast(Json, table.chunks),
     }
-    shown = [*(run.name for run in runs), *(one.name for one in curves)]
+    shown = [*(run.name for run in runs), *(one.run for one in curves)]
     names = dict.fromkeys(name.partition("/")[0] for name in shown)
     return table, html_of(f"coseek view: {', '.join(names)}", data)
+
+
+def _prefix(names: Sequence[str]) -> str:
+    """The folder that all names begin with, which says nothing beside each of them."""
+    first = {name.partition("/")[0] for name in names if "/" in name}
+    return f"{first.pop()}/" if len(first) == 1 and all("/" in name for name in names) else ""
 
 
 def html_of(title: str, data: Json) -> str:

@@ -41,7 +41,9 @@ E = TypeVar("E", GeneratedAnswer, Verdict, Score)
 class Curves:
     """The logged numbers of one stage of a training."""
 
-    name: str
+    run: str
+    stage: str
+    """The folder of the numbers, below the run's; empty for the run itself."""
     columns: dict[str, list[Json]]
     """By name, all of one length; `None` where a step logged no such number."""
 
@@ -147,8 +149,9 @@ def open_sources(
         paths = sorted(folder.rglob("metrics.jsonl"))
         if not inside and not paths:
             Run(folder)  # raises, and says what the folder is instead
-        runs += [RunSource(_joined(name, folder, one), one, reward, known, (*others,)) for one in inside]
-        curves += [curves_of(_joined(name, folder, path.parent), path) for path in paths]
+        names = [f"{name}/{below}" if (below := _below(folder, one)) else name for one in inside]
+        runs += [RunSource(*pair, reward, known, (*others,)) for pair in zip(names, inside, strict=True)]
+        curves += [curves_of(name, _below(folder, path.parent), path) for path in paths]
     return runs, [one for one in curves if one.columns]
 
 
@@ -177,11 +180,11 @@ def reward_of(training: Path) -> RewardFunction | None:
         return None
 
 
-def curves_of(name: str, path: Path) -> Curves:
+def curves_of(run: str, stage: str, path: Path) -> Curves:
     """The numbers of a `metrics.jsonl`."""
     rows = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1)]
     names = dict.fromkeys(key for row in rows for key, value in row.items() if isinstance(value, int | float))
-    return Curves(name, {key: [row.get(key) for row in rows] for key in names})
+    return Curves(run, stage, {key: [row.get(key) for row in rows] for key in names})
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
@@ -232,9 +235,9 @@ def _label_json(one: LabelSet) -> JsonObject:
     }
 
 
-def _joined(name: str, folder: Path, inner: Path) -> str:
+def _below(folder: Path, inner: Path) -> str:
     below = inner.relative_to(folder).as_posix()
-    return name if below == "." else replace_surrogates(f"{name}/{below}")
+    return "" if below == "." else replace_surrogates(below)
 
 
 def _entries(path: Path, kind: type[E]) -> Iterable[E]:

@@ -6,7 +6,7 @@ const MEASURES = {
   logprob: {
     name: "log-probability",
     of: (part, at, body) => (part.logprobs && body.exact ? thousandth(part.logprobs[at]) : null),
-    classes: [[-0.05, "p0", "above −0.05 nats"], [-0.5, "p1", "below"], [-1.5, "p2", "below −0.5"], [-3, "p3", "below −1.5"], [-Infinity, "p4", "below −3"]],
+    classes: [[-0.05, "p0", "above −0.05 nats"], [-0.5, "p1", "to −0.5"], [-1.5, "p2", "to −1.5"], [-3, "p3", "to −3"], [-Infinity, "p4", "below −3"]],
     say: (value) => `log p ${value.toFixed(3)}`,
   },
   trained: {
@@ -93,7 +93,8 @@ function tokenStrip(part, body) {
     items[current]?.classList.add("at");
     scale.replaceChildren(...(measure ? scaleOf(measure) : []));
   };
-  const told = el("p", { class: "soft", role: "status" }, "Arrow keys or the pointer tell each token's values.");
+  const unread = Object.keys(texts).length ? "" : "The run's tokenizer was not found, so tokens are shown as ids. ";
+  const told = el("p", { class: "soft", role: "status" }, `${unread}Arrow keys or the pointer tell each token's values.`);
   const point = (at) => {
     items[current]?.classList.remove("at");
     current = Math.min(items.length - 1, Math.max(0, at));
