@@ -96,7 +96,8 @@ def test_tokens_of_a_training_that_was_moved_have_their_texts(tmp_path: Path) ->
 
     tokenizer = HfTokenizer(train_tokenizer(["a tale of tokens"], (), 300))
     tokenizer.save(tmp_path / "training" / "policy" / "start")
-    agent: JsonObject = {"name": "trained", "tokenizer": "elsewhere/training/policy/start"}
+    where = {"name": "trained", "tokenizer": "elsewhere/training/policy/start"}
+    agent: JsonObject = {**where, "protocol": "search-r1", "prompt_template": "laptop"}
     make_run(tmp_path / "training" / "rl" / "rollouts" / "step-1", [trajectory("a")], {"agent": agent})
     make_run(tmp_path / "alone", [trajectory("a")], {"agent": agent})
     (moved, alone), _ = open_sources([tmp_path / "training", tmp_path / "alone"])
