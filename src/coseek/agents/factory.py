@@ -38,6 +38,7 @@ from coseek.hardware.speed import resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
+from coseek.models.model_folder import check_is_model
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path, shipped_models
@@ -137,8 +138,7 @@ def check_folder(folder: Path) -> None:
     """Raise `DataError` for a folder without a model, before torch is imported."""
     if not folder.is_dir():
         raise DataError(missing("model folder", folder, known=shipped_models()))
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} is not a model folder: it has no config.json")
+    check_is_model(folder)
 
 
 def _file(path: Path) -> JsonObject:

@@ -241,6 +241,8 @@ def _write_record(folder: Path, record: JsonObject) -> None:
 
 def _what_it_is(folder: Path) -> str:
     """Explain why a folder is no run, and where runs may be."""
+    if not folder.exists():
+        return "there is no such folder; make a run with `coseek run`"
     if not (folder / "recipe.yaml").exists():
         return "it has no run.yaml; make one with `coseek run`"
     for name in ("table", "pairs", "rl/rollouts"):

@@ -20,6 +20,14 @@ _PANIC = "PanicException"
 """What tokenizers raises for a panic; it lies in a module that cannot be imported."""
 
 
+def check_is_model(folder: Path) -> None:
+    """Raise `DataError` for a folder without a model; of a training it names the policy inside."""
+    if not (folder / "config.json").is_file():
+        inside = [path for name in ("trained", "warm") if (path := folder / "policy" / name).is_dir()]
+        hint = f"; the policy of this training is {inside[0]}" if inside else ""
+        raise DataError(f"{folder} is not a model folder: it has no config.json{hint}")
+
+
 @contextmanager
 def library_reads(folder: Path, what: str) -> Iterator[None]:
     """Open a folder with a library inside the block. `what` it should hold is named in errors."""

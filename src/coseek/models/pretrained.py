@@ -16,7 +16,7 @@ from coseek.core.files import atomic_folder
 from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
-from coseek.models.model_folder import library_reads
+from coseek.models.model_folder import check_is_model, library_reads
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import shipped_models
 from coseek.models.tokenizer import HfTokenizer
@@ -34,8 +34,7 @@ def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
     """
     if not folder.is_dir():
         raise DataError(missing("model folder", folder, known=shipped_models()))
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} is not a model folder: it has no config.json")
+    check_is_model(folder)
     device = placement.torch_device()
     dtype = DTYPES[placement.precision_at(hidden_size(folder))]
     with library_reads(folder, "language model"), _LOADING, quiet():

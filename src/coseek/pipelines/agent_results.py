@@ -4,6 +4,7 @@ Where the agent gives no answer and the recipe has a generator, that generator a
 (`generator_table.py`). Every cell is a run folder, so it can be audited and scored again.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -423,6 +424,17 @@ def files_of(training: AgentTraining) -> dict[str, str]:
         folder / "recipe.yaml": "the recipe, with versions and commit",
     }
     return {str(path): what for path, what in named.items()}
+
+
+def next_commands(training: AgentTraining) -> dict[str, str]:
+    """Command → what it does with the trained agent."""
+    index = training.recipe.data.index or training.folder / "data.index"
+    agent = ["serve", "agent", training.policy_folder(training.compared[1]), "--retriever", index]
+    commands = {
+        ("view", training.folder): "a page of its episodes and curves",
+        (*agent,): "then ask it in a browser at http://127.0.0.1:8000",
+    }
+    return {shlex.join(("coseek", *map(str, words))): what for words, what in commands.items()}
 
 
 def _of(stage: Stage) -> str:

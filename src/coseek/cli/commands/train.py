@@ -312,9 +312,10 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure and report; `coseek quickstart` calls it, too."""
     # Imported here: a mistake in the recipe is reported before torch is imported.
-    from coseek.pipelines.agent_results import files_of, train_and_measure
+    from coseek.pipelines.agent_results import files_of, next_commands, train_and_measure
 
     with resumable_training(folder) as bar:
         training, table = train_and_measure(recipe, folder, resume, bar)
     if table is not None:
-        print_result(folder, table, as_json, listed(files_of(training)))
+        last = f"{listed(files_of(training))}\n\n{listed(next_commands(training))}"
+        print_result(folder, table, as_json, last)
