@@ -1,5 +1,6 @@
 """View runs in a browser: episodes, comparisons and training curves as one HTML file, or served live."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def view(
     if serve:
         if out is not None:
             raise SettingError("--serve writes no file; leave out --out")
-        with LivePage(port, lambda: page_of(*open_sources(runs, labels, others))[1]) as live:
+        page = LivePage(port, lambda: page_of(*open_sources(runs, labels, others))[1])
+        with page as live, suppress(KeyboardInterrupt):
             tell(f"the viewer is at {live.url} (Ctrl-C ends it)")
             live.serve_forever()
         return
