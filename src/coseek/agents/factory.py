@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 from pydantic import Field
 
@@ -55,8 +55,6 @@ BYTES = "bytes"
 
 class AgentSettings(Placement):
     """Which agent runs, and how it samples."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     name: str
     """A shipped model (`base`), a model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the
