@@ -1,7 +1,8 @@
-"""Agent card: `coseek.yaml` in a model folder names the protocol and prompt template it was trained with."""
+"""Agent card: `coseek.yaml` in a model folder names the protocol, prompt template and budgets it was trained with."""
 
 from pathlib import Path
 
+from coseek.agents.limits import Limits
 from coseek.core.files import read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.models.chat import ChatTemplate
@@ -18,6 +19,8 @@ class AgentCard(Settings):
     """The prompt template that it was trained with; a YAML file is seen from the model folder."""
     chat_template: ChatTemplate = "auto"
     """Whether its prompts stood in its chat template."""
+    limits: Limits | None = None
+    """The budgets of its episodes; those that suit its protocol when not set."""
 
     @classmethod
     def read(cls, folder: Path) -> "AgentCard":

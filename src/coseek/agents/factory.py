@@ -152,7 +152,10 @@ BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_toke
 
 
 def limits_for(settings: AgentSettings) -> Limits:
-    """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
+    """The budgets that an agent was trained within, else those that suit it and its protocol. Where tokens are bytes,
+    text has more of them."""
+    if (trained := _trained_limits(settings)) is not None:
+        return trained
     scripted = is_scripted(settings.name)
     in_bytes = settings.tokenizer == BYTES or (scripted and settings.tokenizer is None)
     protocol = load_protocol(settings.protocol, settings.prompt_template)
@@ -160,8 +163,19 @@ def limits_for(settings: AgentSettings) -> Limits:
     return limits.model_copy(update=_own_limits(open_scripted_agent(settings.name))) if scripted else limits
 
 
+def _trained_limits(settings: AgentSettings) -> Limits | None:
+    """The budgets on an agent's card, which hold for the card's protocol."""
+    named = settings.tokenizer if settings.is_remote else settings.name
+    if named is None or named == BYTES or is_scripted(named):
+        return None
+    card = AgentCard.read(model_path(named))
+    return card.limits if card.protocol == settings.protocol else None
+
+
 def limits_of(agent: Agent) -> Limits:
     """The same of an open agent."""
+    if agent.limits is not None:
+        return agent.limits
     in_bytes = isinstance(agent.model.tokenizer, ByteTokenizer)
     limits = agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
     model = agent.model
@@ -185,7 +199,7 @@ def open_agent(settings: AgentSettings) -> Agent:
         protocol = protocol.taken_as(taken_by(model.served.dialect))
     else:
         model = open_model(settings, protocol, tokenizer)
-    return Agent(protocol, model, turn_identities(settings, model))
+    return Agent(protocol, model, turn_identities(settings, model), _trained_limits(settings))
 
 
 def taken_by(dialect: str) -> TakenAs:

@@ -30,6 +30,8 @@ class Agent:
     identities: Identities = field(default_factory=dict)
     """What the model's turns depend on besides its input, as far as known: digests of its weights (`agent`) and
     tokenizer, and the sampling settings. A run folder records them."""
+    limits: Limits | None = None
+    """The budgets that it was trained within, where they are known."""
 
 
 def rollout(

@@ -234,7 +234,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @property
     def _card(self) -> AgentCard:
         one = self.recipe
-        return AgentCard(protocol=one.protocol, prompt_template=one.prompt_template, chat_template=one.chat_template)
+        card = AgentCard(protocol=one.protocol, prompt_template=one.prompt_template, chat_template=one.chat_template)
+        return card.model_copy(update={"limits": one.limits})
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
