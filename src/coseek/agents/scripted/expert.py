@@ -163,8 +163,8 @@ def _bad_query(step: Step, rng: random.Random) -> str:
 
 def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
     if kind_of(question) != "comparison":
-        found, answer = _found(question, plan[-1]), plan[-1].sub_answer
-        return Move(spaced(f"{found} Now : {answer} ." if restate else found), answer=spaced(answer))
+        fact, answer = _found(question, plan[-1]), plan[-1].sub_answer
+        return Move(spaced(f"{fact} Now : {answer} ." if restate else fact), answer=spaced(answer))
     verdict, answer = _compare(question, plan)
     found = [_found(question, step) for step in plan]
     if restate:
