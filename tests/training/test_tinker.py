@@ -44,6 +44,11 @@ from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE
 
 slow = pytest.mark.slow
+pytestmark = [
+    # The library `tinker` leaves its connections open.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 SERVER = Path(__file__).with_name("skyrl_server.py")
 RUN = Path(__file__).with_name("tinker_run.py")
 STARTS_S = 600
@@ -117,8 +122,8 @@ def random_batch(rows: int, seed: int = 0) -> Batch:
 class Served(Training):
     """A training by a Tinker server."""
 
-    def __init__(self, folder: Path, policy: Path, url: str, **changes: object) -> None:
-        super().__init__(folder, policy, **settings_of(url, **changes))
+    def __init__(self, folder: Path, policy: Path, url: str, /, **changes: object) -> None:
+        super().__init__(folder, policy, ahead=0, workers=ALONE, **settings_of(url, **changes))
         assert isinstance(self.backend, TinkerBackend)
         self.tinker = self.backend
 
@@ -165,31 +170,35 @@ def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, t
 
 @slow
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "most"),
     [
-        {},
-        {"kl": 0.05, "normaliser": "sequence", "clip_high": 0.28},
-        {"algorithm": "rloo", "normaliser": "constant", "constant_tokens": 32, "epochs": 2, "minibatches": 2},
+        ({}, 1e-5),
+        ({"kl": 0.05, "normaliser": "sequence", "clip_high": 0.28}, 1e-5),
+        # Four updates: AdamW divides a gradient of rounding errors by its own size.
+        ({"algorithm": "rloo", "normaliser": "constant", "constant_tokens": 32, "epochs": 2, "minibatches": 2}, 1e-3),
     ],
 )
 def test_updates_of_the_server_are_those_of_this_process(
-    changes: dict[str, object], policy: Path, url: str, tmp_path: Path
+    changes: dict[str, object], most: float, policy: Path, url: str, tmp_path: Path
 ) -> None:
-    served = Served(tmp_path, policy, url, **changes)
+    learner = {**POLICY, "optimiser": {"lr": 1e-3, "weight_decay": 0.01, "clip_norm": 0.0}}
+    served = Served(tmp_path, policy, url, policy=learner, **changes)
     experience, twin = served.experience(), served.twin(policy)
     algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT
     before_BT = twin.policy.forward(experience.batch, wanted_BT)
     found = [improve(experience, served.settings, algorithm, one, random.Random(0)) for one in (twin, served.tinker)]
     here_BT, there_BT = (one.policy.forward(experience.batch, wanted_BT) for one in (twin, served.tinker))
-    learnt, weights = served.twin(policy), twin.policy.weights()
-    gap = max(largest(weights[name], weight) for name, weight in learnt.policy.weights().items())
+    moved, apart = largest(here_BT, before_BT), largest(here_BT, there_BT)
+    norms = [metrics["grad_norm"] for metrics in found]
+    learnt, own = served.twin(policy).policy.weights(), twin.policy.weights()
     print(
-        f"{changes or 'grpo'}: moved {largest(here_BT, before_BT):.2g}, then {largest(here_BT, there_BT):.2g} apart "
-        f"(adapters {gap:.2g}), gradient norms {found[0]['grad_norm']:.7g} and {found[1]['grad_norm']:.7g}"
+        f"{changes or 'grpo'}: updates {found[0]['updates']}, log-probabilities moved up to {moved:.2g}, then up to "
+        f"{apart:.2g} apart (adapters {max(largest(learnt[name], own[name]) for name in own):.2g}); gradient norms "
+        f"{norms[0]:.7g} here, {norms[1]:.7g} there"
     )
-    assert largest(here_BT, before_BT) > 0.01
-    assert largest(here_BT, there_BT) <= 1e-5
-    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+    assert moved > 0.01
+    assert apart <= most
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
 @slow
@@ -225,7 +234,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(policy: Path, url: str, t
     assert max(row["logprob_gap_max"] for row in rows) <= 1e-4, "sampler and trainer have the same weights"
     print(f"killed after 5 steps, resumed to {STEPS}: rewards {[round(row['reward'], 2) for row in rows]}")
     runs = [line.split() for line in (tmp_path / "run" / "versions").read_text().splitlines()]
-    assert [int(version) for _, version in runs[-1:]] == [STEPS - 1]
+    updates = [sum(row["updates"] for row in rows[:place]) for place in range(STEPS)]
+    assert {int(step): int(version) for step, version in runs} == dict(enumerate(updates, start=1))
     saved = load_model(tmp_path / "run" / "policy", FLOAT32)
     served = Served(tmp_path / "again", policy, url, steps=STEPS)
     served.tinker.policy.load_state(load_policy_state(tmp_path / "run"))

@@ -1,6 +1,6 @@
 """Tinker: the learning curve of an adapter that a SkyRL server samples and trains, beside the same one in this process.
 
-    .venv-tinker/bin/python -m bench.tinker --steps 20 --seeds 3
+    .venv-tinker/bin/python -m bench.tinker_curve --steps 20 --seeds 3
 
 A tiny Llama learns from demonstrations to answer every question with one of four words, drawn at random. GRPO then
 learns which question wants which word: the share of right answers begins at about .25. The adapters of this process
