@@ -1,6 +1,6 @@
 """Tinker: the learning curve of an adapter that a SkyRL server samples and trains, beside the same one in this process.
 
-    .venv-tinker/bin/python -m bench.tinker_curve --steps 20 --seeds 3
+    .venv-tinker/bin/python -m bench.tinker_curve --steps 30 --seeds 3
 
 A tiny Llama learns from demonstrations to answer every question with one of four words, drawn at random. GRPO then
 learns which question wants which word: the share of right answers begins at about .25. The adapters of this process
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 from tests.serve.live import EchoRetriever
 from tests.training.test_rollout_servers import LIMITS, PROTOCOL, Training
-from tests.training.test_tinker import POLICY, Served, copy_adapter, skyrl
+from tests.training.test_tinker import Served, copy_adapter, skyrl
 from tests.training.test_vllm import tiny_llama
 from torch import Tensor
 
@@ -91,7 +91,7 @@ def curve_of(training: Training) -> Curve:
 def pairs(work: Path, policy: Path, url: str, steps: int, seeds: int) -> Iterator[tuple[Curve, Curve]]:
     """The curves of the server and of this process, for each seed."""
     for seed in range(seeds):
-        learner = {**POLICY, "lora": {"rank": 8, "seed": seed}}
+        learner = {"optimiser": {"lr": 3e-3, "warmup_updates": 0, "clip_norm": 0.0}, "lora": {"rank": 8, "seed": seed}}
         changes: dict[str, object] = {"steps": steps, "seed": seed, "questions_per_step": 6, "group_size": SIZE}
         changes |= {"monitor": {"probe_runs": 0}, "policy": learner}
         there = Served(work / f"there-{seed}", policy, url, **changes)
@@ -102,7 +102,7 @@ def pairs(work: Path, policy: Path, url: str, steps: int, seeds: int) -> Iterato
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
