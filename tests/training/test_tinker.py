@@ -35,7 +35,7 @@ from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.tinker_client import TinkerClient, TinkerSettings
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.checkpoint import load_checkpoint
 from coseek.training.trainer.learner import LearnerState
@@ -186,7 +186,9 @@ def test_updates_of_the_server_are_those_of_this_process(
     experience, twin = served.experience(), served.twin(policy)
     algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT
     before_BT = twin.policy.forward(experience.batch, wanted_BT)
-    found = [improve(experience, served.settings, algorithm, one, random.Random(0)) for one in (twin, served.tinker)]
+    found = [
+        update_weights(experience, served.settings, algorithm, one, random.Random(0)) for one in (twin, served.tinker)
+    ]
     here_BT, there_BT = (one.policy.forward(experience.batch, wanted_BT) for one in (twin, served.tinker))
     moved, apart = largest(here_BT, before_BT), largest(here_BT, there_BT)
     norms = [metrics["grad_norm"] for metrics in found]
@@ -206,7 +208,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(policy: Path, url: str
     served = Served(tmp_path, policy, url)
     experience, algorithm = served.experience(), open_algorithm(served.settings)
     first = served.tinker.policy
-    improve(experience, served.settings, algorithm, served.tinker, random.Random(0))
+    update_weights(experience, served.settings, algorithm, served.tinker, random.Random(0))
     state = first.state()
     assert first.state() == state, "saved once"
     again = Served(tmp_path / "again", policy, url).tinker
@@ -214,7 +216,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(policy: Path, url: str
     batch, wanted_BT = experience.batch, experience.batch.agent_BT
     assert again.policy.updates_done == 1
     for one in (served.tinker, again):
-        improve(experience, served.settings, algorithm, one, random.Random(1))
+        update_weights(experience, served.settings, algorithm, one, random.Random(1))
     assert torch.equal(first.forward(batch, wanted_BT), again.policy.forward(batch, wanted_BT))
 
 
