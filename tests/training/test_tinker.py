@@ -186,10 +186,9 @@ def test_updates_of_the_server_are_those_of_this_process(
     experience, twin = served.experience(), served.twin(policy)
     algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT
     before_BT = twin.policy.forward(experience.batch, wanted_BT)
-    found = [
-        update_weights(experience, served.settings, algorithm, one, random.Random(0)) for one in (twin, served.tinker)
-    ]
-    here_BT, there_BT = (one.policy.forward(experience.batch, wanted_BT) for one in (twin, served.tinker))
+    both = (twin, served.tinker)
+    found = [update_weights(experience, served.settings, algorithm, one, random.Random(0)) for one in both]
+    here_BT, there_BT = (one.policy.forward(experience.batch, wanted_BT) for one in both)
     moved, apart = largest(here_BT, before_BT), largest(here_BT, there_BT)
     norms = [metrics["grad_norm"] for metrics in found]
     learnt, own = served.twin(policy).policy.weights(), twin.policy.weights()
