@@ -35,6 +35,7 @@ from coseek.training.rl.loop import train_rl
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.workers import ALONE
 
 WORDS = ("red", "blue", "cat", "ada")
 QUESTIONS = [Question(f"q{number}", f"Which word is number {number} ?", (WORDS[number % 4],)) for number in range(6)]
@@ -95,9 +96,12 @@ def pairs(work: Path, policy: Path, url: str, steps: int, seeds: int) -> Iterato
         changes: dict[str, object] = {"steps": steps, "seed": seed, "questions_per_step": 6, "group_size": SIZE}
         changes |= {"monitor": {"probe_runs": 0}, "policy": learner}
         there = Served(work / f"there-{seed}", policy, url, **changes)
-        here = Training(work / f"here-{seed}", policy, **changes)
+        here = Training(work / f"here-{seed}", policy, ahead=0, workers=ALONE, **changes)
         copy_adapter(there.tinker, here.local)
-        yield curve_of(there), curve_of(here)
+        found = curve_of(there), curve_of(here)
+        for name, curve in zip(("server", "here"), found, strict=True):
+            print(f"seed {seed}, {name:<6}: {' '.join(f'{reward:.2f}' for reward in curve.rewards)}", flush=True)
+        yield found
 
 
 def main() -> None:
