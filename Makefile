@@ -110,11 +110,13 @@ test-vllm: env engine-vllm
 # SkyRL's server with its JAX back end, and coseek with the protocol's library. SkyRL asks for an older transformers, and
 # its back end runs with ours.
 TINKER := .venv-tinker/bin/python
-engine-tinker:
+engine-tinker: .venv-tinker/made-from-these-files
+.venv-tinker/made-from-these-files: pyproject.toml constraints.txt
 	test -x $(TINKER) || $(PYTHON) -m venv .venv-tinker
 	$(TINKER) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(TINKER) -m pip install --quiet --disable-pip-version-check 'skyrl[jax,tinker]==0.3.0' tinker==0.24.1 "$$(grep ^torch== constraints.txt)"
 	$(TINKER) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tinker]' tinker==0.24.1 pytest hypothesis
+	@touch $@
 
 test-tinker: engine-tinker
 	OMP_NUM_THREADS=1 $(TINKER) -m pytest -rP tests/training/test_tinker.py
