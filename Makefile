@@ -9,7 +9,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
+	@echo "make test-tinker  test training by SkyRL's Tinker server on a processor, in .venv-tinker (make engine-tinker)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -105,6 +106,20 @@ engine-vllm:
 
 test-vllm: env engine-vllm
 	COSEEK_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_vllm.py
+
+# SkyRL's server with its JAX back end, and coseek with the protocol's library. SkyRL asks for an older transformers, and
+# its back end runs with ours.
+TINKER := .venv-tinker/bin/python
+engine-tinker: .venv-tinker/made-from-these-files
+.venv-tinker/made-from-these-files: pyproject.toml constraints.txt
+	test -x $(TINKER) || $(PYTHON) -m venv .venv-tinker
+	$(TINKER) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(TINKER) -m pip install --quiet --disable-pip-version-check 'skyrl[jax,tinker]==0.3.0' tinker==0.24.1 "$$(grep ^torch== constraints.txt)"
+	$(TINKER) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tinker]' tinker==0.24.1 pytest hypothesis
+	@touch $@
+
+test-tinker: engine-tinker
+	OMP_NUM_THREADS=1 $(TINKER) -m pytest -rP tests/training/test_tinker.py
 
 quick: env
 	$(PYTEST) -m "not slow"

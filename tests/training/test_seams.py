@@ -19,6 +19,7 @@ from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.loop import train_rl
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import ALONE
 
@@ -105,7 +106,9 @@ def test_an_algorithm_that_is_named_nowhere_else_trains_nothing_in_silence(here:
     with pytest.raises(UnknownName, match="did you mean 'grpo'"):
         train(here / "run", settings_of("grop"))
     with pytest.raises(UnknownName, match="did you mean 'local'"):
-        check_backend("locl")
+        check_backend(RlSettings(backend="locl"))
+    with pytest.raises(SettingError, match="url"):
+        check_backend(RlSettings(backend_settings={"url": "http://127.0.0.1:8800"}))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def check_settings(recipe: AgentRecipe) -> None:
         wrong.of(_check_stage, stage.recipe)
         if stage.recipe.learn == "rl":
             wrong.of(open_algorithm, stage.recipe.rl)
-            wrong.of(check_backend, stage.recipe.rl.backend)
+            wrong.of(check_backend, stage.recipe.rl)
     wrong.of(taught, recipe)
     for name in recipe.track:
         wrong.of(find_tracker, name)

@@ -2,7 +2,7 @@
 
     rl.monitor, rl.keep_rollouts         always: they change no weight
     table.wide_rag, track, license       always, likewise
-    rollout                              always: servers come and go
+    rollout, rl.backend_settings         always: servers come and go
     rl.steps                             of the last stage that has started, unless a schedule spans the steps
 
 A stage with more steps continues from its last checkpoint. Its old policy is kept under another name, and the table is
@@ -24,8 +24,8 @@ from coseek.pipelines.stages import Stage, stages_of
 from coseek.training.rl.algorithm import spread_over_steps
 from coseek.training.trainer.checkpoint import has_checkpoint
 
-FREE = {"rl": ("monitor", "keep_rollouts"), "table": ("wide_rag",)}
-"""Settings that may always change: they change no weight."""
+FREE = {"rl": ("monitor", "keep_rollouts", "backend_settings"), "table": ("wide_rag",)}
+"""Settings that may always change: they change no weight, or say where a server is."""
 STEPS = {**FREE, "rl": (*FREE["rl"], "steps")}
 """The same with the setting that `MoreSteps` checks."""
 

@@ -1,5 +1,6 @@
 """Update: the optimisation of one step: minibatches, clipped policy loss, KL, value loss, and their metrics."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,8 @@ def update_weights(
             _add_staleness(metrics, experience, rows_B, policy.updates_done)
             loss = _policy_loss(experience, settings, weights_BT, metrics, updates, record)
             metrics.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
-            metrics.number("grad_norm", policy.optim_step())
+            if not math.isnan(norm := policy.optim_step()):
+                metrics.number("grad_norm", norm)
             if critic is not None:
                 loss = _value_loss(experience, algorithm.value_clip, weights_BT)
                 metrics.number("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))

@@ -72,7 +72,7 @@ class Trainable(ForwardModel, Protocol):
         ...
 
     def optim_step(self) -> float:
-        """Make one update. Returns the norm of the gradient."""
+        """Make one update. Returns the norm of the gradient; NaN if an engine does not tell it."""
         ...
 
     def state(self) -> LearnerState:

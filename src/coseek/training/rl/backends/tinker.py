@@ -1,0 +1,151 @@
+"""Tinker: a server of the Tinker protocol samples and trains a LoRA adapter; losses and advantages are coseek's.
+
+The network of the recipe stays in this process: the server's base model is compared with it, and what the server learnt
+is merged into it when the policy is saved. Precision, micro-batches and parallelism are the server's.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek.core.errors import MissingExtra, ModelError, SettingError
+from coseek.core.settings import make_settings
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.tinker_client import ALPHA, TinkerClient, TinkerSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from coseek.models.model import Tokenizer
+    from coseek.models.sampler import SamplerSettings
+    from coseek.training.rl.tinker_policy import TinkerReference
+    from coseek.training.rl.tinker_sampler import TinkerSampler
+    from coseek.training.trainer.workers import Workers
+
+SETTINGS = TinkerSettings
+CHECKED = 48
+"""Tokens on which the server's base model is compared with the recipe's policy."""
+
+
+def check(settings: RlSettings) -> None:
+    """Raise `SettingError` for what the protocol cannot do, by name."""
+    lora, optimiser = settings.policy.lora, settings.policy.optimiser
+    critic = open_algorithm(settings).needs_critic
+    for asked, why in (
+        (lora is None, "rl.policy.lora=null trains all weights; set rl.policy.lora.rank"),
+        (lora and lora.targets, "rl.policy.lora.targets adapts some layers; leave it out to adapt all"),
+        (lora and lora.alpha != ALPHA, f"rl.policy.lora.alpha is not {ALPHA:g}, which servers scale by"),
+        (critic, f"rl.algorithm={settings.algorithm} trains a critic; take grpo, rloo or reinforce-pp"),
+        (settings.entropy > 0.0, f"rl.entropy={settings.entropy:g} needs whole distributions; set it to 0"),
+        (settings.measure_entropy, "rl.measure_entropy=true needs whole distributions; set it to false"),
+        (settings.temperature != 1.0, f"rl.temperature={settings.temperature:g} trains scaled logits; set it to 1"),
+        (settings.top_p != 1.0, f"rl.top_p={settings.top_p:g} trains a part of the softmax; set it to 1"),
+        (optimiser.algorithm != "adamw", f"rl.policy.optimiser.algorithm={optimiser.algorithm}; take adamw"),
+        (optimiser.clip_norm, f"rl.policy.optimiser.clip_norm={optimiser.clip_norm:g} clips; set it to 0"),
+    ):
+        if asked:
+            raise SettingError(f"a Tinker server cannot do this: {why}, or take rl.backend=local")
+    if find_spec("tinker") is None:
+        raise MissingExtra("tinker", "rl.backend=tinker", "tinker")
+
+
+def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> "TinkerBackend":
+    """Connect to the server. Raises `SettingError` if its base model is not the policy that the run starts from."""
+    check(settings)
+    if workers.world > 1:
+        raise SettingError(f"a Tinker server trains for one process, not for {workers.world}; start without torchrun")
+    return TinkerBackend(network, settings, workers)
+
+
+class TinkerBackend:
+    """Implements `TrainingBackend`."""
+
+    critic = None
+
+    def __init__(self, network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> None:
+        from coseek.training.rl.tinker_policy import TinkerPolicy, TinkerReference
+        from coseek.training.trainer.policy import Policy
+
+        self.settings = make_settings(TinkerSettings, settings.backend_settings)
+        self.workers = workers
+        self._client = TinkerClient(self.settings)
+        self._twin = Policy(network, settings.policy, 0)
+        """Has an adapter of the same shape, which is filled when the policy is saved."""
+        self._samplers: list[TinkerSampler] = []
+        base = TinkerReference(self._client)
+        self._check_base(base, settings.monitor.logprob_gap)
+        self.reference = base if settings.kl > 0.0 else None
+        self.policy = TinkerPolicy(self._client, settings.policy, settings.updates, self.settings.reduction)
+        self._saved = 0
+
+    def sampler(
+        self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
+    ) -> "TinkerSampler":
+        from coseek.training.rl.tinker_sampler import TinkerSampler
+
+        if on_policy and (not settings.on_policy or settings.temperature != 1.0):
+            raise SettingError(f"a Tinker server trains at temperature 1 of the whole softmax, not at {settings}")
+        self._samplers.append(TinkerSampler(tokenizer, stops, settings.temperature, self.settings.concurrency))
+        return self._samplers[-1]
+
+    def release(self) -> None:
+        """Do nothing: the server has the caches."""
+
+    def refresh(self) -> None:
+        with self._client.asked():
+            weights = self.policy.adapter.save_weights_and_get_sampling_client()
+        for sampler in self._samplers:
+            sampler.use(weights, self.policy.updates_done)
+
+    def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
+        """Write the network with the server's adapter. Raises `ModelError` if that is of another shape."""
+        import torch
+
+        weights = self.adapter_weights()
+        with torch.no_grad():
+            for name, weight in self._adapter_of_twin().items():
+                weight.copy_(weights[name])
+        self._twin.save(folder, extra)
+
+    def adapter_weights(self) -> "dict[str, Tensor]":
+        """Download the weights of the adapter. Raises `ModelError` if they are no adapter of the network."""
+        self._saved += 1
+        name = f"policy-{self.policy.updates_done:06}-{self._saved}"
+        path = str(self._client.wait(lambda: self.policy.adapter.save_weights_for_sampler(name)).path)
+        weights, config = self._client.download(path)
+        here, there = ({key: one.shape for key, one in found.items()} for found in (self._adapter_of_twin(), weights))
+        if here != there or config.get("lora_alpha") != ALPHA:
+            raise ModelError(
+                f"{self._client.url} adapted other layers than all linear ones with alpha {ALPHA:g}, so they cannot be "
+                f"merged here; the adapter is at {path}"
+            )
+        return weights
+
+    def _adapter_of_twin(self) -> "dict[str, Tensor]":
+        from coseek.models.lora import adapted_layers
+
+        return {
+            f"base_model.model.{name}.lora_{letter}.weight": layer.lora_A if letter == "A" else layer.lora_B
+            for name, layer in adapted_layers(self._twin.model).items()
+            for letter in "AB"
+        }
+
+    def _check_base(self, base: "TinkerReference", most: float) -> None:
+        import torch
+
+        from coseek.training.trainer.batch import Batch
+
+        generator = torch.Generator().manual_seed(0)
+        ids_BT = torch.randint(self._twin.model.config.get_text_config().vocab_size, (1, CHECKED), generator=generator)
+        nothing_BT = torch.zeros(ids_BT.shape)
+        batch = Batch(ids_BT, nothing_BT.bool(), nothing_BT, torch.tensor([CHECKED]))
+        wanted_BT = batch.predicted_BT
+        gap = float((base.forward(batch, wanted_BT) - self._twin.forward(batch, wanted_BT))[wanted_BT].abs().mean())
+        if not gap <= most:
+            raise SettingError(
+                f"the log-probabilities of {self._client.base_model} at {self._client.url} are {gap:.3g} from those of "
+                f"the policy that the run starts from, more than {most:g}; serve that policy's folder"
+            )

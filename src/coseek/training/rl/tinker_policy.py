@@ -1,0 +1,170 @@
+"""Tinker policy: a LoRA adapter that a Tinker server trains.
+
+The losses of the protocol know no KL, importance weights or normalisers. So a loss is computed here, from the server's
+log-probabilities, and its gradient with respect to each of them is sent as the token's advantage, for which the
+server's `importance_sampling` loss at ratio 1 has the same gradient: one more forward pass, and any loss of
+log-probabilities holds exactly.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from coseek.core.errors import RunError
+from coseek.training.rl.tinker_client import Reduction, TinkerClient
+from coseek.training.trainer.batch import Batch
+from coseek.training.trainer.learner import Entropy, LearnerState, Loss
+from coseek.training.trainer.optimiser import rate_at
+from coseek.training.trainer.settings import LearnerSettings
+
+if TYPE_CHECKING:
+    from tinker import TrainingClient
+    from tinker.types import Datum, ModelInput
+
+
+class TinkerPolicy:
+    """Implements `Trainable`. The weights are the server's; a checkpoint holds the path of its saved state."""
+
+    def __init__(self, client: TinkerClient, settings: LearnerSettings, updates: int, reduction: Reduction) -> None:
+        assert settings.lora is not None
+        self.client = client
+        self.settings = settings
+        self.lora = settings.lora
+        self.updates = updates
+        self.reduction = reduction
+        self.updates_done = 0
+        self._adapter: TrainingClient | None = None
+        self._path: str | None = ""
+        """Where the server saved the current state; empty for a new adapter's, `None` if it has not."""
+        self._pending: list[tuple[list[int], Tensor, Tensor]] = []
+        """Ids, log-probabilities and advantages of the rows of the next update."""
+
+    @property
+    def learning_rate(self) -> float:
+        return rate_at(self.settings.optimiser, self.updates_done, self.updates)
+
+    @property
+    def adapter(self) -> "TrainingClient":
+        """The adapter, made at first use: some servers load a state into a new one only."""
+        if self._adapter is None:
+            adapter, path = self.client.new_adapter(self.lora), self._path
+            if path:
+                self.client.wait(lambda: adapter.load_state_with_optimizer(path))
+            self._adapter = adapter
+        return self._adapter
+
+    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
+        rows_N, outputs_BT = wanted_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
+        if len(rows_N):
+            data = [_datum(_ids(batch, int(row))) for row in rows_N]
+            answer = self.client.wait(lambda: self.adapter.forward(data, "cross_entropy"))
+            for row, found in zip(rows_N, answer.loss_fn_outputs, strict=True):
+                outputs_BT[row, 1 : batch.lengths_B[row]] = found["logprobs"].to_torch()
+        return torch.where(wanted_BT, outputs_BT, 0.0)
+
+    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
+        """Add the gradient of `loss`, which is sent with the next update. Raises `ValueError` for an entropy."""
+        if entropy != "no":
+            raise ValueError("a Tinker server returns no entropies")
+        logprobs_BT = self.forward(batch, wanted_BT).requires_grad_()
+        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
+        value = loss(logprobs_BT[rows_N], rows_N)
+        value.backward()
+        gradient_BT = logprobs_BT.grad
+        assert gradient_BT is not None
+        for row in rows_N:
+            ids = _ids(batch, int(row))
+            self._pending.append((ids, logprobs_BT[row, 1 : len(ids)].detach(), -gradient_BT[row, 1 : len(ids)]))
+        return float(value.detach())
+
+    def optim_step(self) -> float:
+        """Make one update. Returns the norm of the gradient; NaN if the server does not tell it."""
+        from tinker.types import AdamParams
+
+        adam, rows = self.settings.optimiser, self._pending
+        params = AdamParams(
+            learning_rate=self.learning_rate,
+            beta1=adam.betas[0],
+            beta2=adam.betas[1],
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+        )
+        scales = [len(rows) * len(logprobs) if self.reduction == "mean" else 1 for _, logprobs, _ in rows]
+        data = [_datum(*row[:2], row[2] * scale) for row, scale in zip(rows, scales, strict=True)]
+        with self.client.asked():
+            gradient = self.adapter.forward_backward(data, "importance_sampling")
+            step = self.adapter.optim_step(params)
+            gradient.result()
+            metrics = step.result().metrics or {}
+        self._pending, self._path = [], None
+        norm = next((value for name, value in metrics.items() if name.endswith("grad_norm")), None)
+        if norm is not None and not torch.isfinite(torch.tensor(norm)):
+            raise RunError(
+                f"the gradient of update {self.updates_done} is {norm}; go on from the last checkpoint with a learning "
+                f"rate below {self.learning_rate}"
+            )
+        self.updates_done += 1
+        return float("nan") if norm is None else norm
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return none: the server has them."""
+        return {}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Do nothing: the server has the weights."""
+
+    def state(self) -> LearnerState:
+        """Return the path of the server's state, which is saved there if it is not."""
+        if self._path is None:
+            name = f"update-{self.updates_done:06}"
+            self._path = str(self.client.wait(lambda: self.adapter.save_state(name)).path)
+        return {"module": {}, "optimiser": {"adam": {"path": self._path}, "update": self.updates_done}}
+
+    def load_state(self, state: LearnerState) -> None:
+        self._adapter, self._pending = None, []
+        self._path, self.updates_done = str(state["optimiser"]["adam"]["path"]), state["optimiser"]["update"]
+
+
+class TinkerReference:
+    """Implements `ForwardModel`: the base model of a server."""
+
+    def __init__(self, client: TinkerClient) -> None:
+        self.client = client
+        self._base = client.base_sampler()
+
+    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
+        rows_N, outputs_BT = wanted_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
+        with self.client.asked():
+            asked = [self._base.compute_logprobs(_input(_ids(batch, int(row)))) for row in rows_N]
+            for row, answer in zip(rows_N, asked, strict=True):
+                length = int(batch.lengths_B[row])
+                outputs_BT[row, 1:length] = torch.tensor(answer.result()[1 - length :])
+        return torch.where(wanted_BT, outputs_BT, 0.0)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return none: the server has them."""
+        return {}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Do nothing: the server has the weights."""
+
+
+def _ids(batch: Batch, row: int) -> list[int]:
+    return [int(ident) for ident in batch.ids_BT[row, : batch.lengths_B[row]]]
+
+
+def _input(ids: list[int]) -> "ModelInput":
+    from tinker.types import ModelInput
+
+    return ModelInput.from_ints(ids)
+
+
+def _datum(ids: list[int], logprobs_T: Tensor | None = None, advantages_T: Tensor | None = None) -> "Datum":
+    """A row: each token but the first is predicted from those before it."""
+    from tinker.types import Datum
+
+    inputs = {"target_tokens": torch.tensor(ids[1:])}
+    if logprobs_T is not None and advantages_T is not None:
+        inputs |= {"logprobs": logprobs_T, "advantages": advantages_T}
+    return Datum(model_input=_input(ids[:-1]), loss_fn_inputs=inputs)

@@ -1,0 +1,293 @@
+"""Tinker's protocol, spoken to a real SkyRL server with its JAX back end, in an environment of its own: `make
+test-tinker`. Refusals need no server."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from tests.serve.live import WEB
+from tests.training.test_rollout_servers import QUESTIONS, Training, by_length
+from tests.training.test_vllm import tiny_llama
+from torch import Tensor
+
+from coseek.core.errors import MissingExtra, SettingError
+from coseek.core.settings import make_settings
+from coseek.hardware.placement import FLOAT32
+from coseek.models.lora import adapted_layers
+from coseek.models.pretrained import load_model
+from coseek.serve.running import bound
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backend import TrainingBackend, check_backend, open_backend
+from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.backends.tinker import TinkerBackend
+from coseek.training.rl.episodes import score
+from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.tinker_client import TinkerClient, TinkerSettings
+from coseek.training.rl.update import update_weights
+from coseek.training.trainer.batch import Batch
+from coseek.training.trainer.checkpoint import load_checkpoint
+from coseek.training.trainer.learner import LearnerState
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.trainer.workers import ALONE
+
+slow = pytest.mark.slow
+pytestmark = [
+    # The library `tinker` leaves its connections open.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SERVER = Path(__file__).with_name("skyrl_server.py")
+RUN = Path(__file__).with_name("tinker_run.py")
+STARTS_S = 600
+STEPS = 10
+MODES = {
+    "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{sys.prefix}/jax-cache", "HF_HUB_OFFLINE": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+}  # fmt: skip
+POLICY = {"optimiser": {"lr": 0.02, "warmup_updates": 0, "clip_norm": 0.0}, "lora": {"rank": 8}}
+
+
+def settings_of(url: str, **changes: object) -> dict[str, object]:
+    """Settings of a training through a server; the tiny rows have few lengths, for each of which it compiles."""
+    return {"backend": "tinker", "backend_settings": {"url": url, "reduction": "mean"}, "policy": POLICY, **changes}
+
+
+@contextmanager
+def skyrl(policy: Path, folder: Path, samples: int = 9) -> Iterator[str]:
+    """The URL of a server in processes of its own, which are ended in the end. It pads rows to a few lengths, and what
+    it samples to `samples` rows: every new shape is compiled."""
+    with bound("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    config = {
+        "max_lora_adapters": 12, "max_lora_rank": 8, "train_micro_batch_size": 1, "sample_max_num_sequences": samples,
+        "loss_chunk_size": 0,
+    }  # fmt: skip
+    command = [sys.executable, str(SERVER), "--port", str(port), "--base-model", str(policy), "--backend", "jax"]
+    command += ["--backend-config", json.dumps(config), "--checkpoints-base", str(folder / "checkpoints")]
+    command += ["--database-url", f"sqlite:///{folder / 'tinker.db'}"]
+    log = folder / "skyrl.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env={**os.environ, **MODES}, stdout=out, stderr=out)
+        try:
+            url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_S
+            while not answers(url):
+                assert process.poll() is None and time.monotonic() < ends, log.read_text()[-2000:]
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        return WEB.get(f"{url}/api/v1/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("tinker"))
+
+
+@pytest.fixture(scope="module")
+def url(policy: Path) -> Iterator[str]:
+    if find_spec("skyrl") is None:
+        pytest.skip("make test-tinker")
+    with skyrl(policy, policy.parent) as address:
+        yield address
+
+
+def random_batch(rows: int, seed: int = 0) -> Batch:
+    rng = random.Random(seed)
+    lengths_B = torch.tensor([rng.randint(8, 32) for _ in range(rows)])
+    ids_BT = torch.tensor([[rng.randrange(320) for _ in range(32)] for _ in range(rows)])
+    return Batch(ids_BT, torch.zeros(ids_BT.shape).bool(), torch.zeros(ids_BT.shape), lengths_B)
+
+
+class Served(Training):
+    """A training by a Tinker server."""
+
+    def __init__(self, folder: Path, policy: Path, url: str, /, **changes: object) -> None:
+        super().__init__(folder, policy, ahead=0, workers=ALONE, **settings_of(url, **changes))
+        assert isinstance(self.backend, TinkerBackend)
+        self.tinker = self.backend
+
+    def experience(self) -> Experience:
+        """Groups of runs that the server samples, with what the algorithm makes of them."""
+        self.tinker.refresh()
+        asked = [question for question in QUESTIONS[:3] for _ in range(3)]
+        episodes = score([place // 3 for place in range(9)], self.rollout(asked, range(9)), by_length)
+        return make_experience(episodes, self.settings, open_algorithm(self.settings), self.tinker)
+
+    def twin(self, policy: Path) -> LocalBackend:
+        """A backend of this process with the server's adapter."""
+        settings = self.settings.model_copy(update={"backend": "local"})
+        twin = open_backend(settings, load_model(policy, FLOAT32), ALONE)
+        copy_adapter(self.tinker, twin)
+        assert isinstance(twin, LocalBackend)
+        return twin
+
+
+def copy_adapter(source: TinkerBackend, target: TrainingBackend) -> None:
+    """Give a backend of this process the server's adapter."""
+    assert isinstance(target, LocalBackend)
+    weights = source.adapter_weights()
+    with torch.no_grad():
+        for name, layer in adapted_layers(target.policy.model).items():
+            layer.lora_A.copy_(weights[f"base_model.model.{name}.lora_A.weight"])
+            layer.lora_B.copy_(weights[f"base_model.model.{name}.lora_B.weight"])
+
+
+def largest(first_BT: Tensor, second_BT: Tensor) -> float:
+    return float((first_BT - second_BT).abs().max())
+
+
+@slow
+def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, tmp_path: Path) -> None:
+    served, batch = Served(tmp_path, policy, url, kl=0.1), random_batch(8)
+    wanted_BT = batch.predicted_BT
+    here_BT = served.twin(policy).policy.forward(batch, wanted_BT)
+    assert served.tinker.reference is not None
+    gaps = [largest(one.forward(batch, wanted_BT), here_BT) for one in (served.tinker.policy, served.tinker.reference)]
+    print(f"largest gap of log-probabilities to torch: adapter {gaps[0]:.2g}, base {gaps[1]:.2g}")
+    assert max(gaps) <= 1e-5
+
+
+@slow
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, 1e-5),
+        ({"kl": 0.05, "normaliser": "sequence", "clip_high": 0.28}, 1e-5),
+        # Four updates: AdamW divides a gradient of rounding errors by its own size.
+        ({"algorithm": "rloo", "normaliser": "constant", "constant_tokens": 32, "epochs": 2, "minibatches": 2}, 1e-3),
+    ],
+)
+def test_updates_of_the_server_are_those_of_this_process(
+    changes: dict[str, object], most: float, policy: Path, url: str, tmp_path: Path
+) -> None:
+    learner = {**POLICY, "optimiser": {"lr": 1e-3, "weight_decay": 0.01, "clip_norm": 0.0}}
+    served = Served(tmp_path, policy, url, policy=learner, **changes)
+    experience, twin = served.experience(), served.twin(policy)
+    algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT
+    before_BT = twin.policy.forward(experience.batch, wanted_BT)
+    both = (twin, served.tinker)
+    found = [update_weights(experience, served.settings, algorithm, one, random.Random(0)) for one in both]
+    here_BT, there_BT = (one.policy.forward(experience.batch, wanted_BT) for one in both)
+    moved, apart = largest(here_BT, before_BT), largest(here_BT, there_BT)
+    norms = [metrics["grad_norm"] for metrics in found]
+    learnt, own = served.twin(policy).policy.weights(), twin.policy.weights()
+    print(
+        f"{changes or 'grpo'}: updates {found[0]['updates']}, log-probabilities moved up to {moved:.2g}, then up to "
+        f"{apart:.2g} apart (adapters {max(largest(learnt[name], own[name]) for name in own):.2g}); gradient norms "
+        f"{norms[0]:.7g} here, {norms[1]:.7g} there"
+    )
+    assert moved > 0.01
+    assert apart <= most
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+@slow
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(policy: Path, url: str, tmp_path: Path) -> None:
+    served = Served(tmp_path, policy, url)
+    experience, algorithm = served.experience(), open_algorithm(served.settings)
+    first = served.tinker.policy
+    update_weights(experience, served.settings, algorithm, served.tinker, random.Random(0))
+    state = first.state()
+    assert first.state() == state, "saved once"
+    again = Served(tmp_path / "again", policy, url).tinker
+    again.policy.load_state(state)
+    batch, wanted_BT = experience.batch, experience.batch.agent_BT
+    assert again.policy.updates_done == 1
+    for one in (served.tinker, again):
+        update_weights(experience, served.settings, algorithm, one, random.Random(1))
+    assert torch.equal(first.forward(batch, wanted_BT), again.policy.forward(batch, wanted_BT))
+
+
+@slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint(policy: Path, url: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(RUN), str(tmp_path / "run"), str(policy), url]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    with subprocess.Popen(command) as process:
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    subprocess.run(command, check=True)
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
+    assert [row["faults"] for row in rows] == [0] * STEPS
+    assert max(row["logprob_gap_max"] for row in rows) <= 1e-4, "sampler and trainer have the same weights"
+    print(f"killed after 5 steps, resumed to {STEPS}: rewards {[round(row['reward'], 2) for row in rows]}")
+    runs = [line.split() for line in (tmp_path / "run" / "versions").read_text().splitlines()]
+    updates = [sum(row["updates"] for row in rows[:place]) for place in range(STEPS)]
+    assert {int(step): int(version) for step, version in runs} == dict(enumerate(updates, start=1))
+    saved = load_model(tmp_path / "run" / "policy", FLOAT32)
+    served = Served(tmp_path / "again", policy, url, steps=STEPS)
+    served.tinker.policy.load_state(load_policy_state(tmp_path / "run"))
+    batch = random_batch(4)
+    merged = Policy(saved, LearnerSettings(), 0).forward(batch, batch.predicted_BT)
+    assert largest(merged, served.tinker.policy.forward(batch, batch.predicted_BT)) <= 1e-4
+
+
+def load_policy_state(folder: Path) -> LearnerState:
+    checkpoint = load_checkpoint(folder / "checkpoints")
+    assert checkpoint is not None
+    return checkpoint["learners"]["policy"]
+
+
+@slow
+def test_another_base_model_is_refused(url: str, policy: Path, tmp_path: Path) -> None:
+    network = load_model(policy, FLOAT32)
+    with torch.no_grad():
+        network.get_output_embeddings().weight.mul_(1.5)
+    settings = make_settings(RlSettings, {**settings_of(url)})
+    with pytest.raises(SettingError, match="serve that policy's folder"):
+        open_backend(settings, network, ALONE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policy": {**POLICY, "lora": None}}, "trains all weights"),
+        ({"policy": {**POLICY, "lora": {"targets": ["q_proj"]}}}, "adapts some layers"),
+        ({"policy": {**POLICY, "lora": {"alpha": 16}}}, "alpha is not 32"),
+        ({"policy": {"lora": {"rank": 8}}}, "clip_norm=1 clips"),
+        ({"algorithm": "ppo"}, "trains a critic"),
+        ({"entropy": 0.01}, "entropy=0.01 needs whole distributions"),
+        ({"measure_entropy": True}, "measure_entropy=true"),
+        ({"temperature": 0.6}, "temperature=0.6"),
+        ({"top_p": 0.9, "old_logprobs": "recompute"}, "top_p=0.9"),
+        ({"backend_settings": {"url": "http://127.0.0.1:9"}}, "reduction"),
+    ],
+)
+def test_what_a_tinker_server_cannot_do_is_refused_by_name(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        check_backend(make_settings(RlSettings, settings_of("http://127.0.0.1:9", **changes)))
+
+
+@pytest.mark.skipif(find_spec("tinker") is not None, reason="the library is installed here")
+def test_a_missing_library_is_named_before_anything_is_opened() -> None:
+    with pytest.raises(MissingExtra, match=r"coseek\[tinker\]"):
+        check_backend(make_settings(RlSettings, settings_of("http://127.0.0.1:9")))
+
+
+@pytest.mark.skipif(find_spec("tinker") is None, reason="make test-tinker")
+def test_a_server_that_is_not_there_is_one_sentence_at_once() -> None:
+    with pytest.raises(SettingError, match="start the Tinker server"):
+        TinkerClient(TinkerSettings(url="http://127.0.0.1:9", reduction="sum"))
