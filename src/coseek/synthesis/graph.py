@@ -199,12 +199,13 @@ class HopGraph:
         return found
 
     def is_only_one(self, hop: Hop) -> bool:
-        """Whether a hop back leads to the only subject of its type in a passage that holds its source."""
+        """Whether a hop back leads to the only subject of its type in a passage that holds its source; a subject of
+        unknown type may be of that type."""
         if not hop.back:
             return True
         kind = self.facts.types.get(hop.target)
         others = self._cached_holding(hop.source) - {hop.row}
-        return not any(self.facts.types.get(key_of(self.passages[row].title)) == kind for row in others)
+        return not any(self.facts.types.get(key_of(self.passages[row].title), kind) == kind for row in others)
 
     def draw(self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool]) -> Chain | None:
         """A chain of so many hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
