@@ -70,6 +70,11 @@ class Hop:
 Chain = tuple[Hop, ...]
 
 
+def random_hop(ways: Sequence[Hop], rng: random.Random) -> Hop:
+    """One of several hops, each as likely."""
+    return rng.choice(ways)
+
+
 class HopGraph:
     """The hops of a corpus."""
 
@@ -207,9 +212,12 @@ class HopGraph:
         others = self._cached_holding(hop.source) - {hop.row}
         return not any(self.facts.types.get(key_of(self.passages[row].title), kind) == kind for row in others)
 
-    def draw(self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool]) -> Chain | None:
+    def draw(
+        self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool],
+        choose: Callable[[Sequence[Hop], random.Random], Hop],
+    ) -> Chain | None:  # fmt: skip
         """A chain of so many hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
-        draw ends early."""
+        draw ends early. `choose` takes the next hop of several."""
         chain: list[Hop] = []
         name, seen = start, {start}
         while len(chain) < hops:
@@ -222,7 +230,7 @@ class HopGraph:
             ]  # fmt: skip
             if not ways:
                 return None
-            hop = rng.choice(ways)
+            hop = choose(ways, rng)
             chain.append(hop)
             name = hop.target
             seen.add(name)
