@@ -3,8 +3,8 @@
 The proposer draws the number of hops and the phrases of a chain. A question pays 1 where the share of the solver's
 tries that are right lies within `edge`, else 0. From that is taken the mean of the questions of its batch with as many
 hops (the hop-grouped baseline of Dr. Zero, Yue et al. 2026), so that a phrase is not blamed for the length of its
-chains; a phrase is then drawn by the softmax of what it was paid. A number of hops is drawn by its share of questions at
-the edge. The proposer knows neither how a solver works nor what a model does with its questions.
+chains; a phrase is then drawn by the softmax of what it was paid, and a number of hops by its share of questions at the
+edge. The proposer knows neither how a solver works nor what a model does with its questions.
 """
 
 import math
@@ -74,7 +74,10 @@ class Proposer:
 
     def learn(self, paid: Sequence[tuple[Chain, bool]]) -> None:
         """Take one batch of chains, and whether each lies at the edge."""
-        asked, sums = Counter(len(chain) for chain, _ in paid), Counter(len(chain) for chain, at_edge in paid if at_edge)
+        asked, sums = (
+            Counter(len(chain) for chain, _ in paid),
+            Counter(len(chain) for chain, at_edge in paid if at_edge),
+        )
         for chain, at_edge in paid:
             advantage = at_edge - sums[len(chain)] / asked[len(chain)]
             for hop in chain:

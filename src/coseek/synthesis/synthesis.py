@@ -56,7 +56,8 @@ def synthesize(
     """Make questions from the corpus of a data-set folder and write the data set `out`.
 
     The same corpus, settings and models give the same files. `writer` puts questions into its own words; `reader` tests
-    them besides the rules; of those a `solver` gets, only the ones at the edge of what it can do are kept. Raises `DataError` for a corpus that gives none; nothing is written then.
+    them besides the rules; of those that a `solver` tries, the ones at the edge of what it can do are kept. Raises
+    `DataError` for a corpus that gives none; nothing is written then.
     """
     check_output_folder(out, RECORD)
     if out.exists() and folder.resolve() == out.resolve():
