@@ -153,8 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hops = " / ".join(str(sum(one.hops == count for one in questions)) for count in (1, 2, 3, 4))
         missed |= min(true, needed) < BAR if questions else world_settings.lexicon == "laptop"
         rows.append((
-            world_settings.lexicon, str(world_settings.seed), f"{len(questions):,}", hops, f"{true:.3f}",
-            f"{needed:.3f}", f"{seconds:.0f}",
+            world_settings.lexicon, str(world_settings.seed), f"{len(questions):,}", hops,
+            *(f"{share:.3f}" if questions else "–" for share in (true, needed)), f"{seconds:.0f}",
         ))  # fmt: skip
         print(Table(COLUMNS, tuple(rows[-1:])).markdown(), flush=True)
     print(Table(COLUMNS, tuple(rows)).markdown())

@@ -153,7 +153,8 @@ class EpisodeTable:
             row: list[Json] = [passage.id, _short(hit.score), holds[0] + 2 * holds[1]]
             if self._known.get(passage.id) != passage:  # web searches may give one id two texts
                 self._known[passage.id] = passage
-                row += [passage.title, passage.text, *([passage.place] if passage.place not in ("", passage.id) else [])]
+                where = [passage.place] if passage.place not in ("", passage.id) else []
+                row += [passage.title, passage.text, *where]
             hits.append(row)
         return {**search.to_json(), "hits": hits}
 
