@@ -28,6 +28,8 @@ _ROUNDS = 8
 """Draws from every name for one number of hops."""
 _BATCH = 64
 """Questions that a model is given together."""
+_TRIED = 20
+"""Questions that a solver tries, at most, for each one that is asked for."""
 
 Tell = Callable[[str, int, int], None]
 """(what is done, how many are done, of how many)."""
@@ -82,13 +84,15 @@ class QuestionMaker:
         """What the solver can answer now and then, from batches that the proposer draws; it learns from each."""
         least, most = self._settings.edge
         draws = {hops: self._kept(hops) for hops in range(1, len(self._settings.hop_mix) + 1) if self._quota(hops)}
-        while draws:
+        tried_so_far = 0
+        while draws and tried_so_far < _TRIED * self._settings.count:
             batch: list[DrawnQuestion] = []
             for hops, count in self._proposer.shares(draws, _BATCH).items():
                 drawn = list(islice(draws[hops], count))
                 batch += drawn
                 if len(drawn) < count:
                     del draws[hops]
+            tried_so_far += len(batch)
             if not batch:
                 return
             tried = list(zip(batch, solver.solved([self._question("", one) for one in batch]), strict=True))
