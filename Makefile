@@ -9,7 +9,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-core    test what needs no torch, in .venv-core-PYTHON for each Python (PYTHONS=…)"
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
+	@echo "make test-layout  test documents that markitdown converts, in .venv-layout"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
 	@echo "make test-tinker  test training by SkyRL's Tinker server on a processor, in .venv-tinker (make engine-tinker)"
 	@echo "make quick        install, then the tests that take seconds"
@@ -96,6 +97,11 @@ test-adapters:
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[langchain,llama-index,haystack,datasets]' pytest hypothesis
 	HAYSTACK_TELEMETRY_ENABLED=False LANGSMITH_TRACING=false .venv-adapters/bin/python -m pytest tests/adapters
+
+test-layout:
+	test -x .venv-layout/bin/python || $(PYTHON) -m venv .venv-layout
+	.venv-layout/bin/python -m pip install --quiet --disable-pip-version-check -e '.[layout]' pytest hypothesis
+	.venv-layout/bin/python -m pytest tests/data/test_converted_documents.py
 
 # A community build for processors. What it asks for of torchvision and others is built for another torch.
 engine-vllm:

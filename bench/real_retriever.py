@@ -62,6 +62,8 @@ class Place:
 
     work: Path
     data: Path
+    learnt: tuple[str, ...] = LEARNT
+    """Sets whose questions give labels."""
 
     def dataset(self, name: str) -> Dataset:
         return SETS[name].imported(self.data, self.work / SETS[name].slug / "data")
@@ -107,7 +109,7 @@ class Place:
 
 def train(place: Place, view: str, settings: Sequence[str], out: Path) -> Path:
     """MiniLM after the labels of all sets."""
-    folders = [str(place.labels(name)) for name in LEARNT]
+    folders = [str(place.labels(name)) for name in place.learnt]
     recipe = load_retriever_recipe("two-cores", [f"view={view}", *settings], folders)
     training = RetrieverTraining(recipe, out / view)
     training.begin(resume=True)

@@ -17,6 +17,7 @@ READERS = {
     "data/documents/archive.py": "archives of documents, in a process of its own",
     "data/documents/office.py": "DOCX, in that process",
     "data/documents/rows.py": "CSV, in that process",
+    "data/documents/converted.py": "sizes in slides, sheets and books",
     "models/pretrained.py": "weights of model folders",
     "data/documents/token_count.py": "tokenizers of model folders",
     "models/tokenizer.py": "tokenizers of model folders",

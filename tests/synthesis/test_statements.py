@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from coseek.data.passage import Corpus, Passage
 from coseek.synthesis.graph import HopGraph
 
@@ -43,6 +45,30 @@ def test_an_outdated_fact_is_not_told() -> None:
         ("Ex Coin", "Ex Coin is a film formerly directed by Ada Stone."),
     )
     assert not {title for title, _ in said} & {"Old Coin", "Ex Coin"}
+
+
+def test_of_two_values_that_follow_each_other_none_is_told() -> None:
+    films = [(f"{title} II", f"{title} II is a film having {who} as editor.") for title, who, _ in FILMS]
+    said = stated(*films, ("New Coin", "New Coin is a film having Ada Stone as editor up to 1926 and Bert Moss now."))
+    assert "New Coin" not in {title for title, _ in said}
+
+
+def test_the_words_before_a_colon_do_not_tell_what_a_subject_is() -> None:
+    films = [Passage(title, title, f"{title} is a film directed by {who}.") for title, who, _ in FILMS]
+    coin = Passage("c", "A Coin", "A Coin is a film director: Ada Stone.")
+    people = [Passage(f"d{number}", f"Gus Lake {number}", f"Gus Lake {number} is a director.") for number in range(3)]
+    types = HopGraph(Corpus([*films, *people, coin]), 3).facts.types
+    assert types["red dawn hour"] == "film"
+    assert "a coin" not in types
+
+
+@pytest.mark.parametrize(
+    "called", ["otherwise Ada Stone", "who lives, otherwise Ada Stone", "whom some call Ada Stone"]
+)
+def test_a_name_between_commas_before_the_verb_is_no_fact(called: str) -> None:
+    titles = ("Gus Lake", "Hal Lake", "Ian Lake", "Joe Lake")
+    said = stated(*((title, f"{title}, {called} {number}, is a director.") for number, title in enumerate(titles)))
+    assert not {title for title, _ in said} & {*titles}
 
 
 def test_what_is_said_of_somebody_else_is_not_told_of_the_subject() -> None:

@@ -45,6 +45,15 @@ def test_a_passage_stands_once_a_chunk_and_two_texts_of_one_id_are_not_mixed_up(
     assert [hit[3:] for hit in hits] == [["t", "one"], [], ["t", "other"], ["t", "one"]]
 
 
+def test_a_passage_of_a_document_brings_its_file_and_page(tmp_path: Path) -> None:
+    known = Passage("p", "t", "one", meta={"path": "notes/manual.pdf", "page": 3})
+    address = Passage("https://example.org/a", "t", "two")  # its id says it already
+    searches = (Search("x", (Hit(known, 1.0), Hit(address, 1.0)), turn=1),)
+    table = table_of(tmp_path / "run", [replace(trajectory(), searches=searches)])
+    hits = cast("list[list[object]]", cast("list[JsonObject]", bodies(table)[0]["searches"])[0]["hits"])
+    assert [hit[3:] for hit in hits] == [["t", "one", "notes/manual.pdf#page=3"], ["t", "two"]]
+
+
 def test_hits_say_whether_they_hold_a_gold_answer_or_the_given_one(tmp_path: Path) -> None:
     texts = ("It was Ada.", "Adamant", "not - at all", "Ada, not -")
     passages = [Passage(str(place), "", text) for place, text in enumerate(texts)]

@@ -22,6 +22,7 @@ EXTRA_OF = {
     "lxml": "documents",
     "docutils": "documents",
     "charset_normalizer": "documents",
+    "markitdown": "layout",
     "fastapi": "serve",
     "uvicorn": "serve",
     "httptools": "serve",

@@ -26,7 +26,7 @@ FUNCTION_WORDS = STOP_WORDS | frozenset(
     re.findall(
         r"\S+",
         "under since until against within without where near over behind via into upon including like through across "
-        "along around among because although though whose",
+        "along around among because although though whose having",
     )
 )
 _PAST = frozenset(
@@ -36,7 +36,9 @@ _PAST = frozenset(
     )
 )
 """Words of a clause that may not hold today, or not at all."""
-_CALLED = frozenset(re.findall(r"\S+", "called known nicknamed titled alias née nee aka dubbed abbreviated or"))
+_CALLED = frozenset(
+    re.findall(r"\S+", "call calls called known nicknamed titled alias née nee aka dubbed abbreviated or")
+)
 """Words before another name of the same thing."""
 _ASIDE = re.compile(r"[(,]")
 """Ends the plain name in a title: `Ed Wood (film)`, `Bath, Maine`."""
@@ -97,18 +99,21 @@ class ClauseReader:
                 continue
             names = [one for one in names if one.start >= start]
             if number == 0:
-                verb = next((at for at in range(start, len(tokens)) if tokens[at].text in COPULAS), start)
+                verb = next((at for at in range(start, len(tokens)) if _opens(tokens, at)), start)
                 kinds = self._note_kind(subject, tokens, verb)
                 names = [one for one in names if not (one.end <= verb and self._is_alias(subject, tokens, one, start))]
+                if verb < len(tokens) and tokens[verb].text == ":":
+                    start, names = verb + 1, [one for one in names if one.start > verb]
             yield from self._clauses(row, tokens, names, start)
 
     def _note_kind(self, subject: str, tokens: Sequence[Token], verb: int) -> Sequence[str]:
         """Note the words that follow `is a`."""
         if verb + 1 >= len(tokens) or tokens[verb + 1].text not in ARTICLES:
             return ()
-        cut = (token.text for token in tokens[verb + 2 : verb + 2 + _LONGEST])
+        cut = [token.text for token in tokens[verb + 2 : verb + 2 + _LONGEST]]
         kept = tuple(takewhile(lambda word: word not in _BREAKS, cut))
-        self.kinds.append((subject, kept))
+        if cut[len(kept) : len(kept) + 1] != [":"]:  # in `a dam producer : Ada` it is no producer
+            self.kinds.append((subject, kept))
         return [word for word in kept if word.islower() and word not in FUNCTION_WORDS]
 
     def _is_alias(self, subject: str, tokens: Sequence[Token], name: Name, start: int) -> bool:
@@ -116,7 +121,9 @@ class ClauseReader:
         cut = [token.text.lower() for token in tokens[start : name.start] if token.text not in _SILENT]
         if cut[-1:] in (["as"], ["by"], ["simply"]):
             cut.pop()
-        if found := bool(_CALLED & set(cut[-1:])):
+        # `Ada (dam), otherwise Bea, is`: one word of any kind, between commas
+        lone = len(cut) > 1 and cut[-2] == "," and is_content(cut[-1]) and tokens[name.end].text == ","
+        if found := bool(_CALLED & set(cut[-1:])) or lone:
             self.aliases[name.key].add(subject)
             self.written.setdefault(name.key, name.text)
         return found
@@ -136,7 +143,8 @@ class ClauseReader:
             owns = name.end + 1 < len(tokens) and tokens[name.end].text in "'’" and tokens[name.end + 1].text == "s"
             named = name.kind == "name" and cut[-1:] in (["born"], ["name"])  # another name of it
             told = 0 < len(cut) <= _LONGEST and cut[0] != "s" and not _CALLED & set(cut[-3:])
-            if told and not named and not owns and not _PAST & {*cut, *behind}:
+            over = bool(_PAST & {*cut, *behind}) or ("up", "to") in pairwise(behind)
+            if told and not named and not owns and not over:
                 comma = place > 0 and begin == after + 1 and tokens[after].text != "and"
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)
@@ -167,6 +175,12 @@ def _start(
         end = end or (name.end if name is not None and plain[-1:] == [name.key] else 0)
     owns = end + 1 < len(tokens) and tokens[end].text in "'’" and tokens[end + 1].text == "s"
     return end if end and not owns else None
+
+
+def _opens(tokens: Sequence[Token], at: int) -> bool:
+    """Whether what the subject is follows: behind a copula, or behind the colon in `Red Dawn: a film`."""
+    following = tokens[at + 1].text if at + 1 < len(tokens) else ""
+    return tokens[at].text in COPULAS or (tokens[at].text == ":" and following in ARTICLES)
 
 
 def _longer_form(plain: Sequence[str], tokens: Sequence[Token], at: int) -> int:

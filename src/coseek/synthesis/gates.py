@@ -3,6 +3,7 @@
     follows      the answer follows from the passages of the path, and not with one of them withheld
     closed_book  it does not follow without search
     one_search   it does not follow from one search with the question (from two hops on)
+    edge         a solver, where one is given, answers it in some of its tries, and not in nearly all
 
 Without a model a reader of phrases reads the passages; with one (`Generator`), it must answer right from the path and
 wrong with each passage withheld, without any passage, and from the first passages of the one search.
@@ -20,6 +21,7 @@ from coseek.synthesis.graph import Chain, HopGraph
 from coseek.synthesis.names import key_of
 
 GATES = ("follows", "closed_book", "one_search")
+"""Those that a model reads, too."""
 _GUESSED = 0.2
 """Share of the names of a phrase from which the most frequent one can be guessed."""
 
@@ -91,6 +93,14 @@ def one_search(graph: HopGraph, chain: Chain, question: str, depth: int) -> Gate
     if graph.corpus[chain[-1].row].id not in found:
         return PASSED
     return GateVerdict(len(chain) == 1, f"the passage with the answer is among the first {depth}")
+
+
+def edge(solved: float | None, least: float, most: float) -> GateVerdict:
+    """The last gate, with a solver: the share of its tries that are right is from `least` to `most`."""
+    if solved is None:
+        return GateVerdict(False, "the solver failed")
+    told = f"solved in {solved:.0%} of the tries" if least <= solved <= most else ""
+    return GateVerdict(bool(told), told or f"the solver {'seldom' if solved < least else 'nearly always'} answers it")
 
 
 def model_verdicts(

@@ -70,6 +70,11 @@ class Hop:
 Chain = tuple[Hop, ...]
 
 
+def random_hop(ways: Sequence[Hop], rng: random.Random) -> Hop:
+    """One of several hops, each as likely."""
+    return rng.choice(ways)
+
+
 class HopGraph:
     """The hops of a corpus."""
 
@@ -199,16 +204,20 @@ class HopGraph:
         return found
 
     def is_only_one(self, hop: Hop) -> bool:
-        """Whether a hop back leads to the only subject of its type in a passage that holds its source."""
+        """Whether a hop back leads to the only subject of its type in a passage that holds its source; a subject of
+        unknown type may be of that type."""
         if not hop.back:
             return True
         kind = self.facts.types.get(hop.target)
         others = self._cached_holding(hop.source) - {hop.row}
-        return not any(self.facts.types.get(key_of(self.passages[row].title)) == kind for row in others)
+        return not any(self.facts.types.get(key_of(self.passages[row].title), kind) == kind for row in others)
 
-    def draw(self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool]) -> Chain | None:
+    def draw(
+        self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool],
+        choose: Callable[[Sequence[Hop], random.Random], Hop],
+    ) -> Chain | None:  # fmt: skip
         """A chain of so many hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
-        draw ends early."""
+        draw ends early. `choose` takes the next hop of several."""
         chain: list[Hop] = []
         name, seen = start, {start}
         while len(chain) < hops:
@@ -221,7 +230,7 @@ class HopGraph:
             ]  # fmt: skip
             if not ways:
                 return None
-            hop = rng.choice(ways)
+            hop = choose(ways, rng)
             chain.append(hop)
             name = hop.target
             seen.add(name)

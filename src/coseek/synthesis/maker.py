@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
+from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator
-from coseek.synthesis.gates import GateVerdict, closed_book, follows, model_verdicts, one_search
-from coseek.synthesis.graph import Chain, HopGraph
+from coseek.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search
+from coseek.synthesis.graph import Chain, HopGraph, random_hop
 from coseek.synthesis.names import key_of
 from coseek.synthesis.question_text import question_of, single_questions
 from coseek.synthesis.question_writer import Draft, QuestionWriter
+from coseek.synthesis.self_play import Proposer, Solver
 from coseek.synthesis.settings import Split, SynthesisSettings
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
@@ -26,6 +28,8 @@ _ROUNDS = 8
 """Draws from every name for one number of hops."""
 _BATCH = 64
 """Questions that a model is given together."""
+_TRIED = 20
+"""Questions that a solver tries, at most, for each one that is asked for."""
 
 Tell = Callable[[str, int, int], None]
 """(what is done, how many are done, of how many)."""
@@ -47,9 +51,10 @@ class QuestionMaker:
 
     def __init__(
         self, graph: HopGraph, settings: SynthesisSettings,
-        writer: QuestionWriter | None = None, reader: Generator | None = None,
+        writer: QuestionWriter | None = None, reader: Generator | None = None, solver: Solver | None = None,
     ) -> None:  # fmt: skip
         self._graph, self._settings, self._writer, self._reader = graph, settings, writer, reader
+        self._solver, self._proposer = solver, Proposer(settings.hop_mix)
         self._documents = [document_of(passage) for passage in graph.passages]
         self._owners: dict[str, Split] = {}
         self._used: Counter[int] = Counter()
@@ -58,18 +63,46 @@ class QuestionMaker:
         """`gate: reason` → questions."""
 
     def make(self, tell: Tell) -> dict[Split, list[Question]]:
-        """The questions of every split that has any; long chains, which are rare, are drawn first."""
+        """The questions of every split that has any."""
         made: defaultdict[Split, list[Question]] = defaultdict(list)
         total = sum(self._quota(hops) for hops in range(1, len(self._settings.hop_mix) + 1))
-        for hops in range(len(self._settings.hop_mix), 0, -1):
-            for candidate in islice(self._kept(hops), self._quota(hops)):
-                split = self._owners[self._documents[candidate.chain[0].row]]
-                ident = f"s{self._settings.seed}-{split}-{len(made[split]):05}"
-                made[split].append(self._question(ident, candidate))
-                tell("questions", sum(map(len, made.values())), total)
+        for candidate in self._chosen() if self._solver is None else islice(self._at_edge(self._solver), total):
+            split = self._owners[self._documents[candidate.chain[0].row]]
+            ident = f"s{self._settings.seed}-{split}-{len(made[split]):05}"
+            made[split].append(self._question(ident, candidate))
+            tell("questions", sum(map(len, made.values())), total)
         for split, questions in made.items():
             random.Random(f"{self._settings.seed} order {split}").shuffle(questions)
         return {split: made[split] for split in SPLITS if made[split]}
+
+    def _chosen(self) -> Iterator[DrawnQuestion]:
+        """The questions of every number of hops; long chains, which are rare, are drawn first."""
+        for hops in range(len(self._settings.hop_mix), 0, -1):
+            yield from islice(self._kept(hops), self._quota(hops))
+
+    def _at_edge(self, solver: Solver) -> Iterator[DrawnQuestion]:
+        """What the solver can answer now and then, from batches that the proposer draws; it learns from each."""
+        least, most = self._settings.edge
+        draws = {hops: self._kept(hops) for hops in range(1, len(self._settings.hop_mix) + 1) if self._quota(hops)}
+        tried_so_far = 0
+        while draws and tried_so_far < _TRIED * self._settings.count:
+            batch: list[DrawnQuestion] = []
+            for hops, count in self._proposer.shares(draws, _BATCH).items():
+                drawn = list(islice(draws[hops], count))
+                batch += drawn
+                if len(drawn) < count:
+                    del draws[hops]
+            tried_so_far += len(batch)
+            if not batch:
+                return
+            tried = list(zip(batch, solver.solved([self._question("", one) for one in batch]), strict=True))
+            if all(rate is None for _, rate in tried):
+                raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
+            self._proposer.learn([(one.chain, least <= rate <= most) for one, rate in tried if rate is not None])
+            for one, rate in tried:
+                verdict = edge(rate, least, most)
+                if self._passes({"edge": verdict}):
+                    yield replace(one, verdicts={**one.verdicts, "edge": verdict})
 
     def _quota(self, hops: int) -> int:
         """Questions of so many hops, at most."""
@@ -89,11 +122,12 @@ class QuestionMaker:
         """Chains that pass the gates by rules; their documents then belong to one split."""
         rng = random.Random(f"{self._settings.seed} {hops}")
         starts = list(self._graph.starts)
+        choose = random_hop if self._solver is None else self._proposer.choose
         dealt: Counter[Split] = Counter()
         for _ in range(_ROUNDS):
             rng.shuffle(starts)
             for start in starts:
-                chain = self._graph.draw(start, hops, rng, lambda row: self._used[row] < self._settings.reuse)
+                chain = self._graph.draw(start, hops, rng, self._is_free, choose)
                 split = None if chain is None else self._split_of(chain, dealt)
                 candidate = None if chain is None or split is None else self._tested(chain)
                 if candidate is not None and split is not None:
@@ -101,6 +135,9 @@ class QuestionMaker:
                     self._used.update(hop.row for hop in candidate.chain)
                     dealt[split] += 1
                     yield candidate
+
+    def _is_free(self, row: int) -> bool:
+        return self._used[row] < self._settings.reuse
 
     def _split_of(self, chain: Chain, dealt: Counter[Split]) -> Split | None:
         """The split of the path's documents, else the one that lacks most of its share; `None` for a path that crosses

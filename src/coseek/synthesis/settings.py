@@ -28,6 +28,10 @@ class SynthesisSettings(Settings):
     """Questions whose path may hold one passage."""
     depth: int = Field(default=5, ge=1)
     """Passages of the one search that must not answer."""
+    edge: tuple[float, float] = (0.2, 0.8)
+    """Least and greatest share of a solver's tries that are right, where one is given."""
+    tries: int = Field(default=5, ge=2)
+    """Tries of a question by the solver."""
     negatives: int = Field(default=8, ge=0)
     """Hard negatives of a question."""
     unanswerable: float = Field(default=0.3, ge=0, le=1)
@@ -37,4 +41,6 @@ class SynthesisSettings(Settings):
     def _can_be_made(self) -> "SynthesisSettings":
         if not 1 <= len(self.hop_mix) <= 4 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
             raise ValueError("hop_mix needs 1 to 4 weights, none below 0 and not all 0")
+        if not 0 <= self.edge[0] <= self.edge[1] <= 1:
+            raise ValueError("edge needs two shares from 0 to 1, the smaller one first")
         return self

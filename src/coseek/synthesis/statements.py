@@ -147,6 +147,8 @@ class _PhraseLearner:
         cut = clause.before
         if not cut or len(cut) > _PHRASE or cut[-1] in ("a", "an") or cut[-1][-1].isdigit() or _OWNERS & {*cut}:
             return
+        if cut[0] in ("a", "an") and clause.verbal:  # `Red Dawn: a film whose maker is` tells what it is, too
+            return
         starts = [at for at in range(2, len(cut)) if clause.copula and cut[0] in ARTICLES and _is_participle(cut[at])]
         for start in (0, *starts[:1]):
             style = self._counts[" ".join(cut[start:])]

@@ -21,6 +21,7 @@ from coseek.graders.generator import Generator
 from coseek.synthesis.graph import HopGraph
 from coseek.synthesis.maker import QuestionMaker, Tell, by_hops
 from coseek.synthesis.question_writer import QuestionWriter
+from coseek.synthesis.self_play import Solver
 from coseek.synthesis.settings import SynthesisSettings
 
 RECORD = "synthesis.json"
@@ -50,18 +51,19 @@ class SynthesisSummary:
 
 def synthesize(
     folder: Path, out: Path, settings: SynthesisSettings, writer: QuestionWriter | None = None,
-    reader: Generator | None = None, tell: Tell = lambda what, done, total: None,
+    reader: Generator | None = None, tell: Tell = lambda what, done, total: None, solver: Solver | None = None,
 ) -> SynthesisSummary:  # fmt: skip
     """Make questions from the corpus of a data-set folder and write the data set `out`.
 
     The same corpus, settings and models give the same files. `writer` puts questions into its own words; `reader` tests
-    them besides the rules. Raises `DataError` for a corpus that gives none; nothing is written then.
+    them besides the rules; of those that a `solver` tries, the ones at the edge of what it can do are kept. Raises
+    `DataError` for a corpus that gives none; nothing is written then.
     """
     check_output_folder(out, RECORD)
     if out.exists() and folder.resolve() == out.resolve():
         raise DataError(f"{out} is the data set that is read; choose another folder for --out")
     corpus = Dataset(folder).corpus
-    maker = QuestionMaker(HopGraph(corpus, settings.support), settings, writer, reader)
+    maker = QuestionMaker(HopGraph(corpus, settings.support), settings, writer, reader, solver)
     questions = maker.make(tell)
     if not questions:
         reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))

@@ -155,7 +155,9 @@ function hitList(search, at, body, gold) {
       el("span", { class: "soft" }, hit.title ? `${hit.id} · ${number(hit.score)}` : number(hit.score), ...ranks),
       marks.filter(Boolean).map((mark) => [" ", el("span", { class: "mark" }, mark)]),
     );
-    return el("li", { class: gold.has(hit.id) ? "gold" : undefined }, lazy(line, () => el("p", { dir: "auto" }, hit.text ?? "")));
+    const where = hit.place && el("p", { class: "soft", dir: "auto" }, hit.place);
+    const inside = () => el("div", {}, where, el("p", { dir: "auto" }, hit.text ?? ""));
+    return el("li", { class: gold.has(hit.id) ? "gold" : undefined }, lazy(line, inside));
   });
   return el("ol", { class: "hits" }, items);
 }

@@ -1,7 +1,7 @@
 """Episode table: what the page knows of every episode. Columns for the list, bodies in compressed chunks.
 
-A column has one value an episode. A chunk is a list of bodies; a passage's title and text stand where the chunk first
-names it. Log-probabilities are whole thousandths of a nat, since the page shows no more.
+A column has one value an episode. A chunk is a list of bodies; a passage's title, text and place stand where the chunk
+first names it. Log-probabilities are whole thousandths of a nat, since the page shows no more.
 """
 
 import base64
@@ -153,7 +153,8 @@ class EpisodeTable:
             row: list[Json] = [passage.id, _short(hit.score), holds[0] + 2 * holds[1]]
             if self._known.get(passage.id) != passage:  # web searches may give one id two texts
                 self._known[passage.id] = passage
-                row += [passage.title, passage.text]
+                where = [passage.place] if passage.place not in ("", passage.id) else []
+                row += [passage.title, passage.text, *where]
             hits.append(row)
         return {**search.to_json(), "hits": hits}
 

@@ -45,7 +45,7 @@ function partner(episode, run) {
 const chunks = new Map(); // chunk → promise of its bodies; the last few only
 const MOST_CHUNKS = 12;
 
-/** The body of an episode; its hits are {id, score, holds, title, text}; `holds` is 1 for a gold answer and 2 for the given one, added. */
+/** The body of an episode; its hits are {id, score, holds, title, text, place}; `holds` is 1 for a gold answer and 2 for the given one, added. */
 async function bodyOf(episode) {
   let chunk = head.starts.length - 1;
   while (head.starts[chunk] > episode) chunk--;
@@ -61,8 +61,8 @@ function expanded(bodies) {
   const known = new Map();
   for (const body of bodies)
     for (const search of body.searches)
-      search.hits = search.hits.map(([id, score, holds, title, text]) => {
-        if (text !== undefined) known.set(id, { title, text });
+      search.hits = search.hits.map(([id, score, holds, title, text, place]) => {
+        if (text !== undefined) known.set(id, { title, text, place });
         return { id, score, holds, ...known.get(id) };
       });
   return bodies;

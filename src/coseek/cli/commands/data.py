@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, stdout_console, tell
@@ -23,8 +24,10 @@ from coseek.hardware.device import AUTO
 from coseek.models.local_text import TextModelSettings
 from coseek.models.shipped import model_path
 from coseek.pipelines.data_folder import check_data_folder
+from coseek.retrieval.factory import check_source, open_retriever
 from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped
 from coseek.synthesis.question_writer import QuestionWriter
+from coseek.synthesis.self_play import AgentSolver
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.synthesis.synthesis import synthesize as synthesize_questions
@@ -111,7 +114,7 @@ def synthesize(
         typer.Argument(
             metavar="DIR [NAME=VALUE…]",
             help="A data-set folder, and settings: seed, count, hop_mix=[.2,.4,.25,.15], dev, test, support, reuse, "
-            "depth, negatives, unanswerable.",
+            "depth, edge=[.2,.8], tries, negatives, unanswerable.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
@@ -123,6 +126,11 @@ def synthesize(
     reader: Annotated[
         str | None, typer.Option(help="A model that tests every question by answering it; else that of --generator.")
     ] = None,
+    solver: Annotated[
+        str | None,
+        typer.Option(help="An agent that tries every question at temperature 1: kept is what it answers now and then."),
+    ] = None,
+    retriever: Annotated[str | None, typer.Option(help="What --solver searches: an index, a URL, a YAML file.")] = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     as_json: AsJson = False,
@@ -131,6 +139,7 @@ def synthesize(
 
     A question is kept if its answer follows from its path, needs every passage of it, and follows neither without
     search nor, from two hops on, from one search. OUT/unanswerable is the same data set without some of the passages.
+    With --solver the kinds of question that are neither too easy nor too hard for it are drawn more and more often.
     Nothing is written when anything is wrong; the same command with --cache asks no model twice.
     """
     folder = Path(words[0])
@@ -140,12 +149,23 @@ def synthesize(
     writer = None if generator is None else QuestionWriter.over(open_frozen_model(generator, cache, placed), prompt)
     checker = reader or generator
     reading = None if checker is None else open_generator(GeneratorSettings(model=checker), cache, placed)
+    trying = None if solver is None else open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
-        made = synthesize_questions(folder, out, settings, writer, reading, bars.report)
+        made = synthesize_questions(folder, out, settings, writer, reading, bars.report, trying)
     if as_json:
         print_json({"folder": str(out), **made.to_json()})
     else:
         show_questions(out, made)
+
+
+def open_solver(name: str, retriever: str | None, device: str | None, settings: SynthesisSettings) -> AgentSolver:
+    """The agent that tries questions, with its retriever."""
+    if retriever is None:
+        raise SettingError("--solver needs an index to search; name it with --retriever")
+    check_source(retriever)
+    who = settings_for(name, device=device).model_copy(update={"temperature": 1.0})
+    agent = open_agent(settled_for(who, who))
+    return AgentSolver(agent, open_retriever(retriever), limits_for(who), settings.tries, settings.seed)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from typing import IO
 from pydantic import Field
 
 from coseek.core.settings import Settings
+from coseek.data.documents.converted import Convertible
 from coseek.data.documents.document import DocumentFault, clean
 from coseek.data.documents.rows import parse_mail
 
@@ -40,6 +41,8 @@ class DocumentSettings(Settings):
     """Words of the passage before it that a passage of the same section begins with."""
     tokenizer: str | None = None
     """An encoder or language model (`minilm`, `base`, a folder): `size` and `overlap` count its tokens, not words."""
+    convert: tuple[Convertible, ...] = ()
+    """Endings that markitdown reads (`coseek[layout]`): docx, epub, pdf, pptx, xlsx."""
     max_file_mb: float = Field(default=50.0, gt=0)
     """Megabytes of one file, unpacked; a larger one is reported, not read."""
     max_archive_mb: float = Field(default=2000.0, gt=0)

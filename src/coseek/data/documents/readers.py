@@ -1,8 +1,11 @@
 """Readers by kind: what kind a file is, by its name or its first bytes, and which function reads it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import cast
 
+from coseek.data.documents.converted import Convertible, read_converted
 from coseek.data.documents.document import Document
 from coseek.data.documents.markup import read_html, read_markdown, read_rst, read_text
 from coseek.data.documents.office import read_docx, read_pdf
@@ -59,3 +62,14 @@ def kind_of(name: str, head: bytes) -> str | None:
     if _FOREIGN.search(lower) or b"\x00" in head[:8192]:
         return None
     return "html" if _HTML.match(head) else "text"
+
+
+def converted_kind(name: str, chosen: Collection[str]) -> Convertible | None:
+    """The ending of a file that is converted, if it is one of the chosen."""
+    ending = name.lower().rpartition(".")[2]
+    return cast(Convertible, ending) if ending in chosen else None
+
+
+def reader_of(kind: str, chosen: Collection[str]) -> Callable[[bytes, str], Document]:
+    """The reader of a kind: markitdown for the chosen ones."""
+    return partial(read_converted, kind=cast(Convertible, kind)) if kind in chosen else READERS[kind]

@@ -63,7 +63,7 @@ class DocumentReader:
                     current = ""
                 elif "missing" in message:
                     library, needed_for = cast(list[str], message["missing"])
-                    raise MissingExtra(library, needed_for, "documents")
+                    raise MissingExtra(library, needed_for, "layout" if library == "markitdown" else "documents")
                 else:
                     goes_on = bool(current)  # between two files it would fail there again
                     outcome = "in part" if passages and current else "failed"

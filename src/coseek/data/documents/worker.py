@@ -20,18 +20,20 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, TypeAlias, cast, get_args
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.documents.archive import ArchiveBudget, DocumentSettings, Member, members
+from coseek.data.documents.converted import Convertible
 from coseek.data.documents.document import Document, DocumentFault, clean
-from coseek.data.documents.readers import ARCHIVES, READERS, kind_of
+from coseek.data.documents.readers import ARCHIVES, converted_kind, kind_of, reader_of
 from coseek.data.documents.split import count_words, split
 from coseek.data.documents.token_count import counter
 
 Message: TypeAlias = JsonObject
 TITLE_STEP = " › "
+NO_READER = "there is no reader for files of this kind"
 _LONGEST_TITLE = 300
 _MOST_REASONS = 20
 
@@ -93,17 +95,19 @@ def _inside(name: str, head: bytes, file: IO[bytes], budget: ArchiveBudget) -> I
 
 def _read(member: Member, settings: DocumentSettings) -> Iterator[Message]:
     """The passages of a file, then its record."""
-    kind = kind_of(member.name, member.data[:8192])
+    kind = converted_kind(member.name, settings.convert) or kind_of(member.name, member.data[:8192])
     record: JsonObject = {"path": member.name, "kind": kind or "other"}
     counts: Counter[str] = Counter()
     reasons: list[str] = [member.fault] if member.fault else []
     if kind is None and not reasons:
-        reasons, outcome = ["there is no reader for files of this kind"], "left out"
+        reasons, outcome = [NO_READER], "left out"
+        if could := converted_kind(member.name, get_args(Convertible)):
+            reasons = [f"{NO_READER} but markitdown: convert=[{could}]"]
     else:
         outcome = "failed"
     if kind is not None and not reasons:
         try:
-            document = READERS[kind](member.data, member.name)
+            document = reader_of(kind, settings.convert)(member.data, member.name)
             for passage, words in _passages(document, member.name, settings):
                 counts.update(passages=1, words=words)
                 yield {"passage": passage}
