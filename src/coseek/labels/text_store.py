@@ -65,7 +65,7 @@ class TextStore:
 
     def _keep(self, text: str) -> str:
         """Store a text; returns its key."""
-        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        key = text_key(text)
         with self._lock:
             spans = self._index()
             if key not in spans:
@@ -112,6 +112,11 @@ class TextStore:
         if self._file is not None:
             self._file.close()
         self._file = self._spans = None
+
+
+def text_key(text: str) -> str:
+    """The key of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _places(row: JsonObject) -> Iterator[tuple[Json, str | int]]:
