@@ -137,6 +137,8 @@ class GradeCache(Generic[E]):
         check_is_file(self.path)
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
                 where = f"{self.path}, line {number}"
                 if not line.endswith(b"\n") and not is_json(line):
                     return  # a partial last line

@@ -28,7 +28,7 @@ from coseek.core.files import (
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import first_difference
 from coseek.data.run import check_whole_rows, drop_partial_line, provenance
-from coseek.data.run_seal import SEAL, files_seal
+from coseek.data.run_seal import SEAL, bound, files_seal
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.text_store import TextStore
@@ -121,12 +121,12 @@ class LabelFolder:
 
     @contextmanager
     def appending(self) -> Iterator[Callable[[Labelled], None]]:
-        """A function that appends one row to its file. Both files are made."""
+        """A function that appends one row, with its digest, to its file. Both files are made."""
         with self.sets_path.open("a", encoding="utf-8") as sets, self.dropped_path.open("a", encoding="utf-8") as rest:
 
             def append(row: Labelled) -> None:
                 file = sets if isinstance(row, LabelSet) else rest
-                file.write(json_line(self.texts.shorten(row.to_json())))
+                file.write(json_line(bound(self.texts.shorten(row.to_json()))))
                 file.flush()
 
             yield append

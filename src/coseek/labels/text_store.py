@@ -100,7 +100,7 @@ class TextStore:
                 at = 0
                 with self.path.open("rb") as lines:
                     for number, line in enumerate(lines, start=1):
-                        if line.endswith(b"\n"):
+                        if line.endswith(b"\n") and line.strip():
                             where = f"{self.path}, line {number}"
                             with shaped(where, "make the labels anew"):
                                 self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)

@@ -9,6 +9,8 @@ from coseek.pipelines.run_audit import audit_stored_run
 from coseek.pipelines.training_audit import audit_training
 
 LABELS, RUN = "labels.yaml", "run.yaml"
+TRAINED = ("recipe.yaml", "metrics.jsonl", "checkpoints")
+"""What only trainings have."""
 
 
 def audits_of(folder: Path, retriever: str | None = None, model: str | None = None) -> Iterator[tuple[Path, Audit]]:
@@ -18,11 +20,11 @@ def audits_of(folder: Path, retriever: str | None = None, model: str | None = No
     """
     runs = sorted(path.parent for path in folder.rglob(RUN))
     labels = sorted(path.parent for path in folder.rglob(LABELS))
-    logs = (folder / "recipe.yaml").exists() or next(folder.rglob("metrics.jsonl"), None) is not None
-    if (folder / RUN).exists() or not (runs or labels or logs):
+    trained = any(next(folder.rglob(name), None) is not None for name in TRAINED)
+    if (folder / RUN).exists() or not (runs or labels or trained):
         yield folder, audit_stored_run(folder, retriever, model)
         return
-    if not (folder / LABELS).exists() and logs:
+    if trained and not (folder / LABELS).exists():
         yield folder, audit_training(folder)
     for inner in runs:
         yield inner, audit_stored_run(inner, retriever, model)

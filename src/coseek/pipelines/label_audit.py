@@ -39,7 +39,7 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
     auditor = _Labels(LabelFolder(folder), retriever)
     violations, count = counted(auditor.violations())
     rows = len(auditor.sets) + len(auditor.dropped)
-    bound = rows if auditor.sealed else 0
+    bound = rows if auditor.sealed else auditor.bound
     texts = Share("texts", auditor.texts, auditor.texts, auditor.texts)
     return Audit(
         rows, violations, count, False, auditor.derived, bound, auditor.sealed,
@@ -56,6 +56,8 @@ class _Labels:
     dropped: dict[Key, tuple[int, JsonObject]] = field(default_factory=dict)
     texts: int = 0
     derived: int = 0
+    bound: int = 0
+    """Rows with a digest."""
     sealed: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -73,6 +75,9 @@ class _Labels:
         yield from broken
         if isinstance(seal, dict):
             yield from self._seal(seal, record)
+        elif self.bound:
+            why = "it was stopped, or its seal was removed; --resume closes it"
+            yield Violation(self.folder.folder / "labels.yaml", f"the folder was not closed: {why}")
         if broken:
             self.left_out[AGAIN] = "its files are broken"
         else:
@@ -89,10 +94,11 @@ class _Labels:
 
     def _rows(self, path: Path, kind: type[R], found: dict[Key, tuple[int, JsonObject]]) -> Iterator[Violation]:
         for one in bound_rows(path) if path.exists() else ():
-            if one.wrong:
-                yield Violation(path, one.wrong, one.line)
+            for what in filter(None, (one.wrong, one.changed)):
+                yield Violation(path, what, one.line)
             if one.row is None:
                 continue
+            self.bound += one.stored is not None
             try:
                 row = self.folder.texts.restore(one.row)
                 again: R = parse_row(row, kind.from_json, "the row")

@@ -1,23 +1,27 @@
 """Training audit: metrics and checkpoints of a training folder, and what the kept rollouts say about its metrics.
 
 The means over a step's runs and rewards follow from its rollouts, where all of them were kept. The other numbers are
-bound by the checkpoints, as far as these reach.
+bound by the checkpoints, as far as these reach. Trained folders are bound by the runs of the table.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coseek.agents.factory import content_of
 from coseek.agents.unwritable import NOT_KEPT
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
+from coseek.core.files import JsonObject, read_json_object
 from coseek.data.audit import Audit, Share, Violation, bound_rows, counted
 from coseek.data.checkpoint_manifest import NAME, bound_metrics, wrong_checkpoint
+from coseek.data.identities import KEY
 from coseek.data.run import Run
 from coseek.data.run_seal import chained
 from coseek.data.token_data import read_token_data
 from coseek.rewards.reward import Reward
 
+_CHECKPOINT = re.compile(r"(step|checkpoint)-\d+|healthy|candidate")
 NEAR = 1e-5
 """How far a mean may lie off, for its size: rows and rewards are rounded to six digits."""
 
@@ -47,10 +51,27 @@ class _Training:
         logs = sorted(self.folder.rglob("metrics.jsonl"))
         for path in logs:
             yield from self._log(path)
+        yield from self._policies()
         known = {path.parent / "checkpoints" for path in logs}
         for path in sorted(self.folder.rglob("checkpoints")):
-            if path not in known and path.is_dir() and any(path.iterdir()):
+            if path not in known and any(_CHECKPOINT.fullmatch(one.name) for one in path.glob("*")):
                 yield Violation(path, "there is no metrics.jsonl beside the checkpoints")
+
+    def _policies(self) -> Iterator[Violation]:
+        """The trained folders that are not those that the runs of the table were sampled from."""
+        now: dict[str, str] = {}
+        for path in sorted(self.folder.rglob("run.yaml")):
+            try:
+                run = Run(path.parent)
+                agent, known = run.settings.get("agent"), run.record.get(KEY)
+            except DataError:  # told by the audit of the run
+                continue
+            name = str(agent.get("name")) if isinstance(agent, dict) else ""
+            if not isinstance(known, dict) or "agent" not in known or not _is_below(Path(name), self.folder):
+                continue
+            now.setdefault(name, content_of(name))
+            if now[name] != known["agent"]:
+                yield Violation(Path(name), f"its files are not those that {path.parent} was sampled from")
 
     def _log(self, path: Path) -> Iterator[Violation]:
         rows: list[JsonObject] = []
@@ -72,10 +93,12 @@ class _Training:
     def _checkpoints(self, log: Path, chain: list[str]) -> Iterator[Violation]:
         """Check the checkpoints beside a log, and the rows that they bind."""
         reach = 0
-        for checkpoint in sorted(path for path in (log.parent / "checkpoints").glob("*") if path.is_dir()):
+        for checkpoint in sorted((log.parent / "checkpoints").glob("*")):
+            if not _CHECKPOINT.fullmatch(checkpoint.name):
+                continue
             self.checkpoints += 1
-            if not (checkpoint / NAME).exists():
-                self.left_out[str(checkpoint)] = f"it has no {NAME}"
+            if _is_older(checkpoint):
+                self.left_out[str(checkpoint)] = "its version of coseek wrote no manifest"
                 continue
             self.bound_checkpoints += 1
             _, dash, number = checkpoint.name.rpartition("-")
@@ -114,6 +137,19 @@ class _Training:
                         f"{name} of step {step} is {row.get(name)}, and {follows[name]:.6g} follows from its rollouts"
                     )
                     yield Violation(log, what)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.is_dir() and path.resolve().is_relative_to(folder.resolve())
+
+
+def _is_older(checkpoint: Path) -> bool:
+    """Whether a checkpoint of an encoder is from a version that wrote no manifest."""
+    notes = checkpoint / "notes.json"
+    try:
+        return not (checkpoint / NAME).exists() and notes.exists() and "manifest" not in read_json_object(notes)
+    except DataError:
+        return False
 
 
 def _wrong_row(row: JsonObject, step: float) -> str:
