@@ -67,7 +67,7 @@ def test_labels_are_made_again_from_the_run_the_retriever_and_the_scores(labels:
     assert found.rows == found.derived == found.bound > 0 and found.sealed and not found.violations
     copied = unsealed(shutil.copytree(labels, tmp_path / "labels"))
     assert audit(copied).count == 0 and not audit(copied).sealed
-    changed(copied / "labels.jsonl", lambda rows: rows[0].update(positive=rows[0]["negatives"][0], negatives=[]))  # type: ignore[index, call-overload]
+    changed(copied / "labels.jsonl", lambda rows: rows[0].update(positive=rows[0]["negatives"][0], negatives=[]))  # type: ignore[index]
     assert "positive does not follow from the runs" in said(copied)
     changed(copied / "labels.jsonl", lambda rows: rows.clear())
     assert audit(copied).count == len(list(read_jsonl(labels / "labels.jsonl")))

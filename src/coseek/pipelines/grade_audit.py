@@ -31,7 +31,7 @@ Again: TypeAlias = Callable[[E, Trajectory], E]
 
 
 @dataclass
-class Sheet(Generic[E]):
+class GradeFile(Generic[E]):
     """A grade file, whatever is wrong with it."""
 
     path: Path
@@ -48,21 +48,21 @@ class Sheet(Generic[E]):
     wrong: list[Violation] = field(default_factory=list)
 
     @classmethod
-    def read(cls, path: Path, kind: type[E]) -> "Sheet[E]":
+    def read(cls, path: Path, kind: type[E]) -> "GradeFile[E]":
         """Read a file. What is wrong with its lines is kept."""
-        sheet, headed = cls(path, kind), False
+        file, headed = cls(path, kind), False
         for one in bound_rows(path):
             for what in filter(None, (one.wrong, one.changed)):
-                sheet.tell(one.line, what)
+                file.tell(one.line, what)
             if one.row is not None and one.line == 1:
                 headed = one.stored is not None
-                sheet._head(one.row)
+                file._head(one.row)
             elif one.row is not None:
-                sheet.bound += one.stored is not None
+                file.bound += one.stored is not None
                 if headed and one.stored is None:
-                    sheet.tell(one.line, "it has no digest, and the first line has one")
-                sheet._entry(one.line, one.row)
-        return sheet
+                    file.tell(one.line, "it has no digest, and the first line has one")
+                file._entry(one.line, one.row)
+        return file
 
     def tell(self, line: int, what: str, question: str | None = None) -> None:
         self.wrong.append(Violation(self.path, what, line, question))
@@ -72,13 +72,13 @@ class Sheet(Generic[E]):
         self.identity, self.card = str(row.get("identity")), by if isinstance(by, dict) else {}
         name = GradeCache.beside(self.path.parent, self.kind, self.identity, {}).path.name
         if row.get("schema") != SCHEMA or name != self.path.name or not isinstance(by, dict):
-            self.tell(1, f"it is not the first line of a sheet of this name and schema {SCHEMA}")
+            self.tell(1, f"it is not the first line of a file of this name and schema {SCHEMA}")
 
     def _entry(self, line: int, row: JsonObject) -> None:
         try:
             entry = self.kind.from_json(row)
         except WRONG_SHAPE:
-            self.tell(line, "not an entry of this sheet")
+            self.tell(line, "not an entry of this file")
             return
         if (odd := difference(entry.to_json(), row)) is not None:
             self.tell(line, f"{odd} is not what this schema writes")
@@ -101,19 +101,19 @@ class Sheet(Generic[E]):
         return Share(of, sum(map(len, self.entries.values())), self.derived, self.bound)
 
 
-class GradeSheets:
+class GradeFiles:
     """All grade files of a run. Implements `RunCheck`."""
 
     def __init__(self, folder: Path, left_out: dict[str, str]) -> None:
         """`left_out` is told which entries cannot be worked out again, and why."""
-        self.answers = [Sheet.read(path, GeneratedAnswer) for path in sorted(folder.glob("reply.*.jsonl"))]
-        self.verdicts = [Sheet.read(path, Verdict) for path in sorted(folder.glob("verdict.*.jsonl"))]
+        self.answers = [GradeFile.read(path, GeneratedAnswer) for path in sorted(folder.glob("reply.*.jsonl"))]
+        self.verdicts = [GradeFile.read(path, Verdict) for path in sorted(folder.glob("verdict.*.jsonl"))]
         for answers in self.answers:
             answers.again = _opened(answers, _answers_again, left_out)
         for verdicts in self.verdicts:
             verdicts.again = _opened(verdicts, _verdicts_again, left_out)
-        sheets = (one for sheet in self.answers for rows in sheet.entries.values() for _, one in rows)
-        self._responses = {(one.question_id, one.answer) for one in sheets}
+        files = (one for file in self.answers for rows in file.entries.values() for _, one in rows)
+        self._responses = {(one.question_id, one.answer) for one in files}
 
     def findings(self, trajectory: Trajectory) -> Iterator[Finding]:
         """Compare the entries of a trajectory. What is wrong with them is told in the end, with their lines."""
@@ -139,24 +139,26 @@ class GradeSheets:
             yield from _all_wrong(verdicts)
 
     def shares(self) -> Iterator[Share]:
-        yield from (sheet.share(f"answers of {sheet.path.name}") for sheet in self.answers)
-        yield from (sheet.share(f"verdicts of {sheet.path.name}") for sheet in self.verdicts)
+        yield from (file.share(f"answers of {file.path.name}") for file in self.answers)
+        yield from (file.share(f"verdicts of {file.path.name}") for file in self.verdicts)
 
 
-def _all_wrong(sheet: Sheet[E]) -> Iterator[Violation]:
-    for ident, rows in sheet.entries.items():
+def _all_wrong(file: GradeFile[E]) -> Iterator[Violation]:
+    for ident, rows in file.entries.items():
         for line, _ in rows:
-            if line not in sheet.met:
-                sheet.tell(line, "the run holds no such trajectory", ident)
-    yield from sheet.wrong
+            if line not in file.met:
+                file.tell(line, "the run holds no such trajectory", ident)
+    yield from file.wrong
 
 
-def _opened(sheet: Sheet[E], open_it: "Callable[[Sheet[E]], Again[E]]", left_out: dict[str, str]) -> "Again[E] | None":
-    """How the entries of a sheet follow from its texts, if what its first line names is still there."""
+def _opened(
+    file: GradeFile[E], open_it: "Callable[[GradeFile[E]], Again[E]]", left_out: dict[str, str]
+) -> "Again[E] | None":
+    """How the entries of a file follow from its texts, if what its first line names is still there."""
     try:
-        return open_it(sheet)
+        return open_it(file)
     except (UserError, OSError, ValueError) as error:
-        left_out[sheet.path.name] = str(error)
+        left_out[file.path.name] = str(error)
         return None
 
 
@@ -170,12 +172,12 @@ class _Silent:
         raise AssertionError("an audit asks no model")
 
 
-def _answers_again(sheet: Sheet[GeneratedAnswer]) -> Again[GeneratedAnswer]:
-    settings = _settings(sheet, GeneratorSettings)
+def _answers_again(file: GradeFile[GeneratedAnswer]) -> Again[GeneratedAnswer]:
+    settings = _settings(file, GeneratorSettings)
     tokenizer = HfTokenizer.load(model_path(settings.counted_by)) if settings.counted_by else None
-    model = _Silent(str(sheet.card.get("model_identity")))
+    model = _Silent(str(file.card.get("model_identity")))
     generator = Generator(model, load_generator_prompt(settings), settings, tokenizer)
-    _check(sheet, generator.identity)
+    _check(file, generator.identity)
 
     def again(entry: GeneratedAnswer, run: Trajectory) -> GeneratedAnswer:
         context = generator.context(ReadingInput(run.question.question, tuple(served_context(run))))
@@ -184,24 +186,24 @@ def _answers_again(sheet: Sheet[GeneratedAnswer]) -> Again[GeneratedAnswer]:
     return again
 
 
-def _verdicts_again(sheet: Sheet[Verdict]) -> Again[Verdict]:
-    if "oracle" in sheet.card:
-        source = str(sheet.card["oracle"])
+def _verdicts_again(file: GradeFile[Verdict]) -> Again[Verdict]:
+    if "oracle" in file.card:
+        source = str(file.card["oracle"])
         if not is_world(source):
             raise DataError(f"the world {source} of its oracle is no longer there")
         oracle = OracleJudge(Oracle.load(Path(source).expanduser()), source)
-        _check(sheet, oracle.identity)
+        _check(file, oracle.identity)
         return lambda entry, run: oracle.judge([Claim(run.question, entry.response)])[0]
-    settings = _settings(sheet, JudgeSettings)
-    judge = ModelJudge(_Silent(str(sheet.card.get("model_identity"))), load_judge_prompt(settings), settings)
-    _check(sheet, judge.identity)
+    settings = _settings(file, JudgeSettings)
+    judge = ModelJudge(_Silent(str(file.card.get("model_identity"))), load_judge_prompt(settings), settings)
+    _check(file, judge.identity)
     return lambda entry, run: judge.read(Claim(run.question, entry.response), entry.text)
 
 
-def _settings(sheet: Sheet[E], kind: type[S]) -> S:
-    return make_settings(kind, {name: value for name, value in sheet.card.items() if name in kind.model_fields})
+def _settings(file: GradeFile[E], kind: type[S]) -> S:
+    return make_settings(kind, {name: value for name, value in file.card.items() if name in kind.model_fields})
 
 
-def _check(sheet: Sheet[E], identity: str) -> None:
-    if identity != sheet.identity:
+def _check(file: GradeFile[E], identity: str) -> None:
+    if identity != file.identity:
         raise DataError("its prompt, world or tokenizer has changed since")

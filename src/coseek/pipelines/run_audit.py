@@ -40,7 +40,7 @@ from coseek.data.token_data import TokenData, finite
 from coseek.data.trajectory import Search, Trajectory
 from coseek.models.model import Tokenizer
 from coseek.pipelines.agent_run import RunSettings, load_asked
-from coseek.pipelines.grade_audit import GradeSheets
+from coseek.pipelines.grade_audit import GradeFiles
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.retriever import Retriever
@@ -109,7 +109,7 @@ class _Recorded:
         )
 
     def _checks(self) -> Iterator[RunCheck]:
-        yield GradeSheets(self.folder, self.left_out)
+        yield GradeFiles(self.folder, self.left_out)
         if self.model is None:
             self.left_out[LOGPROBS] = "no --model is named to compute them again with"
         elif self.agent is None or self._changed("agent", content_of(self.model)):

@@ -76,7 +76,7 @@ class _Training:
     def _log(self, path: Path) -> Iterator[Violation]:
         rows: list[JsonObject] = []
         chain = [""]
-        step = 0.0
+        step: float = 0
         for one in bound_rows(path):
             wrong = one.wrong
             if one.row is not None:
@@ -158,15 +158,16 @@ def _wrong_row(row: JsonObject, step: float) -> str:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole and not (isinstance(value, float) and value == float(f"{value:.6g}")):
             return f"{name} is {value!r}, and no number of six digits"
-    return f"step {row.get('step')} stands behind step {step:g}" if _number(row.get("step")) < step else ""
+    return f"step {row.get('step')} stands behind step {step}" if _number(row.get("step")) < step else ""
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else -1.0
+    return value if isinstance(value, int | float) else -1
 
 
 def _near(value: object, follows: float) -> bool:
-    return isinstance(value, int | float) and abs(value - follows) <= NEAR * max(1.0, abs(follows))
+    margin = NEAR * max(1.0, abs(follows))
+    return isinstance(value, int | float) and follows - margin <= value <= follows + margin
 
 
 def _described(run: Run) -> dict[str, float] | None:
