@@ -17,7 +17,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, measure
 from coseek.pipelines.agent_run import RunSettings, load_asked
-from coseek.pipelines.dev_readings import readings_of
+from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
 
@@ -106,12 +106,12 @@ def test_a_look_reads_every_data_set_for_itself(data: Path, tmp_path: Path) -> N
     training = AgentTraining(recipe(data), tmp_path)
     questions = in_file_order("dev")
     rows = [trajectory(one, "Bob" if one.dataset == "nq" else "Eve") for one in questions]
-    readings = readings_of(rows, training.scoring(training.recipe))
+    readings = dev_metrics(rows, training.scoring(training.recipe))
     assert readings["exact_match"] == pytest.approx(SHARES["nq"])
     sets = {name: readings[f"exact_match/{name}"] for name in (*SIZES, "macro")}
     assert sets == {"nq": 1.0, "hotpotqa": 0.0, "bamboogle": 0.0, "macro": pytest.approx(1 / 3)}
     assert readings["reward/nq"] > readings["reward/hotpotqa"]
-    alone = readings_of(rows[:5], training.scoring(training.recipe))
+    alone = dev_metrics(rows[:5], training.scoring(training.recipe))
     assert set(alone) == {"reward", "exact_match"}
 
 

@@ -35,7 +35,7 @@ from coseek.training.rl.losses import (
     whiten,
 )
 from coseek.training.rl.settings import KlEstimator, Normaliser
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.logprobs import entropies
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -256,7 +256,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     choice = settings_of(
         "grpo", kl=0.1, clip_high=0.28, normaliser=normaliser, constant_tokens=20, minibatches=1, group_size=3
     )
-    metrics = improve(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
+    metrics = update_weights(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
     assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)
     assert metrics["outside_clip"] > 0
     _compare(before, list(policy.module.parameters()), list(model.parameters()))

@@ -74,11 +74,8 @@ class LabelResources:
     @property
     def retriever(self) -> Retriever:
         """It can be searched from several threads."""
-        if self.found_by is None:
-            raise SettingError("these labels need a retriever, whose passages they score; name one with --retriever")
-        return (
-            self.found_by if isinstance(self.found_by, Concurrent) else LockedRetriever(self.found_by, self._searching)
-        )
+        found_by = _needed(self.found_by, "a retriever, whose passages they score; name one with --retriever")
+        return found_by if isinstance(found_by, Concurrent) else LockedRetriever(found_by, self._searching)
 
     @property
     def corpus(self) -> Corpus:
@@ -106,19 +103,16 @@ class LabelResources:
 
     @cached_property
     def _speaker(self) -> AgentWithLimits:
-        if self.open_agent is None:
-            raise SettingError("these labels need the agent, which continues from passages; name it with --agent")
-        return self.open_agent()
+        return _needed(self.open_agent, "the agent, which continues from passages; name it with --agent")()
 
     @property
     def scorer(self) -> str:
         """`oracle`, `gold` or a model's name."""
-        if self.scorer_name is None:
-            raise SettingError(
-                "these labels need a scorer of passages; name with --scorer a model (a folder, a URL, a YAML "
-                "file), `oracle` for questions of a laptop world, or `gold` for questions with gold passages"
-            )
-        return self.scorer_name
+        return _needed(
+            self.scorer_name,
+            "a scorer of passages; name with --scorer a model (a folder, a URL, a YAML file), `oracle` for questions "
+            "of a laptop world, or `gold` for questions with gold passages",
+        )
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -145,12 +139,12 @@ class LabelResources:
 
     @cached_property
     def likelihood(self) -> LikelihoodModel:
-        if self.likelihood_name is None:
-            raise SettingError(
-                "these labels need a model that says how likely an answer is; name with --likelihood its folder, or a "
-                "server (a URL, a YAML file)"
-            )
-        return open_likelihood(self.likelihood_name, make_settings(LikelihoodSettings, self.placement.values()))
+        name = _needed(
+            self.likelihood_name,
+            "a model that says how likely an answer is; name with --likelihood its folder, or a server (a URL, a YAML "
+            "file)",
+        )
+        return open_likelihood(name, make_settings(LikelihoodSettings, self.placement.values()))
 
     def ahead(
         self, work: Callable[[list[SearchTurn]], T], turns: Iterable[SearchTurn], slowest: object, wakes: bool = False
@@ -161,6 +155,14 @@ class LabelResources:
         model = self.agent.model if wakes else None
         wake = model.wake if isinstance(model, ServedModel) else lambda: None
         return WorkAhead(work, by_run(turns, BATCH if threads == 1 else 1), threads, wake)
+
+    def each(
+        self, work: Callable[[list[SearchTurn]], list[T]], turns: Iterable[SearchTurn], slowest: object
+    ) -> Iterator[T]:
+        """The rows that `work` makes of the turns, computed `ahead`."""
+        with self.ahead(work, turns, slowest) as ahead:
+            for rows in ahead:
+                yield from rows
 
     def score_cache(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
         """The cache of a grader in `scores`; graders with different identities have different files."""
@@ -185,3 +187,10 @@ def by_run(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]
         batch.append(turn)
     if batch:
         yield batch
+
+
+def _needed(part: T | None, what: str) -> T:
+    """A part that was named. Raises `SettingError` with what is needed and how to name it."""
+    if part is None:
+        raise SettingError(f"these labels need {what}")
+    return part
