@@ -50,7 +50,7 @@ def main() -> int:
     for library, advisories in tree.items():
         known.setdefault(canonicalize_name(library), []).extend(advisories)
     text = "\n".join(path.read_text(encoding="utf-8") for path in args.pins)
-    pins = {canonicalize_name(library): version for library, version in PIN.findall(text)}
+    pins = {str(canonicalize_name(library)): version for library, version in PIN.findall(text)}
     found = list(named(pins, known))
     for pin, one in found:
         print(f"{pin}: {one['cve'] or one['id']}: {one['advisory'][:200]}")

@@ -161,7 +161,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "checkpoints" / "step-000003" / SHARD).unlink(),
         "the file is missing from the checkpoint",
     ),
-    "no manifest": (lambda folder: (folder / "checkpoints/step-000003/manifest.json").unlink(), "there is no file"),
+    "no manifest": (lambda folder: (folder / "checkpoints/step-000003/manifest.json").unlink(), "there is no manifest"),
     "another step": (
         lambda folder: (folder / "checkpoints" / "step-000003").rename(folder / "checkpoints" / "step-000004"),
         "it is of step 3, and its folder of step 4",

@@ -33,6 +33,9 @@ def write_manifest(checkpoint: Path, step: int, sums: Mapping[str, str | None], 
 def wrong_checkpoint(checkpoint: Path, step: int | None) -> Iterator[tuple[Path, str]]:
     """What differs from the manifest, with its file. `step` is that of the folder's name, if it has one."""
     path = checkpoint / NAME
+    if not path.exists():
+        yield path, "there is no manifest: the checkpoint was cut short or changed"
+        return
     try:
         manifest = read_json_object(path)
     except DataError as error:

@@ -16,7 +16,7 @@ from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 
-NEAR, ROUGHLY_NEAR = 0.01, 0.5
+NEAR, ROUGHLY_NEAR = 0.001, 0.5
 """How many nats a log-probability may lie off that was sampled in float32, and in another precision."""
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from coseek.agents.factory import content_of
 from coseek.agents.unwritable import NOT_KEPT
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, read_json_object
+from coseek.core.files import JsonObject
 from coseek.data.audit import Audit, Share, Violation, bound_rows, counted
-from coseek.data.checkpoint_manifest import NAME, bound_metrics, wrong_checkpoint
+from coseek.data.checkpoint_manifest import bound_metrics, wrong_checkpoint
 from coseek.data.identities import KEY
 from coseek.data.run import Run
 from coseek.data.run_seal import chained
@@ -30,7 +30,7 @@ def audit_training(folder: Path) -> Audit:
     """Check the metrics and checkpoints below a folder, and not the runs and labels there."""
     auditor = _Training(folder)
     violations, count = counted(auditor.violations())
-    checkpoints = Share("checkpoints", auditor.checkpoints, 0, auditor.bound_checkpoints)
+    checkpoints = Share("checkpoints", auditor.checkpoints, 0, auditor.checkpoints)
     return Audit(
         auditor.rows, violations, count, False, auditor.derived, auditor.bound,
         sealed=auditor.rows == auditor.bound, of="rows of metrics", shares=(checkpoints,), left_out=auditor.left_out,
@@ -44,7 +44,6 @@ class _Training:
     derived: int = 0
     bound: int = 0
     checkpoints: int = 0
-    bound_checkpoints: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
     def violations(self) -> Iterator[Violation]:
@@ -97,10 +96,6 @@ class _Training:
             if not _CHECKPOINT.fullmatch(checkpoint.name):
                 continue
             self.checkpoints += 1
-            if _is_older(checkpoint):
-                self.left_out[str(checkpoint)] = "its version of coseek wrote no manifest"
-                continue
-            self.bound_checkpoints += 1
             _, dash, number = checkpoint.name.rpartition("-")
             for file, what in wrong_checkpoint(checkpoint, int(number) if dash and number.isdigit() else None):
                 yield Violation(file, what)
@@ -141,15 +136,6 @@ class _Training:
 
 def _is_below(path: Path, folder: Path) -> bool:
     return path.is_dir() and path.resolve().is_relative_to(folder.resolve())
-
-
-def _is_older(checkpoint: Path) -> bool:
-    """Whether a checkpoint of an encoder is from a version that wrote no manifest."""
-    notes = checkpoint / "notes.json"
-    try:
-        return not (checkpoint / NAME).exists() and notes.exists() and "manifest" not in read_json_object(notes)
-    except DataError:
-        return False
 
 
 def _wrong_row(row: JsonObject, step: float) -> str:

@@ -67,8 +67,7 @@ class CheckpointNotes:
             return cls(int(cast(int, row["metrics_bytes"])), {**cast(dict[str, float], row.get("sums", {}))})
 
     def to_json(self) -> JsonObject:
-        # `manifest`: one follows, so that its loss is noticed; older checkpoints have none.
-        return {"metrics_bytes": self.metrics_bytes, "sums": dict(self.sums), "manifest": True}
+        return {"metrics_bytes": self.metrics_bytes, "sums": dict(self.sums)}
 
 
 class UpdateSampler(Sampler[list[int]]):
