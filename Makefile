@@ -9,12 +9,13 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom vulnerabilities quickstart test test-core test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
+.PHONY: help env env-locked lock release sbom vulnerabilities quickstart test test-core test-full test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make test-core    test what needs no torch, in .venv-core-PYTHON for each Python (PYTHONS=…)"
+	@echo "make test-full    the quick tests with torch on Python 3.12 and 3.13, in .venv-full-PYTHON"
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
@@ -90,6 +91,15 @@ test-core-%:
 	test -x .venv-core-$*/bin/python || $* -m venv .venv-core-$*
 	.venv-core-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest pytest-xdist hypothesis
 	COSEEK_CORE_ONLY=1 .venv-core-$*/bin/python -m pytest -n $(WORKERS) -m "not slow" $(CORES:%=tests/%)
+
+# The whole package with torch on another Python than that of .venv; its quick tests, unless TESTS says otherwise.
+TESTS ?= -m "not slow"
+test-full: $(filter-out test-full-python3.11,$(PYTHONS:%=test-full-%))
+test-full-%:
+	test -x .venv-full-$*/bin/python || $* -m venv .venv-full-$*
+	.venv-full-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-full-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	OMP_NUM_THREADS=1 .venv-full-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 # Inspect's forty libraries have an environment of their own, without torch.
 test-inspect:
