@@ -52,5 +52,5 @@ def test_rows_that_were_broken_are_refused_before_anything_is_removed(tmp_path: 
 def test_a_row_of_another_schema_is_refused_by_its_number(tmp_path: Path) -> None:
     labels = made(tmp_path)
     labels.sets_path.write_text(json.dumps({**LABEL.to_json(), "schema": 1}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=f"schema 1; this coseek reads schema {SCHEMA}"):
+    with pytest.raises(DataError, match=f"schema 1; this coseek reads {SCHEMA}: label it again"):
         list(LabelFolder(tmp_path).sets())

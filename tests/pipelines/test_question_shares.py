@@ -62,12 +62,12 @@ def test_looks_tables_and_training_questions_hold_every_data_set_in_its_share(da
     assert_in_shares(training._dev_questions(training.recipe), 60)
     for column in training.sets:
         assert_in_shares(column.questions, 90)
-    assert_in_shares(training.asked(stage, training.scoring(training.recipe)), 120)
+    assert_in_shares(training.training_questions(stage, training.scoring(training.recipe)), 120)
 
 
 def test_training_questions_can_be_those_of_one_data_set(data: Path, tmp_path: Path) -> None:
     training = AgentTraining(recipe(data, "select={sources: [nq], most: 100}"), tmp_path)
-    asked = training.asked(training.stages[0], training.scoring(training.recipe))
+    asked = training.training_questions(training.stages[0], training.scoring(training.recipe))
     assert len(asked) == 100 and {question.dataset for question in asked} == {"nq"}
     with pytest.raises(SettingError, match="did you mean 'hotpotqa'"):
         select(in_file_order("train"), SelectSettings(sources=("hotpotq",)), "cover_match", None, 0, print)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.training.echo import settings_of
-from tests.training.tiny import VOCABULARY, agent, environment, trajectory
+from tests.training.tiny import VOCABULARY, agent, environment, seeded, trajectory
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -161,11 +161,7 @@ def small_llama(tokenizer: HfTokenizer) -> PreTrainedModel:
         num_attention_heads=2, num_key_value_heads=1, pad_token_id=None, bos_token_id=None,
         eos_token_id=tokenizer.eos_id,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    model.eval()
-    return model
+    return seeded(LlamaForCausalLM, config)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])

@@ -44,7 +44,7 @@ _QUOTED = 300
 _PLAIN_HEADERS = frozenset({"accept", "content-type"})
 """Headers that hold no secret."""
 _LEAST_KEY = 16
-"""Characters of a key that is redacted of answers: shorter ones, such as `EMPTY`, are words of texts."""
+"""Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
 
 Method: TypeAlias = Literal["GET", "POST"]
 T = TypeVar("T")

@@ -246,6 +246,12 @@ def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonO
     return found
 
 
+def check_same_settings(folder: Path, began: Json, now: Json, way_out: str = "use the same settings") -> None:
+    """Raise `SettingError` with the first setting that differs from what `folder` was begun with."""
+    if different := first_difference(began, now):
+        raise SettingError(f"{folder} was begun with {different} is asked for; {way_out}, or another --out")
+
+
 def first_difference(old: Json, new: Json, name: str = "") -> str:
     """`name = old, and now new` for the first setting that differs, else empty."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -91,7 +91,7 @@ class Question:
         return cls(
             id=ident,
             question=question,
-            answers=golds,
+            answers=() if meta.get(UNANSWERABLE) is True else golds,
             gold_ids=tuple(_said(gold, "a gold id", ident) for gold in gold_ids),
             hops=hops,
             meta=meta,

@@ -299,7 +299,7 @@ class Trajectory:
     @classmethod
     def from_json(cls, row: JsonObject) -> "Trajectory":
         if row.get("schema") != SCHEMA:
-            raise DataError(f"a trajectory of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
+            raise DataError(f"a trajectory of schema {row.get('schema')!r}; this coseek reads {SCHEMA}: run it again")
         return cls(
             question=Question.from_json(fields.mapping(row, "question")),
             protocol=fields.text(row, "protocol"),

@@ -101,7 +101,7 @@ class LabelSet:
     @classmethod
     def from_json(cls, row: JsonObject) -> "LabelSet":
         if row.get("schema") != SCHEMA:
-            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
+            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads {SCHEMA}: label it again")
         question = Question.from_json(cast(JsonObject, row["question"]))
         targets = cast("list[float] | None", row.get("targets"))
         return cls(

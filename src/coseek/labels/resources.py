@@ -2,7 +2,7 @@
 name raises `SettingError` with the option that names it."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,11 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import make_settings
 from coseek.data.grade_cache import GradeCache
-from coseek.data.passage import Corpus
+from coseek.data.passage import Corpus, Hit
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.factory import open_frozen_model
 from coseek.graders.grading import BATCH
 from coseek.hardware.placement import Placement
-from coseek.labels.locked_retriever import LockedRetriever
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings
 from coseek.models.local_text import TextModelSettings
@@ -30,7 +29,8 @@ from coseek.models.model import ServedModel
 from coseek.models.remote_likelihood import open_likelihood
 from coseek.models.remote_text import named_server
 from coseek.models.text_model import TextModel
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.world.oracle import Oracle
 
 ORACLE, GOLD = "oracle", "gold"
@@ -194,3 +194,23 @@ def _needed(part: T | None, what: str) -> T:
     if part is None:
         raise SettingError(f"these labels need {what}")
     return part
+
+
+class LockedRetriever(LayeredRetriever):
+    """The other retriever under its own name and identity, searched by one thread at a time."""
+
+    def __init__(self, over: Retriever, lock: threading.Lock) -> None:
+        super().__init__(over)
+        self._lock = lock
+
+    @property
+    def name(self) -> str:
+        return self.over.name
+
+    @property
+    def identity(self) -> str:
+        return self.over.identity
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        with self._lock:
+            return self.over.search(queries, k)

@@ -24,7 +24,7 @@ from coseek.core.files import (
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import plugin_digests
 from coseek.core.progress import NoProgress, Progress
-from coseek.core.settings import Settings, changed_settings, dump_settings, first_difference, make_settings
+from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
 from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
@@ -149,8 +149,7 @@ def begin(
     written = read_yaml(path, "record")
     began = resolve_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
     recipe = resolve_recipe(asked, began)
-    if different := first_difference(bound(began), bound(recipe)):
-        raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")
+    check_same_settings(folder, bound(began), bound(recipe), "take the same recipe")
     own_began = cast(JsonObject, written.get(OWN) or {})
     for name, digest in plugin_digests(bound(recipe)).items():
         if own_began.get(name) != digest:

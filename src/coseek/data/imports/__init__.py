@@ -103,12 +103,11 @@ def import_data(
         if report is None and not (reading.questions or reading.splits):
             raise _nothing("questions", files, format_name)
         splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
-        others = _other_splits(out, None if _replaces(out, report) else corpus.digest)
-        asked = chain(*{**others, **splits}.values())
-        check_gold_ids(asked, corpus, "the corpus", "give the corpus file that belongs to these questions")
+        whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
+        check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
         counts = {name: len(questions) for name, questions in splits.items()}
         found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes), report or {}))
-        for name, questions in {**others, **splits}.items():
+        for name, questions in whole.items():
             save_questions(folder / f"questions.{name}.jsonl", questions)
         card: JsonObject = {  # names and digests of the files, no paths of this machine
             "format": format_name,

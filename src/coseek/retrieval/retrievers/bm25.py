@@ -292,7 +292,7 @@ def _read_counts(folder: Path) -> WordCounts:
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
     vocabulary = _read_vocabulary(folder)
-    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P), len(lengths_N))
+    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P))
     return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
