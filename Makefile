@@ -9,12 +9,13 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make test-core    test what needs no torch, in .venv-core-PYTHON for each Python (PYTHONS=…)"
+	@echo "make test-full    the quick tests with torch on Python 3.12 and 3.13, in .venv-full-PYTHON"
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-layout  test documents that markitdown converts, in .venv-layout"
@@ -30,6 +31,7 @@ help:
 	@echo "make lock         write requirements.lock anew, from pyproject.toml and constraints.txt"
 	@echo "make release      build the wheel and the source archive twice, and compare their digests: dist/"
 	@echo "make sbom         list what .venv holds: build/sbom.json (CycloneDX) and build/licences.md"
+	@echo "make vulnerabilities  hold the pins of requirements.lock against a stored list of advisories"
 
 env: $(STAMP)
 
@@ -67,6 +69,12 @@ sbom: env $(TOOLS)/made-from-these-files
 		-o build/sbom.json $(BIN)/python
 	$(TOOLS)/bin/python -m bench.licences build/sbom.json > build/licences.md
 
+# The last free list that is a package; its licence allows no commercial use, so nothing of it is shipped.
+ADVISORIES := safety-db==2021.7.17 --hash=sha256:33d4f657060345e5a417e05d2fd59fcc42bbcdf2c246e4e7bdb2238f8566c429
+vulnerabilities: $(TOOLS)/made-from-these-files
+	echo '$(ADVISORIES)' | $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin
+	$(TOOLS)/bin/python -m bench.vulnerabilities requirements.lock constraints.txt
+
 quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume
 
@@ -85,6 +93,15 @@ test-core-%:
 	test -x .venv-core-$*/bin/python || $* -m venv .venv-core-$*
 	.venv-core-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest pytest-xdist hypothesis
 	COSEEK_CORE_ONLY=1 .venv-core-$*/bin/python -m pytest -n $(WORKERS) -m "not slow" $(CORES:%=tests/%)
+
+# The whole package with torch on another Python than that of .venv; its quick tests, unless TESTS says otherwise.
+TESTS ?= -m "not slow"
+test-full: $(filter-out test-full-python3.11,$(PYTHONS:%=test-full-%))
+test-full-%:
+	test -x .venv-full-$*/bin/python || $* -m venv .venv-full-$*
+	.venv-full-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-full-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	OMP_NUM_THREADS=1 .venv-full-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 # Inspect's forty libraries have an environment of their own, without torch.
 test-inspect:

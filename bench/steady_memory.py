@@ -39,6 +39,8 @@ def resident_gb(group: int) -> float:
 def watched(command: Sequence[str], minutes: float, after: Path | None) -> list[float]:
     """Resident memory of a command, once a second until it ends or is stopped."""
     found: list[float] = []
+    # A shell's background job ignores it, and so would the command that it must stop.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, start_new_session=True)
     until = time.monotonic() + 60 * minutes
     try:

@@ -4,8 +4,9 @@
 
 Makes a small run of each kind of agent (a rule-based one, a sampled model, a tiny network) under several protocols.
 Each change is made to a copy of one of them, and audited twice: as the run is written now, and as an older version
-wrote it, without digests, where only what follows from the agent's tokens and the hits can be noticed. Exits 1 below
-the bar: .995 of the harmful changes found, no traceback, no harmless change flagged.
+wrote it, without digests, where only what follows from the agent's tokens and the hits can be noticed. `--files` more
+changes are made to labels, grade caches, metrics and checkpoints (`tampering_files`). Exits 1 below the bar: .995 of
+the harmful changes found, no traceback, no harmless change flagged.
 """
 
 import argparse
@@ -14,12 +15,13 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from bench.tampering_changes import HARMFUL, HARMLESS, Change, Stored
+from bench.tampering_files import Harmed, make_folders, trials
 
 from coseek.agents.factory import AgentSettings, limits_for, settings_for, stored_tokenizer, turn_identities
 from coseek.agents.protocol import load_protocol
@@ -106,6 +108,7 @@ class Figures:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=2000, help="harmful changes")
+    parser.add_argument("--files", type=int, default=500, help="harmful changes to files beside runs")
     parser.add_argument("--questions", type=int, default=4, help="of each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a .json file for the figures")
@@ -113,6 +116,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         runs = make_runs(Path(scratch), RUNS, args.questions)
         figures = measure(runs, Path(scratch) / "changed", args.changes, args.seed)
+        if args.files:
+            (base := Path(scratch) / "files").mkdir()
+            make_folders(base)
+            measure_files(figures, base, args.files, args.seed)
     print(figures.table().markdown())
     for line in (*figures.flagged, *figures.tracebacks):
         print(line)
@@ -194,6 +201,22 @@ def measure(runs: Sequence[Path], place: Path, changes: int, seed: int) -> Figur
     return figures
 
 
+def measure_files(figures: Figures, base: Path, changes: int, seed: int) -> None:
+    """The same with the files beside runs. What was not found is printed."""
+
+    def audited(one: Harmed) -> int:
+        return _counted(one.violations, figures)
+
+    for kind, change, is_harmful, found in trials(base, base / "changed", changes, seed, audited):
+        if is_harmful:
+            figures.made[kind] += 1
+            figures.found[kind] += found != 0
+            if not found:
+                print(f"not found: {kind}: {change.__name__}")
+        elif found:
+            figures.flagged.append(f"{kind}: {change.__name__}")
+
+
 def harmful(figures: Figures, run: Path, place: Path, kind: Change, rng: random.Random, runs: Sequence[Path]) -> None:
     """Make one change twice, with and without digests; a change that changed nothing does not count."""
     state = rng.getstate()
@@ -239,13 +262,18 @@ def tokenizer_of(run: Path) -> Tokenizer:
 
 
 def audit_of(one: Stored, place: Path, figures: Figures) -> int:
-    """Write a run and audit it: the number of violations; 1 where it is refused."""
+    """Write a run and audit it."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     (place / "trajectories.jsonl").write_bytes(one.lines())
     (place / "run.yaml").write_text(one.spelt_record(), encoding="utf-8")
+    return _counted(lambda: audit_stored_run(place).count, figures)
+
+
+def _counted(audit: Callable[[], int], figures: Figures) -> int:
+    """The number of violations; 1 where the files are refused."""
     try:
-        return audit_stored_run(place).count
+        return audit()
     except UserError:  # one sentence and exit 2
         return 1
     except Exception as error:  # noqa: BLE001 (any other one is a traceback, which is what is counted)

@@ -91,7 +91,7 @@ def _edited(text: str, rng: random.Random) -> str:
     return rng.choice([text[:at] + "x" + text[at:], text[:at] + text[at + 1 :], text[:at] + "7" + text[at + 1 :]])
 
 
-def _other(value: Json, rng: random.Random) -> Json:
+def other_value(value: Json, rng: random.Random) -> Json:
     """Another value of the same kind."""
     match value:
         case bool():
@@ -105,7 +105,7 @@ def _other(value: Json, rng: random.Random) -> Json:
     return "x"
 
 
-def _leaf(tree: Json, rng: random.Random) -> tuple[list[Json] | JsonObject, "int | str"] | None:
+def leaf(tree: Json, rng: random.Random) -> tuple[list[Json] | JsonObject, "int | str"] | None:
     """A value that holds no others, by its place; fields are drawn evenly, however long their lists are."""
     found: tuple[list[Json] | JsonObject, int | str] | None = None
     while isinstance(tree, dict | list) and tree:
@@ -122,9 +122,9 @@ def _leaf(tree: Json, rng: random.Random) -> tuple[list[Json] | JsonObject, "int
 
 
 def any_value(one: Stored, rng: random.Random) -> None:
-    if (place := _leaf(_row(one, rng), rng)) is not None:
+    if (place := leaf(_row(one, rng), rng)) is not None:
         inside, at = cast("tuple[JsonObject, str]", place)
-        inside[at] = _other(inside.get(at) if isinstance(inside, dict) else inside[at], rng)
+        inside[at] = other_value(inside.get(at) if isinstance(inside, dict) else inside[at], rng)
 
 
 def any_key_lost(one: Stored, rng: random.Random) -> None:
@@ -340,9 +340,9 @@ def a_setting_lost(one: Stored, rng: random.Random) -> None:
 
 
 def a_setting(one: Stored, rng: random.Random) -> None:
-    if (place := _leaf(one.record["settings"], rng)) is not None:
+    if (place := leaf(one.record["settings"], rng)) is not None:
         inside, at = cast("tuple[JsonObject, str]", place)
-        inside[at] = _other(inside[at], rng)
+        inside[at] = other_value(inside[at], rng)
 
 
 HARMFUL: tuple[Change, ...] = (

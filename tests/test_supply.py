@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from bench.licences import table
 from bench.release import differences
+from bench.vulnerabilities import Advisory, named
 from tests.source_tree import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
@@ -87,3 +88,9 @@ def test_licences_are_listed_whichever_way_a_package_names_them() -> None:
     ]
     with pytest.raises(SystemExit, match="no component"):
         table({"components": []})
+
+
+def test_a_pin_that_an_advisory_names_is_found_and_a_later_version_is_not() -> None:
+    known = {"jinja2": [Advisory(id="1", cve="CVE-2019-10906", advisory="a way out of the sandbox", specs=["<2.10.1"])]}
+    assert [pin for pin, _ in named({"jinja2": "2.10", "rich": "1"}, known)] == ["jinja2 2.10"]
+    assert not list(named(pins(LOCK), known))

@@ -8,7 +8,7 @@ editor or a program that is not ours. What needs a tokenizer, a protocol, questi
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_byte_lines, read_jsonl
@@ -45,6 +45,31 @@ class Violation:
         return f"{', '.join(where)}: {self.what}"
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many of some rows could be worked out again, and how many are bound by a digest."""
+
+    of: str
+    """What the rows are, in the plural."""
+    rows: int
+    derived: int
+    bound: int
+
+
+class RunCheck(Protocol):
+    """A further comparison of a run, which sees its trajectories one by one."""
+
+    def findings(self, trajectory: Trajectory) -> Iterable[Finding]:
+        """What is wrong with a trajectory."""
+        ...
+
+    def rest(self) -> Iterable[Violation]:
+        """What is wrong with files beside the trajectories, when all of these have been seen."""
+        ...
+
+    def shares(self) -> Iterable[Share]: ...
+
+
 @dataclass(frozen=True)
 class AuditParts:
     """What a run is compared with. Without a part, what it tells is not compared."""
@@ -56,6 +81,7 @@ class AuditParts:
     """What is wrong with the hits of a trajectory."""
     reward: Callable[[Trajectory, TokenData], Iterable[str]] | None = None
     """What is wrong with the reward of a trajectory in its token data."""
+    checks: tuple[RunCheck, ...] = ()
     questions: Mapping[str, Question] | None = None
     """The questions asked, by id."""
     rows: frozenset[RowKey] | None = None
@@ -86,6 +112,10 @@ class Audit:
     """Trajectories with a digest, or in a sealed run."""
     sealed: bool = False
     """Whether the run has a seal."""
+    of: str = "trajectories"
+    """What `rows` counts."""
+    shares: tuple[Share, ...] = ()
+    """Of what else the folder holds."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What was not compared → why."""
 
@@ -98,23 +128,70 @@ def audit_run(folder: Path, decode: Decode | None = None, most: int = SHOWN, par
     """Check a run folder. All violations are counted and the first `most` kept. Raises only when the folder is no run
     at all. `decode` alone is enough where nothing else is to be compared."""
     auditor = _Auditor(Run(folder), parts or AuditParts(decode))
-    violations: list[Violation] = []
-    count = 0
-    for violation in auditor.violations():
-        count += 1
-        if len(violations) < most:
-            violations.append(violation)
+    violations, count = counted(auditor.violations(), most)
     sealed = auditor.seal is not None
     return Audit(
         auditor.rows,
-        tuple(violations),
+        violations,
         count,
         auditor.parts.decode is not None,
         auditor.derived,
         auditor.rows if sealed else auditor.bound,
         sealed,
-        auditor.parts.left_out,
+        shares=tuple(share for check in auditor.parts.checks for share in check.shares()),
+        left_out=auditor.parts.left_out,
     )
+
+
+def counted(violations: Iterable[Violation], most: int = SHOWN) -> tuple[tuple[Violation, ...], int]:
+    """The first `most` violations, and the number of all."""
+    first: list[Violation] = []
+    count = 0
+    for violation in violations:
+        count += 1
+        if len(first) < most:
+            first.append(violation)
+    return tuple(first), count
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRow:
+    """A line of a JSONL file, without its digest."""
+
+    line: int
+    row: JsonObject | None
+    """`None` for a line that is no strict JSON object."""
+    wrong: str = ""
+    """What is wrong with the line."""
+    digest: str = ""
+    """Digest of the content."""
+    stored: Json = None
+    """The digest that was written with it; `None` for none."""
+
+    @property
+    def changed(self) -> str:
+        """Why the content is not what was written, if it is not."""
+        own = self.stored in (None, self.digest)
+        return "" if own else "it was changed after it was written: its digest is another one"
+
+
+def bound_rows(path: Path) -> Iterator[BoundRow]:
+    """The lines of a file that are not blank, broken ones, too."""
+    for number, data in read_byte_lines(path):
+        if data.strip():
+            yield _bound_row(number, data)
+
+
+def _bound_row(number: int, data: bytes) -> BoundRow:
+    cut = "" if data.endswith(b"\n") else "the last line has no end: the run was cut short here; --resume mends it"
+    try:
+        row = _parsed(data)
+    except (InvalidJson, UnicodeDecodeError) as error:
+        return BoundRow(number, None, f"{cut}; not strict JSON ({error})" if cut else f"not strict JSON ({error})")
+    if not isinstance(row, dict):
+        return BoundRow(number, None, f"a JSON object is needed, not {type(row).__name__}")
+    stored = row.pop(DIGEST, None)
+    return BoundRow(number, row, cut, row_digest(row), stored)
 
 
 @dataclass
@@ -151,6 +228,8 @@ class _Auditor:
             yield Violation(self.run.folder / FILE, f"the run holds no such question with seed {seed}", None, question)
         yield from self._whole()
         yield from self._metrics()
+        for check in self.parts.checks:
+            yield from check.rest()
 
     def _token_data(self) -> Iterator[Violation]:
         try:
@@ -207,31 +286,22 @@ class _Auditor:
         if not path.exists():
             yield Violation(path, "there is no such file: the run holds no trajectories")
             return
-        for number, data in read_byte_lines(path):
-            if data.strip():
-                yield from self._line(path, number, data)
+        for one in bound_rows(path):
+            if one.wrong:
+                yield Violation(path, one.wrong, one.line)
+            if one.row is not None:
+                yield from self._line(path, one, one.row)
 
-    def _line(self, path: Path, number: int, data: bytes) -> Iterator[Violation]:
-        if not data.endswith(b"\n"):
-            yield Violation(path, "the last line has no end: the run was cut short here; --resume mends it", number)
-        try:
-            row = _parsed(data)
-        except (InvalidJson, UnicodeDecodeError) as error:
-            yield Violation(path, f"not strict JSON ({error})", number)
-            return
-        if not isinstance(row, dict):
-            yield Violation(path, f"a JSON object is needed, not {type(row).__name__}", number)
-            return
+    def _line(self, path: Path, one: BoundRow, row: JsonObject) -> Iterator[Violation]:
         ident = _ident(row)
-        stored, found = row.pop(DIGEST, None), row_digest(row)
-        self.digests.append(found)
-        self.bound += stored is not None
-        if stored is None and self.unbound is None:
-            self.unbound = number
-        for what, segment in self._row(number, row):
-            yield Violation(path, what, number, ident, segment)
-        if stored is not None and stored != found:
-            yield Violation(path, "it was changed after it was written: its digest is another one", number, ident)
+        self.digests.append(one.digest)
+        self.bound += one.stored is not None
+        if one.stored is None and self.unbound is None:
+            self.unbound = one.line
+        for what, segment in self._row(one.line, row):
+            yield Violation(path, what, one.line, ident, segment)
+        if one.changed:
+            yield Violation(path, one.changed, one.line, ident)
 
     def _row(self, number: int, row: JsonObject) -> Iterator[Finding]:
         """What is wrong with the content of a row. What is worked out again is compared in rows that have no fault of
@@ -246,7 +316,7 @@ class _Auditor:
             yield f"not a trajectory: {error}", None
             return
         self.rows += 1
-        if (odd := _difference(again, row)) is not None:
+        if (odd := difference(again, row)) is not None:
             yield f"{odd} is not what this schema writes", None
             return
         faults = 0
@@ -289,6 +359,8 @@ class _Auditor:
         if self.parts.hits is not None:
             for what in self.parts.hits(trajectory):
                 yield what, None
+        for check in self.parts.checks:
+            yield from check.findings(trajectory)
 
 
 def _parsed(data: bytes) -> Json:
@@ -301,21 +373,21 @@ def _ident(row: JsonObject) -> str | None:
     return str(question["id"]) if isinstance(question, dict) and "id" in question else None
 
 
-def _difference(ours: Json, theirs: Json, where: str = "") -> str | None:
+def difference(ours: Json, theirs: Json, where: str = "") -> str | None:
     """The path of the first place where two JSON values differ, types included; `None` when they are the same."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in {**theirs, **ours}:
             path = f"{where}.{name}" if where else name
             if name not in ours or name not in theirs:
                 return path
-            if (odd := _difference(ours[name], theirs[name], path)) is not None:
+            if (odd := difference(ours[name], theirs[name], path)) is not None:
                 return odd
         return None
     if isinstance(ours, list) and isinstance(theirs, list):
         if len(ours) != len(theirs):
             return where
         pairs = enumerate(zip(ours, theirs, strict=True))
-        return next((odd for at, (a, b) in pairs if (odd := _difference(a, b, f"{where}[{at}]")) is not None), None)
+        return next((odd for at, (a, b) in pairs if (odd := difference(a, b, f"{where}[{at}]")) is not None), None)
     same = ours == theirs or (ours != ours and theirs != theirs)  # NaN is judged as a value, not as a shape
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (ours, theirs))
     return None if same and (numbers or type(ours) is type(theirs)) else where

@@ -1,14 +1,15 @@
-"""Seal: digests that bind a stored run, so that a change of what nobody can derive again is noticed.
+"""Seal: digests that bind stored files, so that a change of what nobody can derive again is noticed.
 
 Every row of `trajectories.jsonl` ends with the digest of its own content. When a run is closed, `run.yaml` gets digests
 of all rows, whatever their order, of itself, and of the token data. They are of values, not of bytes: spaces, the order
 of keys and the spelling of characters and numbers do not count. They find accidents and edits; whoever means to deceive
-can write new ones.
+can write new ones. Grade caches have a digest in each row, label folders a seal over their files, and `metrics.jsonl`
+has a chain of digests, since the order of its rows counts.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from coseek.core.files import Json, JsonObject, json_line, read_jsonl
@@ -34,10 +35,19 @@ def row_digest(row: JsonObject) -> str:
     return value_digest({name: value for name, value in row.items() if name != DIGEST})
 
 
+def bound(row: JsonObject) -> JsonObject:
+    """The row with its digest."""
+    return {**row, DIGEST: row_digest(row)}
+
+
 def row_line(trajectory: Trajectory) -> str:
     """The line of a trajectory, with its digest."""
-    row = trajectory.to_json()
-    return json_line({**row, DIGEST: row_digest(row)})
+    return json_line(bound(trajectory.to_json()))
+
+
+def chained(before: str, row: JsonObject) -> str:
+    """Digest of rows in their order: of those before, and of the next one."""
+    return hashlib.sha256((before + row_digest(row)).encode()).hexdigest()
 
 
 def rows_digest(digests: Iterable[str]) -> str:
@@ -62,6 +72,23 @@ def seal_of(record: JsonObject, trajectories: Path) -> JsonObject:
     if (tokens := trajectories.with_name(TOKENS)).exists():
         seal["tokens"] = file_rows_digest(tokens)
     return seal
+
+
+def files_seal(record: JsonObject, folder: Path, paths: Iterable[Path]) -> JsonObject:
+    """The seal of a record and the JSONL files beside it."""
+    files: JsonObject = {path.relative_to(folder).as_posix(): file_rows_digest(path) for path in sorted(paths)}
+    return {"record": record_digest(record), "files": files}
+
+
+def changed_files(seal: JsonObject, record: JsonObject, folder: Path, paths: Iterable[Path]) -> Iterator[str]:
+    """What has another digest than in its seal: `record`, or a file's name. Raises `DataError` for a broken file."""
+    now = files_seal(record, folder, paths)
+    if seal.get("record") != now["record"]:
+        yield "record"
+    sealed, there = seal.get("files"), now["files"]
+    assert isinstance(there, dict)
+    known = sealed if isinstance(sealed, dict) else {}
+    yield from (name for name in sorted({*known, *there}) if known.get(name) != there.get(name))
 
 
 def _stored_digest(row: JsonObject) -> str:

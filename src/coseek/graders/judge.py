@@ -86,7 +86,7 @@ class ModelJudge:
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
         texts = generate_each(self.model, [self._shown(claim) for claim in claims], self.settings.max_tokens)
-        return [self._verdict(claim, text) for claim, text in zip(claims, texts, strict=True)]
+        return [self.read(claim, text) for claim, text in zip(claims, texts, strict=True)]
 
     def _shown(self, claim: Claim) -> str:
         answers = " | ".join(one_line(answer) for answer in claim.question.answers)
@@ -97,7 +97,8 @@ class ModelJudge:
             response=repeatable(one_line(claim.response)),
         )
 
-    def _verdict(self, claim: Claim, text: str | ModelError) -> Verdict:
+    def read(self, claim: Claim, text: str | ModelError) -> Verdict:
+        """The verdict in an output."""
         if not isinstance(text, str):
             return Verdict(claim.question.id, claim.response, None, fault=fault_of(text))
         right = read_verdict(text, self.prompt.verdict_after)

@@ -1,8 +1,8 @@
-"""Label folder: `labels.yaml` (settings, identities, versions, commit), `labels.jsonl`, `dropped.jsonl`, `scores/`,
-and the long texts of labels in `texts.jsonl`.
+"""Label folder: `labels.yaml` (settings, identities, versions, commit, seal), `labels.jsonl`, `dropped.jsonl`,
+`scores/`, and the long texts of labels in `texts.jsonl`.
 
 Rows are appended as they are known. A kill loses only the current turn, and a resumed folder ends with the same bytes
-as an uninterrupted one.
+as an uninterrupted one. A folder whose turns are all done is sealed.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from coseek.core.files import (
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import check_same_settings
 from coseek.data.run import check_whole_rows, drop_partial_line, provenance
+from coseek.data.run_seal import SEAL, bound, files_seal
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.text_store import TextStore
@@ -75,6 +76,7 @@ class LabelFolder:
                 f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "
                 "have changed since); choose another --out"
             )
+        labels._seal(closed=False)
         return labels
 
     @property
@@ -115,12 +117,12 @@ class LabelFolder:
 
     @contextmanager
     def appending(self) -> Iterator[Callable[[Labelled], None]]:
-        """A function that appends one row to its file. Both files are made."""
+        """A function that appends one row, with its digest, to its file. Both files are made."""
         with self.sets_path.open("a", encoding="utf-8") as sets, self.dropped_path.open("a", encoding="utf-8") as rest:
 
             def append(row: Labelled) -> None:
                 file = sets if isinstance(row, LabelSet) else rest
-                file.write(json_line(self.texts.shorten(row.to_json())))
+                file.write(json_line(bound(self.texts.shorten(row.to_json()))))
                 file.flush()
 
             yield append
@@ -143,7 +145,7 @@ class LabelFolder:
                         file.write(json_line(self.texts.shorten(part.texts.restore(row))))
 
     def arrange(self, order: Sequence[TurnId]) -> None:
-        """Sort the rows by turn; a fault or a kill changes their order."""
+        """Sort the rows by turn, since a fault or a kill changes their order, and seal the folder."""
         place = {turn: number for number, turn in enumerate(order)}
         for path in (self.sets_path, self.dropped_path):
             rows = [row for _, row in read_jsonl(path)]
@@ -151,6 +153,21 @@ class LabelFolder:
             if there != rows:
                 write_jsonl(path, there)
         self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
+        self._seal(closed=True)
+
+    @property
+    def bound_paths(self) -> list[Path]:
+        """The files that a seal covers."""
+        own = (self.sets_path, self.dropped_path, self.texts.path)
+        return [*filter(Path.exists, own), *sorted((self.folder / "scores").glob("*.jsonl"))]
+
+    def _seal(self, closed: bool) -> None:
+        """Write the seal, or remove it: it holds for a folder that nobody is writing."""
+        record = self.record
+        was = record.pop(SEAL, None)
+        seal = files_seal(record, self.folder, self.bound_paths) if closed else None
+        if was != seal:
+            write_yaml(self.folder / "labels.yaml", record if seal is None else {**record, SEAL: seal})
 
 
 def absorb_lines(source: Path, target: Path) -> None:

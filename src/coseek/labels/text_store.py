@@ -65,7 +65,7 @@ class TextStore:
 
     def _keep(self, text: str) -> str:
         """Store a text; returns its key."""
-        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        key = text_key(text)
         with self._lock:
             spans = self._index()
             if key not in spans:
@@ -100,7 +100,7 @@ class TextStore:
                 at = 0
                 with self.path.open("rb") as lines:
                     for number, line in enumerate(lines, start=1):
-                        if line.endswith(b"\n"):
+                        if line.endswith(b"\n") and line.strip():
                             where = f"{self.path}, line {number}"
                             with shaped(where, "make the labels anew"):
                                 self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)
@@ -112,6 +112,11 @@ class TextStore:
         if self._file is not None:
             self._file.close()
         self._file = self._spans = None
+
+
+def text_key(text: str) -> str:
+    """The key of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _places(row: JsonObject) -> Iterator[tuple[Json, str | int]]:

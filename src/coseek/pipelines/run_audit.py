@@ -31,7 +31,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import TOKENIZER
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, make_settings
-from coseek.data.audit import Audit, AuditParts, Finding, audit_run
+from coseek.data.audit import Audit, AuditParts, Finding, RunCheck, audit_run
 from coseek.data.identities import KEY, digest, questions_digest
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
@@ -40,6 +40,7 @@ from coseek.data.token_data import TokenData, finite
 from coseek.data.trajectory import Search, Trajectory
 from coseek.models.model import Tokenizer
 from coseek.pipelines.agent_run import RunSettings, load_asked
+from coseek.pipelines.grade_audit import GradeFiles
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.retriever import Retriever
@@ -48,7 +49,7 @@ from coseek.rewards.reward import Given, RewardFault, RewardFunction, make_rewar
 NEAR = 1e-4
 """How far two scores of one search may lie apart, for their size: kernels add in other orders."""
 TEXT, PLAYED, QUESTIONS, HITS, AGAIN = "ids against text", "what follows", "questions and rows", "hits", "searches"
-REWARDS = "rewards"
+REWARDS, LOGPROBS = "rewards", "log-probabilities"
 """What may be left out of an audit."""
 
 MOST_SAMPLES = 100_000
@@ -58,11 +59,12 @@ S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
 
 
-def audit_stored_run(folder: Path, retriever: str | None = None) -> Audit:
+def audit_stored_run(folder: Path, retriever: str | None = None, model: str | None = None) -> Audit:
     """Check a run folder, with everything worked out again that its files allow.
 
-    `retriever` names the retriever of the run, which then searches every query again. Raises `UserError` for a folder
-    that is no run, and for a retriever that cannot be opened.
+    `retriever` names the retriever of the run, which then searches every query again, and `model` the folder of its
+    model, which gives every log-probability again. Raises `UserError` for a folder that is no run, and for a retriever
+    or a model that cannot be opened.
     """
     run = Run(folder)
     opened = None if retriever is None else open_retriever(retriever)
@@ -70,7 +72,7 @@ def audit_stored_run(folder: Path, retriever: str | None = None) -> Audit:
         settings, record = run.settings, run.record
     except DataError:  # the audit says so
         return audit_run(folder)
-    return audit_run(folder, parts=_Recorded(settings, record, opened).parts())
+    return audit_run(folder, parts=_Recorded(settings, record, opened, folder, model).parts())
 
 
 @dataclass
@@ -81,6 +83,9 @@ class _Recorded:
     record: JsonObject
     retriever: Retriever | None
     """The one to search with again."""
+    folder: Path
+    model: str | None
+    """The model to compute log-probabilities with again."""
     wrong: list[str] = field(default_factory=list)
     """What contradicts itself in the record."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -98,9 +103,21 @@ class _Recorded:
             questions=None if asked is None else {question.id: question for question in asked},
             rows=None if asked is None else frozenset(rows_of(asked, *seeds)),
             seeds=self._follows if "seed" in self.settings else None,
+            checks=tuple(self._checks()),
             record=tuple(self.wrong),
             left_out=self.left_out,
         )
+
+    def _checks(self) -> Iterator[RunCheck]:
+        yield GradeFiles(self.folder, self.left_out)
+        if self.model is None:
+            self.left_out[LOGPROBS] = "no --model is named to compute them again with"
+        elif self.agent is None or self._changed("agent", content_of(self.model)):
+            self.left_out[LOGPROBS] = "the model is not the one that the run was sampled from"
+        else:
+            from coseek.pipelines.logprob_audit import LogprobAudit  # torch, which other audits do not need
+
+            yield LogprobAudit(self.model, self.agent)
 
     # --- what was asked
 

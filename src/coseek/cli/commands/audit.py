@@ -1,4 +1,4 @@
-"""Check every invariant of stored runs, or what a corpus lacks, and name what is broken."""
+"""Check every invariant of stored runs, labels and trainings, or what a corpus lacks, and name what is broken."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from coseek.data.passage import Passage
 from coseek.data.question import load_questions
 from coseek.measure.corpus_coverage import corpus_coverage
 from coseek.pipelines.agent_run import check_questions
-from coseek.pipelines.run_audit import audit_stored_run
+from coseek.pipelines.folder_audit import audits_of
 
 TOLD = 1_000_000
 """Passages between two lines of progress."""
@@ -38,7 +38,8 @@ app = new_app()
 
 @app.callback(cls=RunsByDefault)
 def audit() -> None:
-    """Check every invariant of stored runs: `coseek audit RUN…`. Or what a corpus lacks: `coseek audit corpus DATA`."""
+    """Check stored runs, labels and trainings: `coseek audit FOLDER…`. Or what a corpus lacks: `coseek audit corpus
+    DATA`."""
 
 
 @app.command()
@@ -81,54 +82,70 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
 
 @app.command(RUNS)
 def runs_(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Folders of runs, labels or trainings; all that lies below is checked."),
+    ],
     retriever: Annotated[
         str | None, typer.Option(help="The retriever of the runs, to search every query again and compare.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model folder of the runs, to compute every log-probability again and compare."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check stored runs: what follows from the agent's tokens and the hits is worked out again; digests bind the rest.
+    """Check stored runs, their grades, labels, metrics and checkpoints: what follows from other files is worked out
+    again, and digests bind the rest.
 
-    Ends with 1 when a run is not sound. All violations are counted, and the first hundred are named with their file,
-    line, question and segment. Says what could not be compared.
+    Ends with 1 when something is not sound. All violations are counted, and the first hundred of each folder are named
+    with their file, line, question and segment. Says what could not be compared.
     """
-    audits = {run: audit_stored_run(run, retriever) for run in runs}
+    audits = {inner: audit for folder in folders for inner, audit in audits_of(folder, retriever, model)}
     if as_json:
-        print_json([as_object(run, found) for run, found in audits.items()])
+        print_json([as_object(folder, found) for folder, found in audits.items()])
     else:
-        for run, found in audits.items():
-            report(run, found)
+        for folder, found in audits.items():
+            report(folder, found)
     return 1 if any(found.count for found in audits.values()) else 0
 
 
-def report(run: Path, found: Audit) -> None:
-    """Print one line for a sound run, else the first violations; and how much could be compared."""
+def report(folder: Path, found: Audit) -> None:
+    """Print one line for a sound folder, else the first violations; and how much could be compared."""
     if not found.count:
-        tell(f"{run}: sound; {found.rows:,} trajectories checked")
+        tell(f"{folder}: sound; {found.rows:,} {found.of} checked")
     else:
         shown = len(found.violations)
         which = "all of them" if shown == found.count else f"the first {shown} of them"
-        tell(f"{run}: not sound; {found.count:,} violations in {found.rows:,} trajectories, {which}:")
+        tell(f"{folder}: not sound; {found.count:,} violations in {found.rows:,} {found.of}, {which}:")
         for violation in found.violations:
             tell(f"  {violation}")
-    closed = "the run is sealed" if found.sealed else "the run is not sealed"
+    closed = "sealed" if found.sealed else "not sealed"
     tell(f"  {_share(found.derived, found.rows)} worked out again, {_share(found.bound, found.rows)} bound; {closed}")
+    for one in found.shares:
+        if one.rows:
+            again, bound = _share(one.derived, one.rows), _share(one.bound, one.rows)
+            tell(f"  {one.rows:,} {one.of}: {again} worked out again, {bound} bound")
     for what, why in found.left_out.items():
-        say(f"{run}: not compared: {what} ({why})")
+        say(f"{folder}: not compared: {what} ({why})")
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else "0%"
 
 
-def as_object(run: Path, found: Audit) -> JsonObject:
+def as_object(folder: Path, found: Audit) -> JsonObject:
     return {
-        "run": str(run),
-        "trajectories": found.rows,
+        "folder": str(folder),
+        "of": found.of,
+        "rows": found.rows,
         "decoded": found.decoded,
         "derived": found.derived,
         "bound": found.bound,
         "sealed": found.sealed,
+        "shares": [
+            {"of": one.of, "rows": one.rows, "derived": one.derived, "bound": one.bound} for one in found.shares
+        ],
         "not_compared": dict(found.left_out),
         "violation_count": found.count,
         "violations": [

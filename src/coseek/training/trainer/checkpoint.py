@@ -2,7 +2,7 @@
 
     checkpoints/step-000012/shard-*.safetensors   tensors: each worker writes its shards (torch.distributed.checkpoint)
     checkpoints/step-000012/run.pt                all other values (torch's own format, loaded with weights_only)
-    checkpoints/step-000012/manifest.json         schema, step, and the sha256 of every other file
+    checkpoints/step-000012/manifest.json         schema, step, the sha256 of every other file, digest of the metrics
 
     checkpoints/healthy                     in reinforcement learning: the last one followed by steps without an alarm
     checkpoints/candidate                   the one that may replace it
@@ -11,14 +11,13 @@ The last two steps are kept. A checkpoint is valid only if every sha256 matches;
 No worker gathers or reads more than its own shards, whatever number of workers wrote the checkpoint.
 """
 
-import hashlib
 import os
 import re
 import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -29,12 +28,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DiskFault, RunError, SettingError
-from coseek.core.files import Json, JsonObject, atomic_folder, read_json, write_json
+from coseek.core.files import JsonObject, atomic_folder, read_json
 from coseek.core.parts import recover_folder, sweep
+from coseek.data.checkpoint_manifest import file_sum, write_manifest
 from coseek.training.trainer.learner import LearnerState
 from coseek.training.trainer.workers import ALONE, Workers
 
-SCHEMA = 2
 KEPT = 2
 HEALTHY, CANDIDATE = "healthy", "candidate"
 _NAME = re.compile(r"\.?step-(\d+)(?:\.old)?")
@@ -49,6 +48,8 @@ class TrainingState(TypedDict):
     """Position in the data."""
     metrics_bytes: int
     """Length of metrics.jsonl."""
+    metrics_seal: NotRequired[JsonObject]
+    """`MetricsLog.seal`, for the manifest; older checkpoints have none."""
     torch_rng: Tensor
     """State of the first worker's global generator. No code here draws from it, but a module's own code may."""
     settings: JsonObject
@@ -115,7 +116,7 @@ def _fill(part: Path, state: TrainingState, workers: Workers) -> None:
     workers.wait()
     sums = _sums(part, sorted(file.name for file in part.iterdir()), workers)
     if workers.first:
-        write_json(part / "manifest.json", {"schema": SCHEMA, "step": state["step"], "sha256": cast(Json, sums)})
+        write_manifest(part, state["step"], sums, state.get("metrics_seal"))
 
 
 def save_state(state: object, path: Path) -> None:
@@ -129,12 +130,7 @@ def save_state(state: object, path: Path) -> None:
 
 def _sums(path: Path, names: list[str], workers: Workers) -> dict[str, str | None]:
     """Return the sha256 of files, `None` for a missing one. Each worker reads its part of them."""
-    mine: dict[str, str | None] = {}
-    for name in workers.mine(names):
-        mine[name] = None
-        if (path / name).is_file():
-            with (path / name).open("rb") as file:
-                mine[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    mine = {name: file_sum(path / name) for name in workers.mine(names)}
     return {name: value for one in workers.gather(mine) for name, value in sorted(one.items())}
 
 

@@ -1,4 +1,7 @@
-"""Metrics: the log `metrics.jsonl`, with one row per step, truncated to the checkpoint when a run resumes."""
+"""Metrics: the log `metrics.jsonl`, with one row per step, truncated to the checkpoint when a run resumes.
+
+A checkpoint binds the rows before it by the digest of their chain.
+"""
 
 import math
 import os
@@ -9,7 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DiskFault, RunError
-from coseek.core.files import json_line
+from coseek.core.files import JsonObject, json_line, read_jsonl
+from coseek.data.run_seal import chained
 
 Listener: TypeAlias = Callable[[Path], None]
 """Called with a log's path when the log is opened and after every row. Must not raise."""
@@ -40,13 +44,17 @@ class MetricsLog:
             )
         os.truncate(path, position)
         self.position = position
+        self.rows, self._chain = 0, ""
+        for _, row in read_jsonl(path):
+            self._bind(row)
         self._listener = _listener.get()
         if self._listener is not None:
             self._listener(path)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append one row. Raises `DiskFault` if it cannot be written."""
-        line = json_line({**as_written(row)}).encode()
+        written: JsonObject = {**as_written(row)}
+        line = json_line(written).encode()
         try:
             with self.path.open("ab") as file:
                 file.write(line)
@@ -55,8 +63,17 @@ class MetricsLog:
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)
+        self._bind(written)
         if self._listener is not None:
             self._listener(self.path)
+
+    def _bind(self, row: JsonObject) -> None:
+        self.rows, self._chain = self.rows + 1, chained(self._chain, row)
+
+    @property
+    def seal(self) -> JsonObject:
+        """What binds the rows so far, for a checkpoint."""
+        return {"rows": self.rows, "digest": self._chain}
 
     def sync(self) -> None:
         """Flush the file to disk; call it before a checkpoint that stores `position`."""
