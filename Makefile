@@ -9,7 +9,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-ray test-ray quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
+	@echo "make test-ray     test work over the nodes of a Ray cluster, in .venv-ray (make engine-ray)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -105,6 +106,14 @@ engine-vllm:
 
 test-vllm: env engine-vllm
 	COSEEK_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_vllm.py
+
+engine-ray:
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,train,dense,remote]' ray==2.60.0 pytest hypothesis
+
+test-ray: engine-ray
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/pipelines/test_ray.py
 
 quick: env
 	$(PYTEST) -m "not slow"

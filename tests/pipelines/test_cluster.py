@@ -1,6 +1,7 @@
 """Fears about work on a cluster: other rows than one machine's, rows that a kill loses or doubles, and other files on a
 node. `test_ray.py` has the same over nodes that die."""
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,29 @@ from coseek.retrieval.index import build_index
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
-I = TypeVar("I")  # noqa: E741
-R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
-class Dying(ThisProcess):
+class Sending(ThisProcess):
+    """Sends jobs, items and results through a pipe, as it were."""
+
+    def map(
+        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
+    ) -> Iterator[tuple[int, B]]:
+        sent: Iterable[A] = (pickle.loads(pickle.dumps(item)) for item in items)
+        for number, result in super().map(pickle.loads(pickle.dumps(job)), sent):
+            yield number, pickle.loads(pickle.dumps(result))
+
+
+@dataclass(frozen=True)
+class Dying(Sending):
     """Kills the caller after three items, of which the last came first."""
 
     def map(
-        self, job: Job[I, R], items: Iterable[I], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, R]]:
+        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
+    ) -> Iterator[tuple[int, B]]:
         yield from reversed([*super().map(job, [*items][:3])])
         raise KeyboardInterrupt
 
@@ -63,7 +76,7 @@ def test_a_run_on_a_cluster_has_the_rows_of_one_machine_also_when_its_caller_was
         run_agent(settings_of(base), tmp_path / "run", False, cluster=Dying(workers=2))
     assert 0 < len(rows(tmp_path / "run")) < 48
     told: list[tuple[int, int]] = []
-    run_agent(settings_of(base), tmp_path / "run", True, lambda *at: told.append(at), cluster=ThisProcess())
+    run_agent(settings_of(base), tmp_path / "run", True, lambda *at: told.append(at), cluster=Sending())
     assert rows(tmp_path / "run") == rows(base / "run") and len(rows(base / "run")) == 48
     assert told[-1] == (48, 48) and told == sorted(told)
 
@@ -94,7 +107,7 @@ def test_labels_of_a_cluster_are_those_of_one_machine_to_the_byte_also_when_its_
     label(one)
     with pytest.raises(KeyboardInterrupt):
         label(other, cluster=Dying())
-    label(other, resume=True, cluster=ThisProcess())
+    label(other, resume=True, cluster=Sending())
     assert len([*LabelFolder(one).sets()]) > 5
     for name in ("labels.jsonl", "dropped.jsonl", "texts.jsonl"):
         if (one / name).exists() or (other / name).exists():
@@ -116,7 +129,7 @@ def test_a_node_with_another_index_makes_no_label(base: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_model_on_a_cluster_writes_what_it_writes_here(base: Path) -> None:
     prompts = [f"Who founded company {number}?" for number in range(9)]
-    here, there = open_frozen_model("base", None), open_frozen_model("base", None, cluster=ThisProcess(workers=3))
+    here, there = open_frozen_model("base", None), open_frozen_model("base", None, cluster=Sending(workers=3))
     assert there.write(prompts, 8) == here.write(prompts, 8) and there.identity == here.identity
 
 

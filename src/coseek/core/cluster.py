@@ -8,16 +8,18 @@ Ray is an extra, and is imported when a cluster is opened. What connects to a Ra
 """
 
 import os
-import pickle
 import secrets
 import sys
+import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
+
+from pydantic import Field
 
 from coseek.core.errors import MissingExtra, RunError, SettingError, UserError
 from coseek.core.settings import Settings, make_settings
@@ -25,8 +27,8 @@ from coseek.core.settings import Settings, make_settings
 if TYPE_CHECKING:
     import ray
 
-I = TypeVar("I")  # noqa: E741
-R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
 T = TypeVar("T")
 J = TypeVar("J", contravariant=True)
 S = TypeVar("S", covariant=True)
@@ -58,8 +60,8 @@ class Cluster(Protocol):
     def nodes(self) -> int: ...
 
     def map(
-        self, job: Job[I, R], items: Iterable[I], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, R]]:
+        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
+    ) -> Iterator[tuple[int, B]]:
         """The number and the result of every item, as they end, or `ordered` by number. With `pinned`, items with one
         number go to one node, whose memory holds what they read, as long as it lives.
 
@@ -70,25 +72,26 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class ThisProcess:
-    """A cluster of this process alone. Jobs, items and results are pickled as for others."""
+    """A cluster of this process alone."""
 
     nodes: int = 1
     workers: int = 1
 
     def map(
-        self, job: Job[I, R], items: Iterable[I], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, R]]:
-        work = _opened(pickle.dumps(job))
+        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
+    ) -> Iterator[tuple[int, B]]:
+        work = job.open()
         for number, item in enumerate(items):
-            result = work(pickle.loads(pickle.dumps(item)))
-            yield number, cast(R, pickle.loads(pickle.dumps(result)))
+            yield number, work(item)
 
 
 class ClusterSettings(Settings):
     """What a process takes of a node: `auto?gpus=1`."""
 
-    cpus: float = 1.0
-    gpus: float = 0.0
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs of a process; a part of one where several share it."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of a process."""
 
 
 class RayCluster:
@@ -111,23 +114,23 @@ class RayCluster:
         return len(self._nodes)
 
     def map(
-        self, job: Job[I, R], items: Iterable[I], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, R]]:
+        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
+    ) -> Iterator[tuple[int, B]]:
         import ray
 
-        sent, send = ray.put(pickle.dumps(job)), self._sender(pinned)
+        send = self._sender(ray.put(job), pinned)
         left = enumerate(items)
         under_way: dict[ray.ObjectRef, int] = {}
-        ended: dict[int, R] = {}
+        ended: dict[int, B] = {}
         due = 0
         try:
             while True:
                 while len(under_way) + len(ended) < _AHEAD * self.workers and (one := next(left, None)) is not None:
-                    under_way[send(one[0], sent, one[1])] = one[0]
+                    under_way[send(*one)] = one[0]
                 if not under_way:
                     return
                 for done in ray.wait(list(under_way), num_returns=1)[0]:
-                    ended[under_way.pop(done)] = cast(R, _result(done))
+                    ended[under_way.pop(done)] = cast(B, _result(done))
                 while (number := due if ordered else next(iter(ended), due)) in ended:
                     due += 1
                     yield number, ended.pop(number)
@@ -135,20 +138,20 @@ class RayCluster:
             for unfinished in under_way:
                 ray.cancel(unfinished, force=True)
 
-    def _sender(self, pinned: bool) -> "Callable[[int, bytes, object], ray.ObjectRef]":
+    def _sender(self, job: "ray.ObjectRef", pinned: bool) -> "Callable[[int, object], ray.ObjectRef]":
         """A function that sends an item with its number."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task, sent_from, taken = ray.remote(_do), os.getcwd(), self._settings
+        task, taken, key, folder = ray.remote(_do), self._settings, uuid.uuid4().hex, os.getcwd()
 
-        def send(number: int, job: bytes, item: object) -> "ray.ObjectRef":
+        def send(number: int, item: object) -> "ray.ObjectRef":
             node = self._nodes[number % self.nodes]
             where = NodeAffinitySchedulingStrategy(node, soft=True) if pinned else "DEFAULT"
             own = task.options(
                 num_cpus=taken.cpus, num_gpus=taken.gpus, max_retries=TRIES - 1, scheduling_strategy=where
             )
-            return own.remote(job, sent_from, item)
+            return own.remote(key, [job], folder, item)
 
         return send
 
@@ -252,16 +255,22 @@ def _result(done: "ray.ObjectRef") -> object:
         ) from None
 
 
-def _do(job: bytes, folder: str, item: object) -> object:
-    """In a process of the cluster: do an item."""
+_opened: "OrderedDict[str, Callable[[object], object]]" = OrderedDict()
+"""Of a process of the cluster: the functions of its open jobs, by a job's key."""
+
+
+def _do(key: str, job: "list[ray.ObjectRef]", folder: str, item: object) -> object:
+    """In a process of the cluster: do an item. The job is fetched when it is opened: Ray leaves references in lists."""
     with suppress(OSError):  # relative paths are those of the caller, where the folder is there
         os.chdir(folder)
     try:
-        return _opened(job)(item)
+        if key not in _opened:
+            import ray
+
+            while len(_opened) >= _OPEN:
+                _opened.popitem(last=False)
+            _opened[key] = cast(Job[object, object], ray.get(job[0])).open()
+        _opened.move_to_end(key)
+        return _opened[key](item)
     except UserError as error:
-        raise UserError(*error.sentences) from None  # some of its kinds cannot be pickled
-
-
-@lru_cache(maxsize=_OPEN)
-def _opened(job: bytes) -> Callable[[object], object]:
-    return cast(Job[object, object], pickle.loads(job)).open()
+        raise UserError(*error.sentences) from None  # some of its kinds cannot be sent

@@ -66,9 +66,8 @@ def label(
     """Label every search of these runs: a positive passage, negatives, and the scores that chose them.
 
     The label folder holds `labels.yaml` (all settings, identities, versions), `labels.jsonl`, `dropped.jsonl` (turns
-    without a label, and why) and `scores/`, where every score is written as soon as it is known. Ctrl-C or a crash
-    loses only unfinished work; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left
-    every turn undone.
+    without a label, and why) and `scores/`, where scores are written as they become known. Ctrl-C or a crash loses only
+    unfinished work; `--resume` does the rest: the same labels. Ends with 1 when faults left every turn undone.
     """
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
