@@ -90,8 +90,8 @@ def test_an_index_that_nodes_encode_and_search_is_that_of_one_machine(there: "No
     build_index(corpus, "dense", tmp_path / "four", {**settings, "cluster": there.address})
     assert digests(tmp_path / "one") == digests(tmp_path / "four")
     queries = [passage.text for passage in corpus[:40]]
-    spread = open_index(tmp_path / "one", settings={"cluster": there.address})
-    wanted = open_index(tmp_path / "one").search(queries, 20)
+    spread = open_index(tmp_path / "one", corpus, {"cluster": there.address})
+    wanted = open_index(tmp_path / "one", corpus).search(queries, 20)
     assert spread.search(queries, 20) == wanted
     kill(there, random.Random(3))
     assert spread.search(queries, 20) == wanted
@@ -112,7 +112,7 @@ def test_a_caller_that_was_killed_goes_on_over_a_cluster_of_this_machine(base: P
     done = stop_midway([*map(str, words), "--out", str(tmp_path / "run")], signal.SIGKILL, tmp_path / "run")
     assert done.returncode == -signal.SIGKILL
     kept = len((tmp_path / "run" / "trajectories.jsonl").read_bytes().splitlines())
-    command = [sys.executable, "-m", "coseek.cli.main", *map(str, words), "--out", tmp_path / "run", "--resume"]
+    command = [sys.executable, "-m", "coseek.cli.main", *map(str, words), "--out", str(tmp_path / "run"), "--resume"]
     subprocess.run(command, check=True, capture_output=True)
     assert 0 < kept < 200 and rows_of(tmp_path / "run") == rows_of(base / "run")
 

@@ -8,6 +8,7 @@ from tests.retrieval.test_remote import foreign
 from tests.serve.live import WEB, EchoRetriever, live
 
 from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.files import JsonObject
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.replicas import Replicas
 from coseek.retrieval.retriever import Retriever
@@ -60,7 +61,7 @@ def test_servers_of_different_indexes_are_refused() -> None:
 def test_a_search_fails_where_all_replicas_do_and_servers_that_state_no_index_are_taken() -> None:
     with pytest.raises(RetrieverError, match="the connection failed"):
         open_retriever({**QUICK, "url": ["http://127.0.0.1:9", "http://127.0.0.1:10"]}).search(["x"], 1)
-    hit = {"document": {"id": "a", "contents": '"A"\nb'}, "score": 1.0}
+    hit: JsonObject = {"document": {"id": "a", "contents": '"A"\nb'}, "score": 1.0}
     with foreign(lambda _, body: {"result": [[hit] for _ in body["queries"]]}) as one:  # type: ignore[union-attr]
         assert texts(open_retriever({**QUICK, "url": [one.url, one.url]}), ["x", "y"]) == [["a"], ["a"]]
     with pytest.raises(SettingError):
