@@ -131,12 +131,12 @@ def labels_of(folder: Path) -> list[str]:
 
 
 def kills(given: argparse.Namespace, base: Path) -> bool:
-    """Runs, then gold labels of them, on four nodes of which two die, beside one machine's."""
+    """Runs, then gold labels of a fifth of them, on four nodes of which two die, beside one machine's."""
     world = WorldSettings.model_validate({"size": given.size, "train": given.questions, "dev": 0, "test": 0})
     make_world(world).save(base / "world")
     typed("index", base / "world", "--out", base / "index")
     run = ("run", base / "world", "--agent", given.agent, "--retriever", base / "index", "--out")
-    label = ("--method", "gold", "--out")
+    label = ("--method", "gold", "--count", given.questions // 5, "--out")
     began = time.perf_counter()
     typed(*run, base / "one")
     run_s = time.perf_counter() - began
@@ -281,8 +281,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--questions", type=int, default=10_000)
-    parser.add_argument("--size", default="small", help="of the world")
-    parser.add_argument("--agent", default="rules")
+    parser.add_argument("--size", default="compact", help="of the world")
+    parser.add_argument("--agent", default="expert")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--runs", type=int, default=60, help="trajectories a process")
     parser.add_argument("--calls", type=int, default=2, help="calls of a process that are open at a model")

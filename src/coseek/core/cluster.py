@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import Field
 
-from coseek.core.errors import MissingExtra, RunError, SettingError, UserError
+from coseek.core.errors import CoseekError, MissingExtra, RunError, SettingError, UserError
 from coseek.core.settings import Settings, make_settings
 
 if TYPE_CHECKING:
@@ -247,7 +247,9 @@ def _result(done: "ray.ObjectRef") -> object:
     try:
         return cast(object, ray.get(done))
     except RayTaskError as error:
-        raise error.cause from None
+        if isinstance(error.cause, CoseekError):
+            raise error.cause from None
+        raise  # a bug, with the traceback of its process
     except RayError as error:
         raise RunError(
             f"{TRIES} processes died over one item, perhaps for want of memory ({type(error).__name__}); repeat the "

@@ -86,7 +86,7 @@ def run_agent(
         kept = Run.begin(out, recorded, resume)
         if agent is None:
             assert cluster is not None
-            answer_over(cluster, kept, settings, questions, tell)
+            answer_over(cluster, kept, settings, questions, tell or (lambda *_: None))
             return kept, questions
         run_questions(
             kept,
@@ -137,7 +137,7 @@ def answer_over(
     run: Run,
     settings: RunSettings,
     questions: Sequence[Question],
-    tell: Callable[[int, int], None] | None = None,
+    tell: Callable[[int, int], None],
 ) -> None:
     """`run_questions` over a cluster; sorts the rows by question, then by seed."""
     order = rows_of(questions, settings.seed, settings.samples)
@@ -145,11 +145,10 @@ def answer_over(
         done = run.done()
         left = [row for row in order if row not in done]
         parts, ended = [*shares_of(left, cluster)], len(order) - len(left)
+        tell(ended, len(order))
         for number, rows in cluster.map(RunJob(settings, tuple(questions)), parts):
             run.take(file, rows)
-            ended += len(parts[number])
-            if tell is not None:
-                tell(ended, len(order))
+            tell(ended := ended + len(parts[number]), len(order))
     run.arrange(ident for ident, _ in order)
 
 
