@@ -190,7 +190,7 @@ def not_code(node: ast.AST) -> range:
 
 
 def declaring(node: ast.AST) -> Iterator[int]:
-    """The lines of a class's fields, of parameters below their `def`, and of the rows of a display over several lines."""
+    """The lines of a class's fields, of parameters below their `def`, and of rows of a display over several lines."""
     parts: Sequence[ast.AST | None] = ()
     if isinstance(node, ast.ClassDef):
         parts = [line for line in node.body if isinstance(line, ast.AnnAssign | ast.Assign)]
