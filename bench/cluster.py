@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 from coseek.cli.main import main as coseek
 from coseek.core.cluster import cluster_at
 from coseek.data.run import Run
+from coseek.library import label, run_agent
 from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.sharded import ClusterSearch
 from coseek.retrieval.vectors.store import VectorWriter
@@ -135,27 +137,31 @@ def kills(given: argparse.Namespace, base: Path) -> bool:
     world = WorldSettings.model_validate({"size": given.size, "train": given.questions, "dev": 0, "test": 0})
     make_world(world).save(base / "world")
     typed("index", base / "world", "--out", base / "index")
-    run = ("run", base / "world", "--agent", given.agent, "--retriever", base / "index", "--out")
-    label = ("--method", "gold", "--count", given.questions // 5, "--out")
     began = time.perf_counter()
-    typed(*run, base / "one")
+    ask = partial(run_agent, base / "world", given.agent, base / "index", split="train")
+    ask(base / "one")
     run_s = time.perf_counter() - began
     wanted = rows_of(base / "one")
-    typed("label", base / "one", *label, base / "labels-one")
-    label_s = time.perf_counter() - began - run_s
+    began = time.perf_counter()
+    label(base / "one", "gold", base / "labels-one", count=given.questions // 5)
+    label_s = time.perf_counter() - began
     print(f"one machine: {run_s:.0f} s of runs, {label_s:.0f} s of labels", flush=True)
     same = True
     for number in range(given.rounds):
-        for name, words, within_s in (("run", run, run_s), ("labels", ("label", base / "one", *label), label_s)):
-            rng = random.Random(f"{given.seed} {number} {name}")
-            out = base / f"{name}-{number}"
+        for name, within_s in (("runs", run_s), ("labels", label_s)):
+            rng, out = random.Random(f"{given.seed} {number} {name}"), base / f"{name}-{number}"
             with nodes(4) as there, killing(there, 2, within_s, rng) as moments:
                 began = time.perf_counter()
-                typed(*words, out, "--cluster", there.address)
+                if name == "runs":
+                    ask(out, cluster=there.address)
+                else:
+                    label(base / "one", "gold", out, count=given.questions // 5, cluster=there.address)
                 took = time.perf_counter() - began
             said = ", ".join(f"{moment:.1f}" for moment in moments)
             print(f"round {number}: {took:.0f} s, nodes died after {said} s", flush=True)
-            ours, theirs = (rows_of(out), wanted) if name == "run" else (labels_of(out), labels_of(base / "labels-one"))
+            ours, theirs = (
+                (rows_of(out), wanted) if name == "runs" else (labels_of(out), labels_of(base / "labels-one"))
+            )
             same &= compared(name, ours, theirs) and len(moments) == 2
     return same
 
