@@ -100,10 +100,8 @@ def compared(name: str, there: list[str], wanted: list[str]) -> bool:
 
 def _key(row: str) -> str:
     tree = json.loads(row)
-    question = tree["question"]
-    return (
-        f"{question['id'] if isinstance(question, dict) else tree['question_id']} {tree['seed']} {tree.get('search')}"
-    )
+    question = tree.get("question")
+    return f"{question['id'] if question else tree['question_id']} {tree['seed']} {tree.get('search')}"
 
 
 @contextmanager
