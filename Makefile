@@ -9,7 +9,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-layout  test documents that markitdown converts, in .venv-layout"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
 	@echo "make test-tinker  test training by SkyRL's Tinker server on a processor, in .venv-tinker (make engine-tinker)"
+	@echo "make test-ray     test work over the nodes of a Ray cluster, in .venv-ray (make engine-ray)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -143,6 +144,13 @@ engine-tinker: .venv-tinker/made-from-these-files
 
 test-tinker: engine-tinker
 	OMP_NUM_THREADS=1 $(TINKER) -m pytest -rP tests/training/test_tinker.py
+engine-ray:
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,train,dense,remote]' ray==2.60.0 pytest hypothesis
+
+test-ray: engine-ray
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/pipelines/test_ray.py
 
 quick: env
 	$(PYTEST) -m "not slow"

@@ -23,6 +23,7 @@ from coseek.agents.rollout import rollout as _rollout
 from coseek.agents.run_questions import row_seed
 from coseek.agents.unwritable import fault_of
 from coseek.cli.extras import missing_extras
+from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, as_path
 from coseek.core.progress import NoProgress, Progress
@@ -154,11 +155,13 @@ def run_agent(
     device: str | None = None,
     limits: Limits | Mapping[str, object] | None = None,
     resume: bool = False,
+    cluster: str | None = None,
 ) -> Run:
     """Run an agent over a questions file, or a split of a data-set folder, into the run folder `out` (`coseek run`).
 
     Every trajectory is kept as it ends, so a killed run loses only what was under way; `resume=True` does the rest.
-    Everything is named and not opened, because `run.yaml` records it.
+    `cluster` is the address of a Ray cluster whose processes answer. Everything is named and not opened, because
+    `run.yaml` records it.
     """
     asked = as_path(questions, "a questions file or data-set folder")
     index = _name(retriever, "the retriever of a run")
@@ -179,8 +182,8 @@ def run_agent(
         "seed": seed,
     }
     settings = make_settings(RunSettings, tree)
-    with missing_extras(f"the agent {who.name}"):
-        return _run_agent(settings, as_path(out, "a run folder"), resume)[0]
+    with missing_extras(f"the agent {who.name}"), cluster_at(cluster) as nodes:
+        return _run_agent(settings, as_path(out, "a run folder"), resume, cluster=nodes)[0]
 
 
 def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
@@ -239,12 +242,14 @@ def label(
     count: int | None = None,
     resume: bool = False,
     cache: PathLike | None = None,
+    cluster: str | None = None,
 ) -> LabelSummary:
     """Label every search of run folders, for training a retriever, into the label folder `out` (`coseek label`).
 
     `method` is `gold`, `agentic-r`, `dr-synth`, `replug` … or the path of a `.py` file; `settings` are the method's
     own, and the agent's budgets as `limits`. Retriever and agent are the runs' own where none is named. Turns that
     faults left undone are counted in `left`, and `resume=True` tries them again.
+    `cluster` is the address of a Ray cluster whose processes label.
     """
     folders = [str(as_path(run, "a run folder")) for run in _several(runs)]
     named: JsonObject = {
@@ -256,8 +261,8 @@ def label(
     own = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
     chosen, of_method = label_settings(folders, apply_overrides({}, _overrides(settings)), named, *own)
     kept = None if cache is None else as_path(cache, "a cache file")
-    with missing_extras(f"the method {method}"):
-        return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, kept)
+    with missing_extras(f"the method {method}"), cluster_at(cluster) as nodes:
+        return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, kept, cluster=nodes)
 
 
 def train_agent(

@@ -22,10 +22,11 @@ from tests.retrieval.brute import (
     unit_rows,
 )
 
+from coseek.core.cluster import ThisProcess
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
 from coseek.retrieval.vectors.exact import ExactSearch, product_error
-from coseek.retrieval.vectors.sharded import ShardedSearch
+from coseek.retrieval.vectors.sharded import ClusterSearch, ShardedSearch
 from coseek.retrieval.vectors.shortlist import score_error, scores_of
 from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter, row_norms
 
@@ -191,8 +192,11 @@ def test_ties_across_parts_keep_the_order_of_the_rows(tmp_path: Path, maker: obj
     vectors[[5, 35_000, 69_998]] = vectors[69_999]
     writer = VectorWriter(tmp_path, 70_000, 6, shard_rows=9_000)
     writer.append(vectors)
-    rows, _ = ShardedSearch.over(writer.finish(), ["cpu"] * 4, block_rows=1_000).search(queries, 40)
-    assert np.array_equal(rows, brute_force(vectors, queries, 40))
+    store, wanted = writer.finish(), brute_force(vectors, queries, 40)
+    rows, scores = ShardedSearch.over(store, ["cpu"] * 4, block_rows=1_000).search(queries, 40)
+    assert np.array_equal(rows, wanted)
+    rows, there = ClusterSearch(ThisProcess(nodes=4), store, "cpu", block_rows=1_000).search(queries, 40)
+    assert np.array_equal(rows, wanted) and there.tobytes() == scores.tobytes()
 
 
 class Sent(VectorStore):

@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from coseek.cli.terminal import progress_bar, resumable, say
+from coseek.core.cluster import Cluster
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
@@ -20,7 +21,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import Generator, GeneratorSettings
-from coseek.graders.grading import Tell, answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.graders.grading import BATCH, Tell, answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim, Judge, JudgeSettings
 from coseek.hardware.device import AUTO
 from coseek.measure.agreement import Agreement, agreements
@@ -59,8 +60,10 @@ def open_parts(
     judge_prompt: str,
     cache: Path | None,
     device: str | None = None,
+    cluster: Cluster | None = None,
 ) -> "GraderSet":
-    """Open the generator and the judges that are named. An unknown metric, or one without its judge, is refused."""
+    """Open the generator and the judges that are named, on the processes of a `cluster` if there is one. An unknown
+    metric, or one without its judge, is refused."""
     writing = TextModelSettings(device=device or AUTO)
     check_metrics(metrics)
     judged = [name for name in metrics if name in JUDGED]
@@ -69,9 +72,10 @@ def open_parts(
     generator = None
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
-        generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing)
+        generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing, cluster)
     asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
-    return GraderSet(budget, generator, tuple(open_judge(settings, cache, writing) for settings in asked))
+    opened = tuple(open_judge(settings, cache, writing, cluster) for settings in asked)
+    return GraderSet(budget, generator, opened, BATCH if cluster is None else 4 * BATCH * cluster.workers)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class GraderSet:
     """Tokens of passages for `budgeted_recall`, counted by the rule of `ContextBudget`."""
     generator: Generator | None = None
     judges: tuple[Judge, ...] = ()
+    size: int = BATCH
+    """Prompts that are handed to a model at once."""
 
     def names(self) -> list[str]:
         """Names of the judges in tables."""
@@ -129,13 +135,13 @@ def ask(run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY) -
     if parts.generator is not None:
         sheet = answer_cache(run.folder, parts.generator)
         with _told(f"{name}: answers") as tell:
-            answers = generate_answers(parts.generator, trajectories, sheet, tell)
+            answers = generate_answers(parts.generator, trajectories, sheet, tell, parts.size)
         warn_of_cuts(parts.generator)
     claims = claims_of(trajectories, answers)
     verdicts: list[Verdicts] = []
     for judge in parts.judges:
         with _told(f"{name}: verdicts") as tell:
-            verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell))
+            verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell, parts.size))
     first = verdicts[0] if verdicts else None
     return ScoredBothWays(
         score_run(name, trajectories, first, budget),

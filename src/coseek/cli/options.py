@@ -36,6 +36,13 @@ CacheFile: TypeAlias = Annotated[
 DeviceName: TypeAlias = Annotated[
     str | None, typer.Option(help="Of local models: cpu, cuda, cuda:1 …; else an accelerator where there is one.")
 ]
+ClusterName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Work on a Ray cluster: local, auto, or ray://HOST:PORT; behind it what a process takes: ?cpus=2&gpus=1.",
+    ),
+]
 PrecisionName: TypeAlias = Annotated[
     str, typer.Option(help="float32, bfloat16, or auto: the faster one on this machine.")
 ]

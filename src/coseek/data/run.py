@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,6 +41,14 @@ RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy
 """Libraries whose versions a run remembers."""
 RowKey: TypeAlias = tuple[str, int]
 """Question id and seed of a trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """All rows of a run, to be sent to another process."""
+
+    identities: Identities
+    lines: str
 
 
 class Run:
@@ -147,6 +156,17 @@ class Run:
             done = {key for key, _, _ in _spans(self.trajectories_path)}
             lacking = [span for span in _spans(part.trajectories_path) if span[0] not in done]
             file.writelines(_lines_at(part.trajectories_path, lacking))
+
+    def sent(self) -> RunRows:
+        """The rows, for another process."""
+        identities = cast(Identities, self.record.get(KEY, {}))
+        return RunRows(identities, self.trajectories_path.read_text(encoding="utf-8"))
+
+    def take(self, file: IO[str], rows: RunRows) -> None:
+        """Append the rows of another process; refuses those of other parts."""
+        self.bind(rows.identities)
+        file.write(rows.lines)
+        file.flush()
 
     def arrange(self, question_ids: Iterable[str]) -> None:
         """Sort the trajectories by question in this order, others behind them, then by seed: they are stored as they

@@ -1,39 +1,56 @@
 """Factory of generators and judges, by name: a shipped model, a folder, a URL, a YAML file, or a laptop world."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from coseek.core.cache import TextCache
+from coseek.core.cluster import Cluster, check_same, shares_of
 from coseek.core.errors import SettingError
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
 from coseek.models.local_text import TextModelSettings, open_text_model
 from coseek.models.remote_text import RemoteTextModel
 from coseek.models.shipped import model_path
-from coseek.models.text_model import CachedTextModel, TextModel
+from coseek.models.text_model import CachedTextModel, Output, TextModel, generate_each, texts_of
 from coseek.models.tokenizer import HfTokenizer
 from coseek.world.oracle import Oracle
 
 
 def open_generator(
-    settings: GeneratorSettings, cache: Path | None = None, writing: TextModelSettings | None = None
+    settings: GeneratorSettings,
+    cache: Path | None = None,
+    writing: TextModelSettings | None = None,
+    cluster: Cluster | None = None,
 ) -> Generator:
     """The generator. Raises `SettingError` for a server that samples: the same passages must give the same answer."""
     prompt = load_generator_prompt(settings)
     tokenizer = HfTokenizer.load(model_path(settings.counted_by)) if settings.counted_by else None
-    return Generator(open_frozen_model(settings.model, cache, writing), prompt, settings, tokenizer)
+    return Generator(open_frozen_model(settings.model, cache, writing, cluster), prompt, settings, tokenizer)
 
 
-def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: TextModelSettings | None = None) -> Judge:
+def open_judge(
+    settings: JudgeSettings,
+    cache: Path | None = None,
+    writing: TextModelSettings | None = None,
+    cluster: Cluster | None = None,
+) -> Judge:
     """The judge: a model, or the oracle if the name is the folder of a laptop world."""
     if is_world(settings.model):
         return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
     prompt = load_judge_prompt(settings)
-    return ModelJudge(open_frozen_model(settings.model, cache, writing), prompt, settings)
+    return ModelJudge(open_frozen_model(settings.model, cache, writing, cluster), prompt, settings)
 
 
-def open_frozen_model(name: str, cache: Path | None, writing: TextModelSettings | None = None) -> TextModel:
-    """A model at temperature 0, with its outputs cached in `cache` if given."""
+def open_frozen_model(
+    name: str, cache: Path | None, writing: TextModelSettings | None = None, cluster: Cluster | None = None
+) -> TextModel:
+    """A model at temperature 0, with its outputs cached in `cache` if given. The processes of a `cluster` open it, if
+    there is one."""
+    if cluster is not None:
+        spread = ClusterTextModel(cluster, TextJob(name, writing))
+        return spread if cache is None else CachedTextModel(spread, TextCache(cache))
     model = open_text_model(name, writing)
     temperature = getattr(model, "temperature", 0.0)
     if temperature != 0:
@@ -43,3 +60,53 @@ def open_frozen_model(name: str, cache: Path | None, writing: TextModelSettings 
     if isinstance(model, RemoteTextModel):  # it caches each text by itself, as soon as it arrives
         return model if cache is None or model.store is not None else replace(model, store=TextCache(cache))
     return model if cache is None else CachedTextModel(model, TextCache(cache))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a process wrote."""
+
+    identity: str
+    outputs: list[Output]
+    cut_prompts: int
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """Writes texts for (prompts, `max_tokens`), in a process of a cluster."""
+
+    name: str
+    writing: TextModelSettings | None
+
+    def open(self) -> Callable[[tuple[Sequence[str], int]], Texts]:
+        model = open_frozen_model(self.name, None, self.writing)
+
+        def write(asked: tuple[Sequence[str], int]) -> Texts:
+            before = getattr(model, "cut_prompts", 0)
+            outputs = generate_each(model, *asked)
+            return Texts(model.identity, outputs, getattr(model, "cut_prompts", 0) - before)
+
+        return write
+
+
+@dataclass
+class ClusterTextModel:
+    """A text model that each process of a cluster opens."""
+
+    cluster: Cluster
+    job: TextJob
+    cut_prompts: int = 0
+
+    @cached_property
+    def identity(self) -> str:
+        """That of the model. Raises `UserError` where the processes' models differ."""
+        return next(texts.identity for _, texts in self.cluster.map(self.job, [((), 1)]))
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        parts = [(part, max_tokens) for part in shares_of(prompts, self.cluster)]
+        outputs: list[Output] = []
+        for _, texts in self.cluster.map(self.job, parts, ordered=True):
+            check_same(texts.identity, self.identity, f"the model {self.job.name}")
+            self.cut_prompts += texts.cut_prompts
+            outputs += texts.outputs
+        return texts_of(outputs)

@@ -53,10 +53,12 @@ def generate_answers(
     trajectories: Iterable[Trajectory],
     cache: GradeCache[GeneratedAnswer],
     tell: Tell = no_progress,
+    size: int = BATCH,
 ) -> dict[tuple[str, int], GeneratedAnswer]:
     """The generator's answers from the passages of each run, by question id and seed.
 
-    Runs that ended with a fault are left out. Faults of the generator are repeated.
+    Runs that ended with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at
+    once.
     """
     wanted = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run)))))
@@ -76,8 +78,8 @@ def generate_answers(
     if not left and cache.path.exists():  # nothing to write, so nothing to lock
         return answers
     with cache.appending() as file:
-        for start in range(0, len(left), BATCH):
-            batch = left[start : start + BATCH]
+        for start in range(0, len(left), size):
+            batch = left[start : start + size]
             for (run, context), written in zip(batch, generator.answer([one for _, one in batch]), strict=True):
                 entry = generated_answer(run.question.id, run.seed, context, written)
                 answers[run.question.id, run.seed] = entry
@@ -87,7 +89,11 @@ def generate_answers(
 
 
 def judge_claims(
-    judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress
+    judge: Judge,
+    claims: Sequence[Claim],
+    cache: GradeCache[Verdict],
+    tell: Tell = no_progress,
+    size: int = BATCH,
 ) -> dict[tuple[str, str], Verdict]:
     """A verdict for every non-empty response, by question id and response; equal claims are judged once.
 
@@ -105,8 +111,8 @@ def judge_claims(
     if not left and cache.path.exists():
         return verdicts
     with cache.appending() as file:
-        for start in range(0, len(left), BATCH):
-            for verdict in judge.judge(left[start : start + BATCH]):
+        for start in range(0, len(left), size):
+            for verdict in judge.judge(left[start : start + size]):
                 verdicts[verdict.question_id, verdict.response] = verdict
                 cache.append(file, verdict)
             tell(len(verdicts), len(asked))

@@ -6,7 +6,7 @@ as an uninterrupted one. A folder whose turns are all done is sealed.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
@@ -174,13 +174,25 @@ def absorb_lines(source: Path, target: Path) -> None:
     """Append the whole lines of the `.jsonl` files of a folder that their namesakes in another lack. A line that a
     kill cut short is left out."""
     for path in sorted(source.glob("*.jsonl")):
-        target.mkdir(parents=True, exist_ok=True)
-        own = target / path.name
-        if own.exists():
-            drop_partial_line(own)
-        known = {hashlib.sha256(line).digest() for line in _whole_lines(own)} if own.exists() else set()
-        with own.open("ab") as file:
-            file.writelines(line for line in _whole_lines(path) if hashlib.sha256(line).digest() not in known)
+        LineFile(target / path.name).add(_whole_lines(path))
+
+
+class LineFile:
+    """A file of lines, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            drop_partial_line(path)
+        self._known = {hashlib.sha256(line).digest() for line in _whole_lines(path)} if path.exists() else set()
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """Append those of these lines that are not there."""
+        fresh = {digest: line for line in lines if (digest := hashlib.sha256(line).digest()) not in self._known}
+        with self._path.open("ab") as file:
+            file.writelines(fresh.values())
+        self._known |= fresh.keys()
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -1,18 +1,22 @@
 """Agent run: the settings of `coseek run`, its questions, and the run folder that it writes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
+from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Limits
-from coseek.agents.run_questions import run_questions
+from coseek.agents.run_questions import rows_of, run_questions
+from coseek.core.cluster import Cluster, shares_of
 from coseek.core.errors import DataError, ErrorList, SettingError, nearest
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset, check_gold_ids
 from coseek.data.question import Question, load_questions
-from coseek.data.run import Run
+from coseek.data.run import RowKey, Run, RunRows
 from coseek.data.selection import QuestionFilter, draw
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever
@@ -62,11 +66,12 @@ def run_agent(
     resume: bool,
     tell: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[Run, list[Question]]:
     """Answer the questions that the run folder `out` does not hold yet. Returns the run and all its questions.
 
-    Every part is opened and checked before the folder is written. `tell` is called with (ended, total), `say` with a
-    line about what the calls to a server cost.
+    Every part is opened and checked before the folder is written, the agent by the processes of a `cluster` if there is
+    one. `tell` is called with (ended, total), `say` with a line about what the calls to a server cost.
     """
     check_output_folder(out, "run.yaml")
     with lock_folder(out):
@@ -74,10 +79,15 @@ def run_agent(
         retriever = open_retriever(settings.retriever)
         questions = load_asked(settings)
         check_gold(questions, retriever, settings.retriever)
-        agent = open_agent(settings.agent)
-        agent.protocol.check_retriever(retriever.name)
+        agent = open_agent(settings.agent) if cluster is None else None
+        protocol = load_protocol(settings.agent.protocol) if agent is None else agent.protocol
+        protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
         kept = Run.begin(out, recorded, resume)
+        if agent is None:
+            assert cluster is not None
+            answer_over(cluster, kept, settings, questions, tell or (lambda *_: None))
+            return kept, questions
         run_questions(
             kept,
             agent,
@@ -91,6 +101,55 @@ def run_agent(
         if say is not None and (line := spent(agent.model, settings.agent)):
             say(line)
     return kept, questions
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """Answers rows of a run, in a process of a cluster."""
+
+    settings: RunSettings
+    questions: tuple[Question, ...]
+
+    def open(self) -> Callable[[Sequence[RowKey]], RunRows]:
+        settings = self.settings
+        agent, retriever = open_agent(settings.agent), open_retriever(settings.retriever)
+
+        def answer(rows: Sequence[RowKey]) -> RunRows:
+            with TemporaryDirectory(prefix="coseek-rows-") as scratch:
+                run = Run.create(Path(scratch) / "run", {})
+                run_questions(
+                    run,
+                    agent,
+                    retriever,
+                    self.questions,
+                    settings.limits,
+                    seed=settings.seed,
+                    samples=settings.samples,
+                    only=frozenset(rows),
+                )
+                return run.sent()
+
+        return answer
+
+
+def answer_over(
+    cluster: Cluster,
+    run: Run,
+    settings: RunSettings,
+    questions: Sequence[Question],
+    tell: Callable[[int, int], None],
+) -> None:
+    """`run_questions` over a cluster; sorts the rows by question, then by seed."""
+    order = rows_of(questions, settings.seed, settings.samples)
+    with run.open_for_append() as file:
+        done = run.done()
+        left = [row for row in order if row not in done]
+        parts, ended = [*shares_of(left, cluster)], len(order) - len(left)
+        tell(ended, len(order))
+        for number, rows in cluster.map(RunJob(settings, tuple(questions)), parts):
+            run.take(file, rows)
+            tell(ended := ended + len(parts[number]), len(order))
+    run.arrange(ident for ident, _ in order)
 
 
 def load_asked(settings: RunSettings) -> list[Question]:

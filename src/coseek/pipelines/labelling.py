@@ -10,6 +10,7 @@ from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_a
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.rollout import Limits
 from coseek.agents.search_turns import SearchTurn, search_turns
+from coseek.core.cluster import Cluster
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
@@ -22,10 +23,12 @@ from coseek.data.run import Run
 from coseek.data.selection import draw
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
+from coseek.labels.cluster_labelling import ClusterMaker, LabelJob
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
-from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, RolloutMaker
+from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
+from coseek.labels.stored_turns import StoredTurns
 from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
@@ -104,29 +107,45 @@ def label_runs(
     resume: bool = False,
     cache: Path | None = None,
     tell: Callable[[str, int, int], None] = lambda *_: None,
+    cluster: Cluster | None = None,
 ) -> LabelSummary:
     """Label the search turns of the runs into the folder `out`, alone in it. `own` are the method's settings.
 
     Every part is opened and checked before `labels.yaml` is written. `tell` is called with (`runs` or `turns`, done,
-    total).
+    total). The processes of a `cluster` make the labels, if there is one.
     """
-    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, CONTRACT))
     if not resume:
         LabelFolder.refuse_old(out)
     check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
     with lock_folder(out), ExitStack() as stack:
         settings = settled_for(settings, settings.agent, out / "labels.yaml", (settings.scorer, settings.likelihood))
         questions = run_questions(settings)
-        parts = stack.enter_context(closing(open_parts(settings, out, questions, cache)))
-        maker = module.open(make_settings(module.SETTINGS, own), parts)
+        opener = partial(open_maker, settings, own, questions, cache)
+        maker, parts = opener(out)
+        stack.enter_context(closing(parts))
         turns: Iterable[SearchTurn] = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
         check_distinct(turns)  # what is refused is refused before there is a folder
         recorded: JsonObject = {**dump_settings(settings), settings.method: own}
         labels = LabelFolder.begin(out, recorded, maker.identity, resume)
         stack.callback(labels.release)
-        if isinstance(maker, RolloutMaker):
+        if cluster is not None:
+            shared = ClusterMaker(cluster, LabelJob(opener, out, maker.identity), parts.tally)
+            if isinstance(maker, RolloutMaker):
+                run = shared.roll_out(maker, questions, partial(tell, "runs"))
+                turns = StoredTurns(run, parts.agent.protocol, {question.id for question in questions})
+            maker = shared
+        elif isinstance(maker, RolloutMaker):
             turns = maker.roll_out(questions, partial(tell, "runs"))
         return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"))
+
+
+def open_maker(
+    settings: LabelSettings, own: JsonObject, questions: Sequence[Question], cache: Path | None, folder: Path
+) -> tuple[LabelMaker, LabelResources]:
+    """Open a method with its parts, which keep their scores in `folder`."""
+    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, CONTRACT))
+    parts = open_parts(settings, folder, questions, cache)
+    return module.open(make_settings(module.SETTINGS, own), parts), parts
 
 
 def runs_of(settings: LabelSettings) -> list[Run]:

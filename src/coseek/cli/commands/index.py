@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from coseek.cli.options import ClusterName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, tell
 from coseek.core.errors import SettingError
 from coseek.retrieval.index import IndexCard, build_index, verify_index
@@ -32,6 +33,7 @@ def index(
         str | None,
         typer.Option(help="For all but bm25 and random: `base`, `minilm`, or a sentence-transformers folder."),
     ] = None,
+    cluster: ClusterName = None,
     update: Annotated[
         bool, typer.Option("--update", help="Bring the index at --out up to date: only new and changed texts are read.")
     ] = False,
@@ -47,13 +49,14 @@ def index(
     minute, and the same command resumes.
     """
     if verify:
-        if out or settings or retriever or encoder or update:
+        if out or settings or retriever or encoder or cluster or update:
             raise SettingError("--verify takes an index folder alone: coseek index DIR --verify")
         verified(source, as_json)
         return
     if out is None:
         raise SettingError("missing option '--out'; see `coseek index --help`")
-    tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
+    named = {"encoder": encoder, "cluster": cluster}
+    tree = assignments([*(settings or []), *(f"{name}={value}" for name, value in named.items() if value)])
     with resumable("the same command"), progress_bar() as bars:
         if update:
             how = f" ({update_index(source, out, retriever, tree, bars.report)})"

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.options import CacheFile, Count, DeviceName, Resume
+from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, tell
+from coseek.core.cluster import cluster_at
 from coseek.core.files import JsonObject
 from coseek.core.registry import plugin_names
 from coseek.labels.label_folder import LabelFolder
@@ -55,6 +56,7 @@ def label(
     count: Count = None,
     resume: Resume = False,
     cache: CacheFile = None,
+    cluster: ClusterName = None,
     tevatron: Annotated[
         Path | None, typer.Option(help="A .jsonl file for the same labels as training rows of tevatron.")
     ] = None,
@@ -64,16 +66,15 @@ def label(
     """Label every search of these runs: a positive passage, negatives, and the scores that chose them.
 
     The label folder holds `labels.yaml` (all settings, identities, versions), `labels.jsonl`, `dropped.jsonl` (turns
-    without a label, and why) and `scores/`, where every score is written as soon as it is known. Ctrl-C or a crash
-    loses only unfinished work; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left
-    every turn undone.
+    without a label, and why) and `scores/`, where scores are written as they become known. Ctrl-C or a crash loses only
+    unfinished work; `--resume` does the rest: the same labels. Ends with 1 when faults left every turn undone.
     """
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)
-    with resumable("the same command with --resume"), progress_bar() as bars:
-        done = label_runs(chosen, own, out, resume, cache, bars.report)
+    with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
+        done = label_runs(chosen, own, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)
     if as_json:

@@ -9,6 +9,7 @@ import typer
 from coseek.agents.factory import SCRIPTED, settings_for
 from coseek.cli.commands.score import print_tables
 from coseek.cli.options import (
+    ClusterName,
     Count,
     DeviceName,
     PromptTemplateName,
@@ -20,6 +21,7 @@ from coseek.cli.options import (
     TokenizerName,
 )
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, tell
+from coseek.core.cluster import cluster_at
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
@@ -54,6 +56,7 @@ def run(
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
     device: DeviceName = None,
+    cluster: ClusterName = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an agent over many questions and keep every trajectory.
@@ -76,8 +79,8 @@ def run(
         seed=seed,
     )
     chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given)))
-    with resumable("the same command with --resume"), progress_bar() as bars:
-        kept, asked = run_agent(chosen, out, resume, partial(bars.report, "questions"), say)
+    with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
+        kept, asked = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): kept.trajectories()}, questions=asked)
     if as_json:
         print_json({"run": str(out), **scores_json(scores)})

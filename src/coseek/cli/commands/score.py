@@ -19,8 +19,9 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, Select, question_filter
+from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
+from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_if_named
@@ -72,6 +73,7 @@ def score(
     judge_prompt: JudgePromptFile = "judge",
     device: DeviceName = None,
     cache: CacheFile = None,
+    cluster: ClusterName = None,
     select: Select = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
@@ -91,8 +93,8 @@ def score(
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
     check_groups(split_names(by))
     some = question_filter(select)
-    parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache, device)
-    with lock_if_named(out):
+    with cluster_at(cluster) as nodes, lock_if_named(out):
+        parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache, device, nodes)
         asked = [ask(Run(run), str(run), parts, some) for run in runs]
         questions = intended([Run(run) for run in runs], some)
         board = ScoreReport(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from coseek.core.cluster import connect
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index_update import OldIndex
@@ -34,7 +35,7 @@ from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
 from coseek.retrieval.vectors.search_method import fastest_method
-from coseek.retrieval.vectors.sharded import ShardedSearch
+from coseek.retrieval.vectors.sharded import ClusterSearch, ShardedSearch
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
@@ -64,15 +65,20 @@ class StoreSearch:
         """`int8` or `exact`."""
         if self._settings.search != "auto":
             return self._settings.search
+        if self._settings.cluster is not None:
+            return "exact"
         return fastest_method(self._store, self._settings.device).taken if self._codes is not None else "exact"
 
     @cached_property
     def _searcher(self) -> Nearest:
         if self.method == "int8" and self._codes is not None:
             return Int8Search(self._store, self._codes)
-        if self._settings.devices:
-            return ShardedSearch.over(self._store, self._settings.devices, self._settings.block_rows)
-        return ExactSearch(self._store, str(self._settings.torch_device()), self._settings.block_rows)
+        settings, rows = self._settings, self._settings.block_rows
+        if settings.cluster is not None and self._store.folder is not None:
+            return ClusterSearch(connect(settings.cluster), self._store, settings.device, rows)
+        if settings.devices:
+            return ShardedSearch.over(self._store, settings.devices, rows)
+        return ExactSearch(self._store, str(settings.torch_device()), rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
         return self._searcher.search(queries_QD, k)

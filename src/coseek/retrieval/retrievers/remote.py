@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 from urllib.parse import quote
 
 from pydantic import Field
@@ -28,6 +28,7 @@ from coseek.data.passage import Hit
 from coseek.retrieval.context_fields import ContextFields, fitted
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.replicas import Replicas
 from coseek.retrieval.responses import parse_response
 from coseek.retrieval.views import View, find_view, render_view
 
@@ -48,8 +49,9 @@ _Sent: TypeAlias = tuple[str, JsonObject | None]
 class RemoteRetrieverSettings(Settings):
     """The server, its dialect, and the retries."""
 
-    url: str
-    """The server's URL, with or without `/retrieve` at its end."""
+    url: str | Annotated[list[str], Field(min_length=1)]
+    """The server's URL, with or without `/retrieve` at its end; a list for replicas of one index, which share the
+    queries, and of which each may die."""
     index: str | None = None
     """The name of the index, on a server with several."""
     dialect: Literal["coseek", "search-r1", "single"] = "coseek"
@@ -89,6 +91,7 @@ class RemoteRetriever:
 
     def __init__(self, settings: RemoteRetrieverSettings, rng: random.Random | None = None) -> None:
         """`rng` draws the random part of pauses; no result depends on it."""
+        assert isinstance(settings.url, str)
         self.settings = settings
         self._base = parse_base_url(settings.url, ("/retrieve",))
         if settings.index is not None:
@@ -101,7 +104,12 @@ class RemoteRetriever:
     def identity(self) -> str:
         """A digest of the address and of the identity in the server's `/info`, if it has one."""
         parts = (self.name, self._base, self.settings.dialect, self.settings.view)
-        return digest_of(*parts, str(self._info.get("identity", "")))
+        return digest_of(*parts, self.served)
+
+    @property
+    def served(self) -> str:
+        """The identity that the server states; empty where it states none."""
+        return str(self._info.get("identity", ""))
 
     @property
     def reads(self) -> ContextFields:
@@ -227,7 +235,9 @@ def _patience(settings: RemoteRetrieverSettings) -> HttpSettings:
 SETTINGS = RemoteRetrieverSettings
 
 
-def open(settings: RemoteRetrieverSettings, opening: OpenContext) -> RemoteRetriever:
+def open(settings: RemoteRetrieverSettings, opening: OpenContext) -> RemoteRetriever | Replicas:
     """Create the client; nothing is sent before the first search."""
     require_library("httpx", "a remote retriever", "remote")
-    return RemoteRetriever(settings)
+    if isinstance(settings.url, str):
+        return RemoteRetriever(settings)
+    return Replicas([RemoteRetriever(settings.model_copy(update={"url": url})) for url in settings.url])

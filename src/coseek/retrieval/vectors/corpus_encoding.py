@@ -1,5 +1,5 @@
-"""Corpus encoding: encodes a corpus into vectors, window by window, here or in several processes (`devices`). A kill
-costs at most the windows that are being encoded.
+"""Corpus encoding: encodes a corpus into vectors, window by window, here, in several processes (`devices`) or on a
+`cluster`. A kill costs at most the windows that are being encoded.
 
 A window is a fixed range of rows. Its texts are sorted by length, encoded in batches, then written and recorded
 together. So the batches, and every bit of the vectors, do not depend on where an earlier build stopped. On a CPU a
@@ -19,6 +19,7 @@ from typing import Protocol, cast, overload
 
 import numpy as np
 
+from coseek.core.cluster import check_same, cluster_at
 from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
 from coseek.core.fingerprint import fingerprint
@@ -44,17 +45,38 @@ def encode_corpus(corpus: Sequence[Passage], settings: EmbeddingSettings, folder
     """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
     id."""
     progress = _Progress(report, len(corpus))
-    if not settings.devices:
-        encode = window_encoder(settings, progress.add)
-        return _write(corpus, settings, folder, progress, lambda windows: map(encode, windows))
-    with EncodingProcesses.running(settings, settings.devices, window_encoder) as processes:
 
-        def encode_all(windows: Iterable[Sequence[str]]) -> Iterator[Vectors]:
-            for vectors_WD in processes.encode(windows):
-                progress.add(len(vectors_WD))
-                yield vectors_WD
+    if settings.cluster is not None:
+        job = WindowJob(settings, fingerprint(encoder_folder(settings.encoder)))
+        with cluster_at(settings.cluster) as cluster:
+            assert cluster is not None
+            found = partial(cluster.map, job, ordered=True)
+            return _write(
+                corpus, settings, folder, progress, lambda windows: progress.counted(one for _, one in found(windows))
+            )
+    if settings.devices:
+        with EncodingProcesses.running(settings, settings.devices, window_encoder) as processes:
+            return _write(
+                corpus, settings, folder, progress, lambda windows: progress.counted(processes.encode(windows))
+            )
+    encode = window_encoder(settings, progress.add)
+    return _write(corpus, settings, folder, progress, lambda windows: map(encode, windows))
 
-        return _write(corpus, settings, folder, progress, encode_all)
+
+@dataclass(frozen=True)
+class WindowJob:
+    """Encodes the texts of a window, in a process of a cluster."""
+
+    settings: EmbeddingSettings
+    encoder: str
+    """Fingerprint of the encoder."""
+
+    def open(self) -> Encode:
+        import torch
+
+        check_same(fingerprint(encoder_folder(self.settings.encoder)), self.encoder, "the encoder")
+        torch.set_num_threads(1)  # vectors do not depend on the node
+        return window_encoder(self.settings)
 
 
 class KnownVectors(Protocol):
@@ -126,6 +148,12 @@ class _Progress:
         if self.done is not None:
             self.done += count
             self.report("passages encoded", self.done, self.total)
+
+    def counted(self, windows: Iterable[Vectors]) -> Iterator[Vectors]:
+        """The same windows, each counted when it is there."""
+        for vectors_WD in windows:
+            self.add(len(vectors_WD))
+            yield vectors_WD
 
 
 def _write(

@@ -57,12 +57,18 @@ class EmbeddingSettings(Placement):
     """Several devices of one kind, such as `[cuda:0, cuda:1]` or `[cpu, cpu]`: each encodes a part of the corpus in a
     process of its own (on a CPU with one thread), and holds a part of the vectors in exact search. The vectors and the
     hits do not depend on their number. Not stored with an index."""
+    cluster: str | None = Field(default=None, exclude=True)
+    """A Ray cluster in place of `devices`: its processes encode the corpus (on a CPU with one thread), and each node
+    holds a part of the vectors in exact search. `local`, `auto` or `ray://HOST:PORT`; nodes see the files at the same
+    paths. Not stored with an index."""
     trust_remote_code: bool = Field(default=False, exclude=True)
     """Run the Python code in the encoder's folder, for encoders that are no architecture of transformers. Not stored
     with an index: whoever opens it says so again."""
 
 
-EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "devices", "trust_remote_code", *Placement.model_fields})
+EMBEDDING_SEARCH_TIME = frozenset(
+    {"queries_together", "devices", "cluster", "trust_remote_code", *Placement.model_fields}
+)
 """Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)
