@@ -53,11 +53,13 @@ from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetr
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
+from coseek.pipelines.verl.stage import reinforce_in_verl
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.backend import TrainingBackend, open_backend
+from coseek.training.rl.backends.verl import NAME as VERL
 from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
@@ -333,7 +335,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         questions = candidates(self.questions(recipe.data.train), recipe.select)
         self.progress.stage("baselines", len(questions))
         return self.graders.baselines(
-            [*questions, *self._dev_questions(recipe)],
+            [*questions, *self.dev_questions(recipe)],
             self.retrievers["data"],
             accuracy_of(recipe),
             lambda done, _: self.progress.advance(min(done, len(questions))),
@@ -356,7 +358,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         baselines = scoring.baselines or self.baselines(recipe)
         return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, seed, self.progress.say))
 
-    def _dev_questions(self, recipe: AgentRecipe) -> list[Question]:
+    def dev_questions(self, recipe: AgentRecipe) -> list[Question]:
         return draw(self.questions(recipe.data.dev), recipe.table.dev_questions, recipe.table.seed)
 
     def roll_out(
@@ -369,7 +371,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         """The readings on `table.dev_questions` of the dev split: see `readings_of`."""
-        questions = self._dev_questions(recipe)
+        questions = self.dev_questions(recipe)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
         runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
         return readings_of(runs, scoring)
@@ -380,10 +382,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
-        if stage.recipe.learn != "rejection":
-            self.reinforce(stage)
-        else:
+        if stage.recipe.learn == "rejection":
             self.imitate(stage)
+        elif stage.recipe.rl.backend == VERL:
+            reinforce_in_verl(self, stage, self._complete)
+        else:
+            self.reinforce(stage)
         self.workers.wait()
 
     def reinforce(self, stage: Stage) -> None:
