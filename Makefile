@@ -9,7 +9,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-verl test-verl quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
+	@echo "make test-verl    test training inside verl, on a processor, in .venv-verl (make engine-verl; Python 3.11 or 3.12)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -105,6 +106,19 @@ engine-vllm:
 
 test-vllm: env engine-vllm
 	COSEEK_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_vllm.py
+
+# verl asks for an older transformers than `coseek[train]`, so constraints.txt pins torch alone. Its wheel leaves its own
+# `tests` and `scripts` at the top level.
+VERL := .venv-verl/bin/python
+engine-verl:
+	test -x $(VERL) || $(PYTHON) -m venv .venv-verl
+	$(VERL) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VERL) -m pip install --quiet --disable-pip-version-check -e '.[verl]' "$$(grep ^torch== constraints.txt)" pytest hypothesis
+	rm -rf .venv-verl/lib/python3.*/site-packages/tests .venv-verl/lib/python3.*/site-packages/scripts
+
+test-verl: engine-verl
+	RAY_ADDRESS=local RAY_memory_monitor_refresh_ms=0 RAY_raylet_start_wait_time_s=300 OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings \
+		--show-capture=no -rP tests/adapters/test_verl.py
 
 quick: env
 	$(PYTEST) -m "not slow"

@@ -1,6 +1,5 @@
 """coseek inside verl 0.9.1: `make test-verl`. Episodes run in verl's own workers, and come back as the neutral rows."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 pytest.importorskip("verl", reason="make test-verl")
 
 import ray
-import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -31,16 +29,15 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.files import read_jsonl, read_yaml
-from coseek.core.settings import dump_settings
+from coseek.core.settings import make_settings
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.verl.episodes import EpisodeHost, EpisodeSettings, Place
+from coseek.pipelines.verl.episodes import EpisodeSettings, Place
 from coseek.pipelines.verl.launch import VerlTraining
-from coseek.core.settings import make_settings
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import open_algorithm
@@ -67,8 +64,8 @@ def recipe_of(folder: Path, protocol: str, rl: dict[str, object], **more: object
         "protocol": protocol,
         "warm_start": None,
         "limits": {"max_turns": 3, "max_turn_tokens": 120, "max_observation_tokens": 60, "max_tokens": 1200},
-        "rl": {"backend": "verl", "steps": 1, "questions_per_step": QUESTIONS, "group_size": GROUP, "seed": 3, **rl},
-        "verl": {"gpus": 1, "workers": 2},
+        "rl": {"backend": "verl", "steps": 1, "questions_per_step": QUESTIONS, "group_size": GROUP, "seed": 3}
+        | {"backend_settings": {"gpus": 1, "workers": 2}, **rl},
         **more,
     }
     return make_settings(AgentRecipe, tree)
@@ -94,8 +91,8 @@ def config_of(run: VerlTraining) -> DictConfig:
 def test_every_key_of_the_configuration_is_one_of_verls_and_its_own_checks_accept_it(tmp_path: Path) -> None:
     rl = {"kl": 0.001, "policy": {"lora": {"rank": 4, "targets": ["q_proj"]}}, "old_logprobs": "recompute"}
     # verl looks for a vLLM to check its largest rank
-    verl = {"verl": {"gpus": 1, "workers": 2, "sampler": "sglang"}}
-    run = written(recipe_of(tmp_path, "search-r1", {**rl, "importance": "mask"}, **verl), tmp_path)
+    rl |= {"importance": "mask", "backend_settings": {"gpus": 1, "sampler": "sglang"}}
+    run = written(recipe_of(tmp_path, "search-r1", rl), tmp_path)
     config = config_of(run)
     with initialize_config_dir(str(Path(core_algos.__file__).parents[1] / "config"), version_base=None):
         usual = compose("ppo_trainer")
@@ -145,7 +142,10 @@ def is_known(usual: DictConfig, path: tuple[str, ...]) -> bool:
 
 CASES = {
     "search-r1": ({}, {}),
-    "qagent": ({"algorithm": "rloo", "truncated": "penalise", "overlong": {"max_tokens": 500, "margin_tokens": 300}}, {}),
+    "qagent": (
+        {"algorithm": "rloo", "truncated": "penalise", "overlong": {"max_tokens": 500, "margin_tokens": 300}},
+        {},
+    ),
     "react": ({"algorithm": "reinforce-pp", "truncated": "mask"}, {"reward": {"exact_match": 1.0, "valid": 0.3}}),
 }
 
@@ -176,7 +176,9 @@ def test_the_rows_that_verl_trains_on_are_the_neutral_rows_of_the_same_seeds(nam
     assert any(row.advantage != (0.0,) * len(row.ids) for row in expected)
     told = [said for _, said in read_jsonl(run.folder / "faults.jsonl")]
     assert len(told) == faults > 0
-    wanted = {StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR} | ({StopReason.TOOL_ERROR} if name == "react" else set())
+    wanted = {StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR} | (
+        {StopReason.TOOL_ERROR} if name == "react" else set()
+    )
     assert {said["part"] for said in told} == wanted <= stops
     kept = [one for path in (run.folder / "rollouts").glob("*/*") for one in Run(path).trajectories()]
     assert {f"{one.question.id}/{one.seed}" for one in kept if one.fault is None} == found.keys()
@@ -243,7 +245,9 @@ def trained_by_verl(config: DictConfig, scribe: Scribe) -> dict[str, Trained]:
         tq.close()
 
 
-def neutral_rows(recipe: AgentRecipe, run: VerlTraining, scribe: Scribe) -> tuple[list[TrainingRow], int, set[StopReason]]:
+def neutral_rows(
+    recipe: AgentRecipe, run: VerlTraining, scribe: Scribe
+) -> tuple[list[TrainingRow], int, set[StopReason]]:
     """The rows of the same step by our batch driver and our own algorithm; the faults; how episodes ended."""
     settings = make_settings(EpisodeSettings, read_yaml(run.folder / "episodes.yaml", "settings"))
     questions = questions_of(run)

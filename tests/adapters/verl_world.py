@@ -101,6 +101,4 @@ class ScribeServer:
         assert sampling_params["logprobs"] and sampling_params["include_stop_str_in_output"]
         assert not sampling_params["skip_special_tokens"] and sampling_params["stop"] == [*self.scribe.stops]
         ids, logprobs = self.scribe.write(sampling_params["seed"], prompt_ids, sampling_params["max_tokens"])
-        return TokenOutput(
-            token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 7}
-        )
+        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 7})

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,18 +27,25 @@ from coseek.models.dialect import turn_seed
 from coseek.models.model import Request, Tokenizer, TurnEnd
 from coseek.models.stop_strings import stopped_after
 from coseek.pipelines.verl.config import AGENT
-from coseek.pipelines.verl.episodes import EpisodeHost, EpisodeSettings, Place
+from coseek.pipelines.verl.episodes import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
 from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe
 from coseek.training.rl.experience import is_flat, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+    from verl.experimental.agent_loop.agent_loop import (
+        AgentLoopBase,
+        AgentLoopMetrics,
+        AgentLoopOutput,
+        DictConfigWrap,
+    )
     from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
     from verl.trainer.ppo.core_algos import register_adv_est
     from verl.workers.rollout.llm_server import LLMServerClient
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 Hosts = dict[str, "asyncio.Future[EpisodeHost]"]
 _HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionary()
@@ -47,10 +55,12 @@ _HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionar
 class EpisodeLoop(AgentLoopBase):
     """Plays one episode."""
 
-    def __init__(self, *, settings: str, **verl: object) -> None:
-        """`settings` is the path of an `EpisodeSettings` file; the rest is verl's."""
+    def __init__(
+        self, *, settings: str, trainer_config: DictConfigWrap, server_manager: LLMServerClient, **others: object
+    ) -> None:
+        """`settings` is the path of an `EpisodeSettings` file; the rest is what verl gives every agent loop."""
         # Not `super().__init__`: it makes a builder of chat prompts for every episode, and warns of models it lacks.
-        self._settings, self._client, self._config = settings, verl["server_manager"], verl["trainer_config"]
+        self._settings, self._client, self._config = settings, server_manager, trainer_config.config
 
     async def run(self, sampling_params: dict[str, object], **row: object) -> list[AgentLoopOutput]:
         """Play the question of a row. Empty if a part failed."""
@@ -59,7 +69,7 @@ class EpisodeLoop(AgentLoopBase):
         assert isinstance(info, Mapping)
         place = Place(int(row["global_steps"]), int(info["index"]), int(row["session_id"]), info["split"] == "train")
         question = Question.from_json(json.loads(str(row["question"])))
-        sglang = OmegaConf.select(self._config.config, "actor_rollout_ref.rollout.name") == "sglang"
+        sglang = self._config.actor_rollout_ref.rollout.name == "sglang"
         key = f"{row['uid']}/{place.sample}"
         turns = ServerTurns(self._client, host.tokenizer, sampling_params, key, sglang)
         batch = await host.play(question, place, turns)
@@ -157,11 +167,10 @@ class ServerTurns:
 class TrainerHooks(CheckpointCallback):
     """Registers the advantage estimator of a run, from the settings of its agent loop."""
 
-    def __init__(self, config: object) -> None:
+    def __init__(self, config: "DictConfig") -> None:
         super().__init__(config)
-        loops = OmegaConf.load(OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path"))
-        settings = next(loop.settings for loop in loops if loop.name == AGENT)
-        rl = load_settings(EpisodeSettings, Path(settings)).rl
+        loops = Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+        rl = load_settings(EpisodeSettings, loops.with_name(EPISODES)).rl
         register_adv_est(AGENT)(partial(estimate, open_algorithm(rl), rl))
 
 
@@ -176,7 +185,7 @@ def estimate(
     """Return the algorithm's advantages, and the same as returns; both of shape BT (T: tokens of the response).
 
     `index` names the question's occurrence of each row. A token's reward is the episode's at its last token, less the
-    KL of every token where that is charged to the reward. Rows of padding have a group and a mask of zeros of their own.
+    KL of every token where that is charged to the reward. Padding has a group of its own and a mask of zeros.
     """
     mask_BT = response_mask.bool()
     at_T = torch.arange(mask_BT.shape[1])

@@ -36,6 +36,7 @@ EXTRA_OF = {
     "langchain_core": "langchain",
     "llama_index": "llama-index",
     "haystack": "haystack",
+    "verl": "verl",
 }
 """Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 

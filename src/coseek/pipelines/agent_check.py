@@ -82,7 +82,7 @@ def check_settings(recipe: AgentRecipe) -> None:
         wrong.of(_check_stage, stage.recipe)
         if stage.recipe.learn == "rl":
             wrong.of(open_algorithm, stage.recipe.rl)
-            wrong.of(check_backend, stage.recipe.rl.backend)
+            wrong.of(check_backend, stage.recipe.rl)
             if stage.recipe.rl.backend == VERL:
                 wrong.of(check_verl, stage.recipe)
     wrong.of(taught, recipe)

@@ -25,7 +25,6 @@ from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
-from coseek.pipelines.verl.settings import VerlSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.synthesis.settings import SynthesisSettings
@@ -230,8 +229,6 @@ class AgentRecipe(Placement):
     """Reinforcement learning."""
     rollout: RolloutSettings = RolloutSettings()
     """Where reinforcement learning samples."""
-    verl: VerlSettings = VerlSettings()
-    """Machines and servers of `rl.backend=verl`."""
     rejection: RejectionSettings = RejectionSettings()
     """Rejection sampling."""
     select: SelectSettings = SelectSettings()

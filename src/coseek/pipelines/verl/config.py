@@ -11,6 +11,7 @@ from coseek.core.files import JsonObject
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import CriticSettings, GroupSettings, open_algorithm
+from coseek.training.rl.backends.verl import verl_settings
 from coseek.training.trainer.settings import LearnerSettings
 
 AGENT = "coseek"
@@ -96,7 +97,7 @@ def _check_parts(recipe: AgentRecipe, wrong: ErrorList) -> None:
 def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int) -> JsonObject:
     """The configuration of a stage whose files are in `folder`, trained from the model folder `policy` on `questions`
     rows. It lies over the defaults of verl's `ppo_trainer`."""
-    rl, verl = recipe.rl, recipe.verl
+    rl, verl = recipe.rl, verl_settings(recipe.rl)
     return {
         "hydra": {
             "searchpath": ["pkg://verl.trainer.config"],
@@ -129,7 +130,7 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
             "nnodes": verl.nodes,
             "n_gpus_per_node": verl.gpus,
             "total_training_steps": rl.steps,
-            "total_epochs": -(-rl.steps * rl.questions_per_step // questions) + 1,
+            "total_epochs": -(-rl.steps // (questions // rl.questions_per_step)),  # a rest of a batch is left out
             "save_freq": rl.checkpoint_every,
             "test_freq": rl.evaluate_every or rl.steps,
             "val_before_train": False,
@@ -220,7 +221,7 @@ def _precision(learner: LearnerSettings) -> JsonObject:
 
 
 def _rollout(recipe: AgentRecipe, folder: Path) -> JsonObject:
-    rl, verl = recipe.rl, recipe.verl
+    rl, verl = recipe.rl, verl_settings(recipe.rl)
     return {
         "name": verl.sampler,
         "n": rl.group_size,

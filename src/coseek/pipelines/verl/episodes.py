@@ -31,6 +31,8 @@ from coseek.training.rl.overlong import charge_overlong
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.data_order import derive_seed
 
+EPISODES = "episodes.yaml"
+"""The file of `EpisodeSettings`, beside that of agent loops."""
 FAULTS = "faults.jsonl"
 """One line for each episode in which a part failed."""
 

@@ -1,12 +1,12 @@
 """Launch: writes the files of a training in verl, starts it, and takes over the weights that it ends with.
 
-    FOLDER/verl.yaml                    verl's configuration, over its own defaults
-    FOLDER/agent_loops.yaml             names our agent loop and its settings
-    FOLDER/episodes.yaml                what a worker needs to play and score episodes
-    FOLDER/train.parquet, dev.parquet   the questions
-    FOLDER/launch.sh                    starts verl, or goes on from its last checkpoint
-    FOLDER/checkpoints, metrics.*.jsonl verl's own
-    FOLDER/rollouts, faults.jsonl       episodes that are kept, and a line for each that failed
+FOLDER/verl.yaml                    verl's configuration, over its own defaults
+FOLDER/agent_loops.yaml             names our agent loop and its settings
+FOLDER/episodes.yaml                what a worker needs to play and score episodes
+FOLDER/train.parquet, dev.parquet   the questions
+FOLDER/launch.sh                    starts verl, or goes on from its last checkpoint
+FOLDER/checkpoints, metrics.*.jsonl verl's own
+FOLDER/rollouts, faults.jsonl       episodes that are kept, and a line for each that failed
 """
 
 import importlib.util
@@ -25,7 +25,8 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.verl.config import AGENT, LOOP, verl_config
-from coseek.pipelines.verl.episodes import FAULTS, EpisodeSettings
+from coseek.pipelines.verl.episodes import EPISODES, FAULTS, EpisodeSettings
+from coseek.training.rl.backends.verl import VerlSettings, verl_settings
 
 CONFIG = "verl"
 _FIND = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('verl', 'transfer_queue', 'coseek'))))"
@@ -57,8 +58,8 @@ class VerlTraining:
         write_questions(self.folder / "dev.parquet", dev, "dev")
         config = verl_config(self.recipe, self.folder, self.policy, len(train) * times)
         write_yaml(self.folder / f"{CONFIG}.yaml", config)
-        write_yaml(self.folder / "episodes.yaml", dump_settings(self._episodes()))
-        loop: JsonObject = {"name": AGENT, "_target_": LOOP, "settings": str(self.folder / "episodes.yaml")}
+        write_yaml(self.folder / EPISODES, dump_settings(self._episodes()))
+        loop: JsonObject = {"name": AGENT, "_target_": LOOP, "settings": str(self.folder / EPISODES)}
         write_yaml(self.folder / "agent_loops.yaml", [loop])
         script = self.folder / "launch.sh"
         with atomic_write(script) as file:
@@ -72,11 +73,13 @@ class VerlTraining:
         if shutil.which(python) is None or subprocess.run([python, "-c", _FIND], check=False).returncode:
             raise SettingError(
                 f"{python} has no verl; start {script} where verl and coseek are installed and go on here with "
-                "--resume, or name their Python with verl.python=…"
+                "--resume, or name their Python with rl.backend_settings.python=…"
             )
         ended = subprocess.run([str(script)], check=False).returncode
         if ended:
-            raise RunError(f"verl ended with {ended}; its last lines say why. {script} goes on from its last checkpoint")
+            raise RunError(
+                f"verl ended with {ended}; its last lines say why. {script} goes on from its last checkpoint"
+            )
 
     @property
     def weights(self) -> Path | None:
@@ -93,15 +96,19 @@ class VerlTraining:
         return sum(1 for _ in path.open("rb")) if path.exists() else 0
 
     @property
+    def _settings(self) -> VerlSettings:
+        return verl_settings(self.recipe.rl)
+
+    @property
     def _python(self) -> str:
-        return self.recipe.verl.python or sys.executable
+        return self._settings.python or sys.executable
 
     def _script(self) -> str:
         line = [self._python, "-m", "verl.trainer.main_ppo", f"--config-path={self.folder}", f"--config-name={CONFIG}"]
         return (
             "#!/bin/sh\n# Starts verl, or goes on from its last checkpoint. More lines `a.b=c` may follow.\n"
             f"export VERL_FILE_LOGGER_PATH={shlex.quote(str(self.folder))}/metrics.$(date +%s).jsonl\n"
-            f'exec {shlex.join([*line, *self.recipe.verl.overrides])} "$@"\n'
+            f'exec {shlex.join([*line, *self._settings.overrides])} "$@"\n'
         )
 
     def _episodes(self) -> EpisodeSettings:
@@ -117,7 +124,7 @@ class VerlTraining:
                 "retriever": self.retriever,
                 "training_retriever": tree["data"]["training_retriever"],
                 "world": None if self.world is None else str(self.world),
-                "workers": one.verl.workers,
+                "workers": self._settings.workers,
             },
         )
 

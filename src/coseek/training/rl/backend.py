@@ -1,17 +1,23 @@
 """Backend: holds the weights of a run and updates them. The loop of reinforcement learning uses only this interface.
 
 A backend is one file: `rl/backends/NAME.py`, or a user's file whose path the recipe gives
-(`rl.backend: recorder.py`). It defines `make(network, settings, workers) -> TrainingBackend`.
+(`rl.backend: recorder.py`). It defines
+
+    make(network, settings, workers)    → `TrainingBackend`
+    SETTINGS                            if it has any: a subclass of `Settings` (`rl.backend_settings`)
+    check(settings)                     if it cannot do all: raises `SettingError` for what it cannot, before training
 """
 
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from coseek.core.errors import SettingError
 from coseek.core.plugins import PluginSpec
 from coseek.core.registry import find_plugin
+from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 
 if TYPE_CHECKING:
@@ -73,22 +79,25 @@ class TrainingBackend(Protocol):
         ...
 
 
-def check_backend(name: str) -> None:
-    """Raise `UnknownName` with the nearest name, or `SettingError` for a file that defines no backend."""
-    _maker(name)
+def check_backend(settings: RlSettings) -> None:
+    """Raise `UnknownName` with the nearest name, and `SettingError` for a file that defines no backend and for settings
+    that the backend does not know or cannot fulfil."""
+    module = _module(settings.backend)
+    make_settings(getattr(module, "SETTINGS", Settings), settings.backend_settings, "rl.backend_settings")
+    if hasattr(module, "check"):
+        module.check(settings)
 
 
 def open_backend(settings: RlSettings, network: "PreTrainedModel", workers: "Workers") -> TrainingBackend:
     """Open the backend that `rl.backend` names, around a network. A user's file is executed."""
-    return _maker(settings.backend)(network, settings, workers)
+    make: Callable[[PreTrainedModel, RlSettings, Workers], TrainingBackend] = _module(settings.backend).make
+    return make(network, settings, workers)
 
 
-def _maker(name: str) -> "Callable[[PreTrainedModel, RlSettings, Workers], TrainingBackend]":
-    make: Callable[[PreTrainedModel, RlSettings, Workers], TrainingBackend] = find_plugin(
-        "training backend", PACKAGE, name, CONTRACT
-    ).make
+def _module(name: str) -> ModuleType:
+    module = find_plugin("training backend", PACKAGE, name, CONTRACT)
     try:
-        inspect.signature(make).bind("network", "settings", "workers")
+        inspect.signature(module.make).bind("network", "settings", "workers")
     except TypeError:
         raise SettingError(f"`make` of {name} must take (network, settings, workers), in this order") from None
-    return make
+    return module

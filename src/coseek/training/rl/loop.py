@@ -44,7 +44,7 @@ from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.learner import Trainable
 from coseek.training.trainer.run_state import RunState
 
-FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"})
+FREE = frozenset({"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"})
 """Settings that may change when a run is resumed; `steps` only if no schedule depends on it."""
 PROBE_RUNS = 8
 """Runs on which sampler and trainer are compared in a step without an update."""

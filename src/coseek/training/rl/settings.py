@@ -126,7 +126,10 @@ class RlSettings(Settings):
     algorithm_settings: dict[str, object] = Field(default_factory=dict)
     """Settings of the algorithm, such as `{scale_by_std: false}`."""
     backend: str = "local"
-    """Training backend: a name, or the path of a Python file: see `rl/backend.py`."""
+    """Training backend: `local`, `tinker`, or the path of a Python file: see `rl/backend.py`."""
+    backend_settings: dict[str, object] = Field(default_factory=dict)
+    """Settings of the backend, such as `{url: "http://127.0.0.1:8800", reduction: mean}` of `tinker`. May change when a
+    run is resumed."""
     steps: int = Field(default=40, ge=0)
     """Steps, each a rollout and its updates (Search-R1: 500)."""
     questions_per_step: int = Field(default=32, ge=1)
