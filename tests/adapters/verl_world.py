@@ -1,5 +1,6 @@
 """What tests of verl share: a policy folder, a run's files, and a typist that verl's servers and our drivers obey."""
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,19 +87,25 @@ class ScribeModel(Typist):
         return Turn(request.key, tuple(ids), tuple(logprobs), TurnEnd.STOP if stopped else TurnEnd.LENGTH)
 
 
-@ray.remote
-class ScribeServer:
-    """The scribe as one of verl's servers."""
+class ScribeClient:
+    """The scribe behind what an agent loop asks."""
 
     def __init__(self, scribe: Scribe) -> None:
         self.scribe = scribe
 
     async def generate(
-        self, prompt_ids: list[int], sampling_params: dict[str, object], request_id: str, **_: object
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, object], **_: object
     ) -> object:
         from verl.workers.rollout.replica import TokenOutput
 
+        await asyncio.sleep(0)
         assert sampling_params["logprobs"] and sampling_params["include_stop_str_in_output"]
         assert not sampling_params["skip_special_tokens"] and sampling_params["stop"] == [*self.scribe.stops]
         ids, logprobs = self.scribe.write(sampling_params["seed"], prompt_ids, sampling_params["max_tokens"])
-        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 7})
+        fields = {"min_global_steps": 7, "max_global_steps": 7, "global_steps": 7}
+        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=fields)
+
+
+@ray.remote
+class ScribeServer(ScribeClient):
+    """The scribe as one of verl's servers."""

@@ -6,7 +6,6 @@ which verl's trainer makes when it starts, registers the estimator of the run's 
 """
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from coseek.agents.async_driver import Sampled, Sampling
 from coseek.cli.extras import missing_extras
 from coseek.core.errors import ModelError
+from coseek.core.files import parse_line
 from coseek.core.settings import load_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Author
@@ -68,7 +68,7 @@ class EpisodeLoop(AgentLoopBase):
         info = row["extra_info"]
         assert isinstance(info, Mapping)
         place = Place(int(row["global_steps"]), int(info["index"]), int(row["session_id"]), info["split"] == "train")
-        question = Question.from_json(json.loads(str(row["question"])))
+        question = Question.from_json(parse_line(str(row["question"]), "a row of verl"))
         sglang = self._config.actor_rollout_ref.rollout.name == "sglang"
         key = f"{row['uid']}/{place.sample}"
         turns = ServerTurns(self._client, host.tokenizer, sampling_params, key, sglang)

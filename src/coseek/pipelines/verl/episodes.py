@@ -94,7 +94,7 @@ class EpisodeHost:
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self.settings = settings
-        protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template)
+        protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
         self.tokenizer = HfTokenizer.load(Path(settings.tokenizer))
         usual = open_retriever(settings.retriever)
         training = usual if settings.training_retriever is None else open_retriever(settings.training_retriever)
