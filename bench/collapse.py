@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import torch
 import yaml
+from tests.training.tiny import seeded
 from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
@@ -118,11 +119,7 @@ def network(seed: int) -> PreTrainedModel:
         num_key_value_heads=1, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False,
         pad_token_id=None, bos_token_id=None, eos_token_id=0, initializer_range=0.1,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Lfm2ForCausalLM(config)
-    model.eval()
-    return model
+    return seeded(Lfm2ForCausalLM, config, seed)
 
 
 class Run:

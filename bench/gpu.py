@@ -41,7 +41,7 @@ from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.sampling import sample_step
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.timer import Timer
@@ -279,7 +279,7 @@ class StepBench:
             experience = make_experience(sampled.kept, rl, algorithm, self.backend)
             settle(self.device)
         with timer("update_s"):
-            improve(experience, rl, algorithm, self.backend, random.Random(number))
+            update_weights(experience, rl, algorithm, self.backend, random.Random(number))
             settle(self.device)
         seconds = timer.seconds
         assert not experience.silent_B.any(), "a group without spread is left out of the update"

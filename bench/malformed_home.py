@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.cli.main import main
-from coseek.core.files import JsonObject, read_json, read_yaml, write_json, write_jsonl, write_yaml
+from coseek.core.files import JsonObject, read_yaml, write_json, write_jsonl, write_yaml
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -134,14 +134,6 @@ KINDS = (
         ("bm25/*",),
         _words("search bm25 who", "index bm25 --verify", "measure set bm25 --split test", f"{ASK} --agent rules"),
         ("bm25",),
-    ),
-    Kind(
-        "index without checksums",
-        ("old/*", "old-exact/*", "old-exact/vectors/*"),
-        _words(
-            "search old who", "index set --out old --update", "search old-exact who", "measure set old --split test"
-        ),
-        ("old",),
     ),
     Kind("exact index", ("exact/*", "exact/vectors/*"), _words("search exact who", "index exact --verify")),
     Kind("int8 index", ("int8/*", "int8/vectors/*"), _words("search int8 who", "index int8 --verify")),
@@ -340,13 +332,6 @@ def _indexes() -> None:
     for search in ("exact", "int8"):
         dense = ("--retriever", "dense", "--encoder", "encoder", f"search={search}")
         _done(("index", "set", *dense, "--out", search))
-    for old, new in (("old", "bm25"), ("old-exact", "exact")):
-        shutil.copytree(new, old)
-        (Path(old) / "checksums.json").unlink()
-        card = read_json(Path(old) / "index.json")
-        assert isinstance(card, dict)
-        write_json(Path(old) / "index.json", {**card, "schema": 3})  # the last one without checksums
-    _done(("search", "old", "who"))
     shutil.copy("set/corpus.jsonl", "packed.jsonl")
     packed = Path("packed.jsonl").read_bytes()
     Path("packed.jsonl.gz").write_bytes(gzip.compress(packed, mtime=0))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.tampering_changes import HARMFUL, HARMLESS, Change, Stored
 
-from coseek.agents.factory import AgentSettings, limits_for, made_of, settings_for, stored_tokenizer
+from coseek.agents.factory import AgentSettings, limits_for, settings_for, stored_tokenizer, turn_identities
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
 from coseek.agents.run_questions import run_questions
@@ -169,7 +169,7 @@ def run_sampled(settings: RunSettings, out: Path) -> None:
     model = Sampled(ExpertAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
     described = describe_retriever(settings.retriever, retriever)
     run = Run.create(out, {**dump_settings(settings), "index": described})
-    agent = Agent(protocol, model, made_of(who.model_copy(update={"name": "expert"}), model))
+    agent = Agent(protocol, model, turn_identities(who.model_copy(update={"name": "expert"}), model))
     run_questions(
         run, agent, retriever, load_asked(settings), settings.limits, seed=settings.seed, samples=settings.samples
     )

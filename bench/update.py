@@ -35,7 +35,7 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.world.settings import WorldSettings
@@ -61,7 +61,7 @@ def main() -> int:
         side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
         theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in SIZES}
         return _race(
-            lambda: improve(
+            lambda: update_weights(
                 experience, settings, open_algorithm(settings), LocalBackend(policy, settings), random.Random(0)
             )["loss"],
             theirs,

@@ -177,5 +177,5 @@ def test_a_hostile_passage_stays_text_in_the_picture() -> None:
 
 
 def test_the_road_shows_what_its_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "explanation" / "road.md").read_text(encoding="utf-8")
+    page = (ROOT / "bench" / "results" / "road.md").read_text(encoding="utf-8")
     assert Table(HEADER, tuple(row.cells for row in rows())).markdown() in page

@@ -96,15 +96,6 @@ READERS: dict[str, tuple[Read, ...]] = {
     "bm25/index.json": (searched,),
     "bm25/checksums.json": (searched,),
     "bm25/vocabulary.json": (searched,),
-    "old/index.json": (searched,),
-    "old/vocabulary.json": (searched,),
-    "old/starts.npy": (searched,),
-    "old/rows.npy": (searched,),
-    "old/weights.npy": (searched,),
-    "old/maxima.npy": (searched,),
-    "old/spans.npy": (searched,),
-    "old/ids.npy": (searched,),
-    "old/corpus.json": (searched,),
     "recipe.yaml": (lambda path: load_recipe(str(path), []),),
     "retriever.yaml": (lambda path: load_retriever_recipe(str(path), [], ["labels"]),),
     "hybrid.yaml": (lambda path: open_retriever(path).search(["who"], 2),),
@@ -136,10 +127,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("label", "{}/run", "--method", "gold", "--out", "{}/labels"),
     ):
         assert main([word.format(home) for word in words]) == 0
-    shutil.copytree(home / "bm25", home / "old")
-    (home / "old" / "checksums.json").unlink()
-    index = next(iter(read_lines_of(home / "bm25" / "index.json")))
-    (home / "old" / "index.json").write_text(index.replace('"schema": 4', '"schema": 3'), encoding="utf-8")
     (home / "set" / "README.md").write_text("---\nlicense: mit\n---\nMine.\n", encoding="utf-8")
     with (cache := GradeCache(home / "verdicts.jsonl", Verdict, "one judge", {})).appending() as file:
         cache.append(file, Verdict("q", "Ada", True))
@@ -150,10 +137,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, value in PUBLISHED.items():
         write_json(home / name, value)
     return home
-
-
-def read_lines_of(path: Path) -> list[str]:
-    return [path.read_text(encoding="utf-8")]
 
 
 MESSAGES: list[Json] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada"}]

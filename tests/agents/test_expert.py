@@ -141,14 +141,22 @@ def test_the_share_of_early_stops_is_that_of_questions_not_of_steps() -> None:
 RESTATES = ExpertAgent(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, restate=True))
 
 
-def test_an_expert_that_restates_writes_what_is_left_of_the_question_behind_every_fact_but_the_last() -> None:
+def test_an_expert_that_restates_writes_behind_every_fact_what_is_left_of_the_question_or_its_answer() -> None:
     question = of_kind("composition", 3)
     plan = plan_of(question)
     moves, _ = run(RESTATES, question)
     for step, move in zip(plan[:-1], moves[1:-1], strict=True):
         assert f" is {step.sub_answer} . Now :{step.rest} I need" in move.thought
-    assert not any("Now :" in move.thought for move in (moves[0], moves[-1]))
+    assert "Now :" not in moves[0].thought
+    assert moves[-1].thought.endswith(f" is {plan[-1].sub_answer} . Now :{moves[-1].answer} .")
     assert exact_match(moves[-1].answer or "", question.answers)
+
+
+def test_a_demonstration_that_breaks_off_says_nothing_of_what_is_left() -> None:
+    breaks_off = ExpertAgent(RESTATES.settings.model_copy(update={"stop_early": 1}))
+    moves, _ = run(breaks_off, of_kind("composition", 3))
+    assert moves[-1].answer is not None
+    assert "Now :" not in moves[-1].thought
 
 
 def test_an_expert_that_restates_ends_a_comparison_with_each_value_before_its_name() -> None:

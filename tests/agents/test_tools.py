@@ -25,7 +25,8 @@ from coseek.data.trajectory import TOOL, Author, Call, Segment, StopReason, Traj
 from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_trajectory
-from coseek.models.model import Request, Turn, TurnEnd
+from coseek.models.model import EpisodeState
+from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward
 
@@ -159,32 +160,13 @@ FUSSY = ECHO.replace(
 def asks_itself(protocol: Protocol, questions: list[Question], **how: object) -> list[Trajectory]:
     """Each row calls `mine` with its own question, then searches, then answers."""
 
-    class Asks:
-        """Writes by what its row has done so far."""
+    def says(so_far: EpisodeState) -> str:
+        if so_far.searches:
+            return SAY
+        return tool("search", query="Ada") if so_far.calls else tool("mine", text=so_far.question.question)
 
-        def __init__(self) -> None:
-            self.tokenizer, self.waiting = ByteTokenizer(protocol.grammar.special_tokens), []  # type: ignore[var-annotated]
-
-        def start(self, request: Request) -> None:
-            self.waiting.append(request)
-
-        extend = start
-
-        def step(self) -> list[Turn]:
-            asked, self.waiting = self.waiting, []
-            return [self.turn(request) for request in asked]
-
-        def turn(self, request: Request) -> Turn:
-            done, text = request.state, SAY
-            if not done.searches:
-                text = tool("search", query="Ada") if done.calls else tool("mine", text=done.question.question)
-            ids = tuple(self.tokenizer.encode(text))
-            return Turn(request.key, ids, (-0.5,) * len(ids), TurnEnd.STOP)
-
-        def close(self, key: int) -> None:
-            pass
-
-    return rollout(Agent(protocol, Asks()), Shelf(), questions, list(range(len(questions))), WIDE, **how)  # type: ignore[arg-type]
+    model = ScriptedModel(says, ByteTokenizer(protocol.grammar.special_tokens))
+    return rollout(Agent(protocol, model), Shelf(), questions, list(range(len(questions))), WIDE, **how)  # type: ignore[arg-type]
 
 
 def test_a_batch_gives_what_row_by_row_gives_and_a_bad_call_costs_no_other_its_result(tmp_path: Path) -> None:

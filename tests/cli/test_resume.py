@@ -75,20 +75,8 @@ def test_resume_begins_a_run_that_is_not_there(world: Path, index: Path, tmp_pat
 
 
 def test_resuming_a_finished_run_changes_nothing(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    words = (
-        "run",
-        world,
-        "--split",
-        "dev",
-        "--count",
-        4,
-        "--agent",
-        "expert",
-        "--retriever",
-        index,
-        "--out",
-        tmp_path / "r",
-    )
+    named = ("run", world, "--split", "dev", "--count", 4, "--agent", "expert", "--retriever", index)
+    words = (*named, "--out", tmp_path / "r")
     assert coseek(*words).code == 0
     before = (tmp_path / "r" / "trajectories.jsonl").read_bytes()
     assert coseek(*words, "--resume").code == 0

@@ -8,7 +8,6 @@ from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
 from coseek.models.remote import RemoteModelSettings
 from coseek.models.remote_text import RemoteTextModelSettings
-from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.retrieval.retrievers.web import WebSettings
 
 
@@ -165,15 +164,6 @@ def test_error_sentences_hold_the_way_out() -> None:
     assert str(MissingExtra("faiss", "a dense index", "dense")).endswith("pip install 'coseek[dense]'")
     assert nearest("xyz", ["abc"]) == "."
     assert nearest("bm52", ["bm25", "dense"]) == "; did you mean 'bm25'?"
-
-
-def test_files_of_0_2_are_read_by_the_names_of_today() -> None:
-    old = {"wording": "laptop", "frozen": {}, "rl": {"health": {"stop": True}}}
-    read = make_settings(AgentRecipe, {**old, "data": {"world": {}, "engine": {"retriever": "noisy"}}})
-    assert read.prompt_template == "laptop" and read.rl.monitor.stop
-    assert read.data.training_retriever == {"retriever": "noisy"}
-    with pytest.raises(SettingError, match="no setting named 'wording'"):  # and not in silence where both are given
-        make_settings(AgentRecipe, {"wording": "laptop", "prompt_template": "default", "data": {"world": {}}})
 
 
 @pytest.mark.parametrize("kind", [RemoteModelSettings, RemoteTextModelSettings, WebSettings])

@@ -49,9 +49,8 @@ def test_rows_that_were_broken_are_refused_before_anything_is_removed(tmp_path: 
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_row_that_names_texts_does_not_claim_the_schema_of_rows_that_hold_them(tmp_path: Path) -> None:
+def test_a_row_of_another_schema_is_refused_by_its_number(tmp_path: Path) -> None:
     labels = made(tmp_path)
-    (line,) = labels.sets_path.read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["schema"] == SCHEMA == 2
     labels.sets_path.write_text(json.dumps({**LABEL.to_json(), "schema": 1}) + "\n", encoding="utf-8")
-    assert list(LabelFolder(tmp_path).sets()) == [LABEL]
+    with pytest.raises(DataError, match=f"schema 1; this coseek reads {SCHEMA}: label it again"):
+        list(LabelFolder(tmp_path).sets())

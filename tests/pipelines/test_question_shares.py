@@ -17,7 +17,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, measure
 from coseek.pipelines.agent_run import RunSettings, load_asked
-from coseek.pipelines.dev_readings import readings_of
+from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
 
@@ -62,12 +62,12 @@ def test_looks_tables_and_training_questions_hold_every_data_set_in_its_share(da
     assert_in_shares(training.dev_questions(training.recipe), 60)
     for column in training.sets:
         assert_in_shares(column.questions, 90)
-    assert_in_shares(training.asked(stage, training.scoring(training.recipe)), 120)
+    assert_in_shares(training.training_questions(stage, training.scoring(training.recipe)), 120)
 
 
 def test_training_questions_can_be_those_of_one_data_set(data: Path, tmp_path: Path) -> None:
     training = AgentTraining(recipe(data, "select={sources: [nq], most: 100}"), tmp_path)
-    asked = training.asked(training.stages[0], training.scoring(training.recipe))
+    asked = training.training_questions(training.stages[0], training.scoring(training.recipe))
     assert len(asked) == 100 and {question.dataset for question in asked} == {"nq"}
     with pytest.raises(SettingError, match="did you mean 'hotpotqa'"):
         select(in_file_order("train"), SelectSettings(sources=("hotpotq",)), "cover_match", None, 0, print)
@@ -106,12 +106,12 @@ def test_a_look_reads_every_data_set_for_itself(data: Path, tmp_path: Path) -> N
     training = AgentTraining(recipe(data), tmp_path)
     questions = in_file_order("dev")
     rows = [trajectory(one, "Bob" if one.dataset == "nq" else "Eve") for one in questions]
-    readings = readings_of(rows, training.scoring(training.recipe))
+    readings = dev_metrics(rows, training.scoring(training.recipe))
     assert readings["exact_match"] == pytest.approx(SHARES["nq"])
     sets = {name: readings[f"exact_match/{name}"] for name in (*SIZES, "macro")}
     assert sets == {"nq": 1.0, "hotpotqa": 0.0, "bamboogle": 0.0, "macro": pytest.approx(1 / 3)}
     assert readings["reward/nq"] > readings["reward/hotpotqa"]
-    alone = readings_of(rows[:5], training.scoring(training.recipe))
+    alone = dev_metrics(rows[:5], training.scoring(training.recipe))
     assert set(alone) == {"reward", "exact_match"}
 
 

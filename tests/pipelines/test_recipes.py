@@ -183,7 +183,7 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between
     killed.prepare_data()
     killed.make_policy()
     killed.warm_start()
-    killed.learn(killed.stages[0])  # and here it is killed
+    killed.train_stage(killed.stages[0])  # and here it is killed
     again = AgentTraining(recipe, tmp_path / "killed")
     again.begin(resume=True)
     again.train()
@@ -251,7 +251,7 @@ def test_the_engine_that_gets_worse_hears_how_far_training_is(tmp_path: Path) ->
     training = AgentTraining(load_recipe("zerosearch-laptop", TINY), tmp_path / "run")
     training.begin(resume=False)
     training.train()
-    engine = training.engine
+    engine = training.training_retriever
     assert isinstance(engine, NoisyRetriever)
     assert (engine._at.step, engine._at.steps) == (1, 2)  # the last of two steps
     assert training.retrievers["data"] is not engine  # dev questions are asked of the undisturbed one

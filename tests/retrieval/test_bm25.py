@@ -1,6 +1,4 @@
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
@@ -12,7 +10,6 @@ from tests.examples_drawn import at_most
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
 
@@ -152,12 +149,3 @@ def test_a_view_gives_words_to_look_up_and_none_of_its_labels() -> None:
     asked = Query("cat", question="ada", reasoning="ada")
     for view in ("question+query", "question+history", "reasoning+query", "last-3-turns"):
         assert sorted(ids(Bm25.over(corpus, Bm25Settings(view=view)), asked)) == ["1", "2"]
-
-
-def test_an_index_made_before_the_greatest_weights_were_kept_still_opens(tmp_path: Path) -> None:
-    built = build_index(ZOO, "bm25", tmp_path / "index")
-    for name in ("maxima.npy", "checksums.json"):
-        (tmp_path / "index" / name).unlink()
-    card = tmp_path / "index" / "index.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "schema": 2}))
-    assert open_index(tmp_path / "index", ZOO).search(["the cat sat"], 3) == built.search(["the cat sat"], 3)

@@ -21,7 +21,6 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.checksums import BLOCK_BYTES, CHECKSUMS, Checksums
 from coseek.retrieval.index import build_index, open_index, verify_index
 from coseek.retrieval.index_update import update_index
-from coseek.retrieval.resumable_build import INDEX_CARD
 
 PASSAGES = list(sentences(40))
 ASKED = ["ba be bi", "do du", "fa"]
@@ -212,21 +211,6 @@ def test_an_update_leaves_checksums_that_hold(tmp_path: Path) -> None:
     update_index(path, tmp_path / "index")
     found = verify_index(tmp_path / "index")
     assert found.files == len(Checksums.read(tmp_path / "index").files) >= 10
-
-
-def test_an_index_of_an_earlier_schema_opens_without_checksums_and_gets_them_by_an_update(tmp_path: Path) -> None:
-    path, index = saved(PASSAGES, tmp_path / "corpus.jsonl"), tmp_path / "index"
-    wanted = build_index(path, "bm25", index).search(ASKED, 5)
-    card, stamp = read_json(index / INDEX_CARD), read_json(index / STAMP)
-    assert isinstance(card, dict) and isinstance(stamp, dict)
-    write_json(index / INDEX_CARD, {**card, "schema": 3})
-    write_json(index / STAMP, {name: value for name, value in stamp.items() if name != "changed_ns"})
-    (index / CHECKSUMS).unlink()
-    assert open_index(index).search(ASKED, 5) == wanted
-    with pytest.raises(DataError, match=r"schema 3, without checksums; .*--update"):
-        verify_index(index)
-    update_index(path, index)
-    assert verify_index(index).files
 
 
 def test_an_index_that_is_copied_with_its_corpus_stays_whole(tmp_path: Path) -> None:

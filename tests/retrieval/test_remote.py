@@ -205,7 +205,7 @@ def test_a_server_that_is_not_there_is_an_error_and_then_left_alone() -> None:
         for _ in range(2):
             with pytest.raises(RetrieverError, match="2 tries"):
                 client.search(["a"], 1)
-        with pytest.raises(RetrieverError, match="failed 2 times in a row and is left alone"):
+        with pytest.raises(RetrieverError, match="failed 2 times in a row and is not asked"):
             client.search(["a"], 1)
 
 

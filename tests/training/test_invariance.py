@@ -16,7 +16,7 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -53,7 +53,7 @@ def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens
     if choice.algorithm == "ppo":
         critic = Critic(policy.model, learner, 1)
         critic.module.double()
-    improve(
+    update_weights(
         experience,
         choice,
         open_algorithm(choice),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.training.echo import settings_of
-from tests.training.tiny import VOCABULARY, agent, environment, trajectory
+from tests.training.tiny import VOCABULARY, agent, environment, seeded, trajectory
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -35,7 +35,7 @@ from coseek.training.rl.losses import (
     whiten,
 )
 from coseek.training.rl.settings import KlEstimator, Normaliser
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.logprobs import entropies
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -161,11 +161,7 @@ def small_llama(tokenizer: HfTokenizer) -> PreTrainedModel:
         num_attention_heads=2, num_key_value_heads=1, pad_token_id=None, bos_token_id=None,
         eos_token_id=tokenizer.eos_id,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    model.eval()
-    return model
+    return seeded(LlamaForCausalLM, config)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
@@ -256,7 +252,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     choice = settings_of(
         "grpo", kl=0.1, clip_high=0.28, normaliser=normaliser, constant_tokens=20, minibatches=1, group_size=3
     )
-    metrics = improve(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
+    metrics = update_weights(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
     assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)
     assert metrics["outside_clip"] > 0
     _compare(before, list(policy.module.parameters()), list(model.parameters()))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, tiny_model, trajectory
+from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, seeded, tiny_model, trajectory
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
@@ -229,11 +229,7 @@ def granite() -> PreTrainedModel:
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, logits_scaling=4.0, pad_token_id=None, bos_token_id=None, eos_token_id=1,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = GraniteForCausalLM(config)
-    model.eval()
-    return model
+    return seeded(GraniteForCausalLM, config)
 
 
 def test_an_adapter_begins_as_the_model_learns_and_leaves_the_weights_alone() -> None:

@@ -26,7 +26,7 @@ from coseek.training.rl.episodes import EpisodeBatch, score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rows import TrainingRow, experience_of, export_rows, read_rows, rows_of
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import improve
+from coseek.training.rl.update import update_weights
 from coseek.training.trainer.policy import Policy
 
 GROUPS, SIZE = 4, 4
@@ -84,9 +84,9 @@ def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
     first, second = (Policy(tiny_model(), choice.policy, 8) for _ in range(2))
     backend = LocalBackend(first, choice)
     experience, rows = made(scored(sampled(3)), choice, backend)
-    said = improve(experience, choice, opened, backend, random.Random(5))
+    said = update_weights(experience, choice, opened, backend, random.Random(5))
     without_critic = LocalBackend(second, settings_of("grpo"))
-    again = improve(experience_of(rows, choice), choice, opened, without_critic, random.Random(5))
+    again = update_weights(experience_of(rows, choice), choice, opened, without_critic, random.Random(5))
     assert said["updates"] == again["updates"] > 0 and said["grad_norm"] > 0
     assert {name: said[name] for name in again} == again
     for left, right in zip(first.module.parameters(), second.module.parameters(), strict=True):

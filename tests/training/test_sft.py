@@ -101,13 +101,8 @@ def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
 
 def test_a_gate_that_is_never_reached_is_reported_not_hidden(tmp_path: Path) -> None:
     settings = settings_of(steps=2, repeat_steps=0, gate=0.25, rounds=2)
-    ended = train_sft(
-        Policy(tiny_model(), LEARNER, 0),
-        draw_any(demonstrations()),
-        settings,
-        tmp_path,
-        evaluate=lambda _: {"exact_match": 0.2},
-    )
+    policy = Policy(tiny_model(), LEARNER, 0)
+    ended = train_sft(policy, draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.2})
     assert not ended.passed and ended.rounds == 2
 
 
@@ -161,13 +156,8 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
 
 def test_later_rounds_may_be_shorter_than_the_first(tmp_path: Path) -> None:
     settings = SftSettings(steps=3, later_steps=2, repeat_steps=1, rounds=2, gate=2.0, log_every=1, tokens_per_step=60)
-    train_sft(
-        Policy(tiny_model(), LEARNER, 0),
-        draw_any(demonstrations()),
-        settings,
-        tmp_path,
-        evaluate=lambda _: {"exact_match": 0.0},
-    )
+    policy = Policy(tiny_model(), LEARNER, 0)
+    train_sft(policy, draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
     lines = [len((tmp_path / f"round-{n}" / "metrics.jsonl").read_text().splitlines()) for n in (1, 2)]
     assert lines == [4, 2]
 

@@ -17,7 +17,7 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import MetricAverager, improve, logprob_gap, minibatches
+from coseek.training.rl.update import MetricAverager, logprob_gap, minibatches, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import Workers
@@ -46,7 +46,7 @@ def taught(
     algorithm = open_algorithm(settings)
     episodes = score([0, 0], [ran(SHORT, rights[0]), ran(LONG, rights[1])], reward)
     experience = make_experience(episodes, settings, algorithm, backend)
-    return experience, settings, improve(experience, settings, algorithm, backend, random.Random(0))
+    return experience, settings, update_weights(experience, settings, algorithm, backend, random.Random(0))
 
 
 def close(found: list[list[float]], expected: list[list[float]]) -> bool:
@@ -137,7 +137,7 @@ def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> N
     runs = [ran(SHORT, True), ran(LONG, False), ran(SHORT, True)]
     experience = make_experience(score([0, 0, 1], runs, reward), settings, algorithm, TableBackend(policy))
     assert experience.silent_B.tolist() == [False, False, True]
-    said = improve(experience, settings, algorithm, TableBackend(policy), random.Random(0))
+    said = update_weights(experience, settings, algorithm, TableBackend(policy), random.Random(0))
     assert policy.rows_seen == [[0, 1]] and said["grad_norm"] == pytest.approx(math.sqrt(5) / 7)
 
 
@@ -238,7 +238,7 @@ def test_the_full_weight_reference_stays_where_the_policy_began() -> None:
     experience = make_experience(
         score([0, 0], [ran(SHORT, True), ran(LONG, False)], reward), settings, algorithm, backend
     )
-    said = improve(experience, settings, algorithm, backend, random.Random(0))
+    said = update_weights(experience, settings, algorithm, backend, random.Random(0))
     assert said["grad_norm"] > 0 and not torch.equal(policy.forward(batch, batch.agent_BT), began)
     assert torch.equal(backend.reference.forward(batch, batch.agent_BT), began)
     assert not any(weight.requires_grad for weight in backend.reference.module.parameters())

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
+from transformers import Lfm2Config, Lfm2ForCausalLM, PretrainedConfig, PreTrainedModel
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -63,8 +63,13 @@ def tiny_model(seed: int = 0, layers: Sequence[str] = ("conv", "full_attention")
         eos_token_id=1,
         initializer_range=0.3,
     )
+    return seeded(Lfm2ForCausalLM, config, seed)
+
+
+def seeded(kind: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A network with the random weights of a seed, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Lfm2ForCausalLM(config)
+        model = kind(config)
     model.eval()
     return model

@@ -1,7 +1,6 @@
 """Agent card: `coseek.yaml` in a model folder names the protocol and prompt template it was trained with."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from coseek.core.files import read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
@@ -12,8 +11,6 @@ CARD = "coseek.yaml"
 
 class AgentCard(Settings):
     """The content of `coseek.yaml` in a model folder."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     protocol: str = "search-r1"
     """The protocol that the model speaks."""

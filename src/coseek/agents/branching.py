@@ -191,7 +191,7 @@ class Branching(Driver):
 
     # --- rows
 
-    def _under_way(self) -> bool:
+    def _has_open(self) -> bool:
         return bool(self.rows or self.trunks)
 
     def _room(self, trunks: int) -> int:
@@ -201,7 +201,7 @@ class Branching(Driver):
     def _fill(self) -> bool:
         """Open branches while there is room, and fetch new ones for the remaining room."""
         while self._open_branches() and self.feed is not None:
-            found = self.feed(not self._under_way())
+            found = self.feed(not self._has_open())
             if found is None:
                 self.feed = None
             elif found:
@@ -270,9 +270,9 @@ class Branching(Driver):
         if row.turns > self.limits.max_turns:
             self._finish(row, End(StopReason.TURN_LIMIT))
         else:
-            self._go_on(row, self.environment.show_searches(row, past.found(one.passages)))
+            self._continue(row, self.environment.show_searches(row, past.found(one.passages)))
 
-    def _hand(self, row: Episode, request: Request) -> None:
+    def _send(self, row: Episode, request: Request) -> None:
         past, trunk = self.jobs[row.key].past, self.trunk_of.get(row.key)
         request = replace(request, rank=self.jobs[row.key].branches[0].rank)
         if row.started:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 from pydantic import Field
 
@@ -55,8 +55,6 @@ BYTES = "bytes"
 
 class AgentSettings(Placement):
     """Which agent runs, and how it samples."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     name: str
     """A shipped model (`base`), a model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the
@@ -187,7 +185,7 @@ def open_agent(settings: AgentSettings) -> Agent:
         protocol = protocol.taken_as(taken_by(model.served.dialect))
     else:
         model = open_model(settings, protocol, tokenizer)
-    return Agent(protocol, model, made_of(settings, model))
+    return Agent(protocol, model, turn_identities(settings, model))
 
 
 def taken_by(dialect: str) -> TakenAs:
@@ -197,7 +195,7 @@ def taken_by(dialect: str) -> TakenAs:
     return "messages" if dialect == "chat" else "text"
 
 
-def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
+def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
     """Identities of an agent: see `Agent.identities`. A server's weights are unknown, so the model's name is used."""
     agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
     sampling = [f"temperature {settings.temperature:g}"]

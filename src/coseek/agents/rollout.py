@@ -66,7 +66,7 @@ def rollout(
         return Driver(agent, retriever, limits, on_done, thread, keep).run(questions, seeds, concurrency)
 
 
-Ran: TypeAlias = list[tuple[Result, float]]
+TimedResults: TypeAlias = list[tuple[Result, float]]
 """The results of a batch of calls, each with its seconds."""
 
 
@@ -86,10 +86,10 @@ class Driver:
         self.protocol, self.model, self.limits = agent.protocol, agent.model, limits
         self.on_done, self.keep = on_done, keep
         self.thread = thread
-        self.sought: list[tuple[Sequence[PendingCall], Future[Ran]]] = []
+        self.running: list[tuple[Sequence[PendingCall], Future[TimedResults]]] = []
         """Batches of calls that the thread is running."""
         self.served = agent.model if isinstance(agent.model, ServedModel) else None
-        self.calls: ToolThreads[PendingCall, Ran] | None = None
+        self.calls: ToolThreads[PendingCall, TimedResults] | None = None
         """Runs calls while a served model writes."""
         if self.served is not None:
             self.calls = ToolThreads(
@@ -113,8 +113,8 @@ class Driver:
         """Step until no episode is open and `fill`, which opens episodes while there is room, has none left. Yields
         after every step."""
         try:
-            while fill() or self._under_way():
-                if self._under_way():
+            while fill() or self._has_open():
+                if self._has_open():
                     if self.served is not None and self.calls is not None:
                         self._served_step(self.served, self.calls)
                     else:
@@ -127,22 +127,22 @@ class Driver:
                 self.calls.close()
 
     def _local_step(self) -> None:
-        sought, self.sought = self.sought, []
+        running, self.running = self.running, []
         turns = self.model.step()
-        if not turns and not sought:
+        if not turns and not running:
             raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
         self._advance(turns)
-        for calls, ran in sought:
-            self._hand_out(calls, ran.result())
+        for calls, ran in running:
+            self._show_results(calls, ran.result())
 
-    def _served_step(self, served: ServedModel, calls: "ToolThreads[PendingCall, Ran]") -> None:
+    def _served_step(self, served: ServedModel, calls: "ToolThreads[PendingCall, TimedResults]") -> None:
         """Wait for a turn or for the result of a call, whichever comes first."""
         all_search = calls.open_calls == len(self.rows)
         self._advance([] if all_search else served.step())
         for asked, ran in calls.take(block=all_search):
-            self._hand_out(asked, ran)
+            self._show_results(asked, ran)
 
-    def _under_way(self) -> bool:
+    def _has_open(self) -> bool:
         return bool(self.rows)
 
     def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
@@ -150,10 +150,10 @@ class Driver:
         asked: list[PendingCall] = []
         for key, (question, seed) in started:
             row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
-            asked += self._go_on(row, self.environment.begin(row))
-        self._carry_out(asked)
+            asked += self._continue(row, self.environment.begin(row))
+        self._run_calls(asked)
 
-    def _go_on(self, row: Episode, step: Next | PendingCall) -> list[PendingCall]:
+    def _continue(self, row: Episode, step: Next | PendingCall) -> list[PendingCall]:
         """Do what an episode needs next. A tool call is returned, so that calls run in batches."""
         if isinstance(step, PendingCall):
             return [step]
@@ -162,11 +162,11 @@ class Driver:
         elif step.key < 0:
             self.model.start(step)
         else:
-            self._hand(row, step)
+            self._send(row, step)
             row.started = True
         return []
 
-    def _hand(self, row: Episode, request: Request) -> None:
+    def _send(self, row: Episode, request: Request) -> None:
         if row.started:
             self.model.extend(request)
         else:
@@ -179,10 +179,10 @@ class Driver:
             row = self.rows[turn.key if turn.key >= 0 else ~turn.key]
             if turn.key < 0:
                 self.model.close(turn.key)
-            asked += self._go_on(row, self.environment.take(row, turn))
-        self._carry_out(asked)
+            asked += self._continue(row, self.environment.take(row, turn))
+        self._run_calls(asked)
 
-    def _carry_out(self, asked: Sequence[PendingCall]) -> None:
+    def _run_calls(self, asked: Sequence[PendingCall]) -> None:
         """Run calls, those of one tool in one batch, and show the results. The thread runs tools that overlap."""
         batches: dict[Tool, list[PendingCall]] = {}
         for one in asked:
@@ -191,14 +191,14 @@ class Driver:
             if self.calls is not None and tool.settings.overlaps:
                 self.calls.submit(tool, batch)
             elif self.thread is None or not tool.settings.overlaps:
-                self._hand_out(batch, self.environment.run_tool(batch))
+                self._show_results(batch, self.environment.run_tool(batch))
             else:
-                self.sought.append((batch, self.thread.submit(self.environment.run_tool, batch)))
+                self.running.append((batch, self.thread.submit(self.environment.run_tool, batch)))
 
-    def _hand_out(self, calls: Sequence[PendingCall], ran: Ran) -> None:
+    def _show_results(self, calls: Sequence[PendingCall], ran: TimedResults) -> None:
         """Give each row the result of its call."""
         for call, (result, took_s) in zip(calls, ran, strict=True):
-            self._go_on(call.row, self.environment.answer(call, result, took_s))
+            self._continue(call.row, self.environment.answer(call, result, took_s))
 
     def _close(self, row: Episode) -> None:
         self.model.close(row.key)

@@ -27,7 +27,7 @@ def rows_of(questions: Sequence[Question], seed: int, samples: int) -> list[RowK
 
 
 def identities_of(
-    made_of: Identities,
+    turn_identities: Identities,
     protocol: Protocol,
     retriever: Retriever,
     questions: Sequence[Question],
@@ -35,8 +35,8 @@ def identities_of(
     seed: int,
     framed: bool = False,
 ) -> dict[str, str]:
-    """Digests of all that a run's trajectories depend on. `made_of` is `Agent.identities`; `framed`: the prompt stands
-    in the tokenizer's chat template."""
+    """Digests of all that a run's trajectories depend on. `turn_identities` is `Agent.identities`; `framed`: the prompt
+    stands in the tokenizer's chat template."""
     prompt_template = protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
     searched = {}
     # A server that does not answer is a fault of each search, not an error here; its identity is not compared.
@@ -44,7 +44,7 @@ def identities_of(
         searched["retriever"] = retriever.identity
     return {
         "questions": questions_digest(questions),
-        **made_of,
+        **turn_identities,
         "protocol": protocol.identity,
         "prompt_template": digest(prompt_template + (" in the chat template" if framed else "")),
         "limits": digest(limits.model_dump_json(exclude_defaults=True)),

@@ -2,7 +2,7 @@
 
 Retried are connection errors, timeouts, statuses 408, 409, 429 and 5xx except 501, and answers that are not JSON. Keys
 come from the environment and are sent in a header only: redirects are not followed, errors never quote a key, and one
-that a server repeats in its answer is blotted out before anything reads it.
+that a server repeats in its answer is redacted before anything reads it.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64_000_000
 """Default limit of an answer's length."""
-_AGAIN = frozenset({408, 409, 429})
+_RETRIED = frozenset({408, 409, 429})
 """Retried statuses below 500."""
-_NOT_THERE = 501
+_NOT_IMPLEMENTED = 501
 """Not implemented: the only status from 500 on that is not retried."""
 _QUOTED = 300
 """Characters of a server's message that an error quotes."""
 _PLAIN_HEADERS = frozenset({"accept", "content-type"})
 """Headers that hold no secret."""
 _LEAST_KEY = 16
-"""Characters of a key that is blotted out of answers: shorter ones, such as `EMPTY`, are words of texts."""
+"""Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
 
 Method: TypeAlias = Literal["GET", "POST"]
 T = TypeVar("T")
@@ -253,9 +253,9 @@ class HttpClient:
             return answer
 
     async def _retried(self, request: "_Request", read: Callable[[bytes], T]) -> T:
-        rest_s = self._breaker.wait_s()
-        if rest_s:
-            raise self._failed(f"it failed {self._breaker.faults} times in a row and is left alone for {rest_s:.0f} s")
+        wait_s = self._breaker.wait_s()
+        if wait_s:
+            raise self._failed(f"it failed {self._breaker.faults} times in a row and is not asked for {wait_s:.0f} s")
         longest_s = self.patience.longest_wait_s
         for attempt in range(1, self.patience.attempts + 1):
             self.stats.calls += 1
@@ -302,7 +302,7 @@ class HttpClient:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
         if 200 <= response.status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
-            return blotted(text, [*sent, self._key or ""])
+            return redacted(text, [*sent, self._key or ""])
         named = {name.lower(): value for name, value in response.headers}
         raise self._refusal(response.status, named.get(b"retry-after", b"").decode(errors="replace"), text)
 
@@ -310,7 +310,7 @@ class HttpClient:
         """The error of a status that is no success."""
         said = self.quoted(text.decode(errors="replace"))
         what = f"it answered {status}" + (f": {said}" if any(map(str.isalnum, said)) else "")
-        if status in _AGAIN or (status >= 500 and status != _NOT_THERE):
+        if status in _RETRIED or (status >= 500 and status != _NOT_IMPLEMENTED):
             return _TransientFault(what, retry_after_s(retry_after, time.time()) or 0.0, status)
         self._breaker.worked()  # it refuses this, so it is there
         if status in (401, 403):
@@ -338,7 +338,7 @@ class HttpClient:
         return longest * self._rng.uniform(0.5, 1.0)
 
 
-def blotted(answer: bytes, sent: Sequence[str]) -> bytes:
+def redacted(answer: bytes, sent: Sequence[str]) -> bytes:
     """An answer with asterisks for these secrets. In JSON a slash of one may be escaped."""
     for value in sent:
         secret = value.rpartition(" ")[2]  # behind `Bearer`

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeAlias, TypeVar, cast, get_origin
+from typing import Annotated, TypeAlias, TypeVar, cast, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -19,29 +19,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    OLD_NAMES: ClassVar[dict[str, str]] = {}
-    """Names of coseek 0.2 and what they are called now: files of 0.2 are read."""
-
     @model_validator(mode="before")
     @classmethod
     def _laid_over_defaults(cls, given: object) -> object:
         """Merge a partly given group with this field's default, not with the defaults of the group's class."""
         if not isinstance(given, dict):
             return given
-        whole = cls.renamed(given)
+        whole = dict(given)
         for name, field in cls.model_fields.items():
             if isinstance(value := whole.get(name), dict) and isinstance(field.default, Settings):
-                part = cast(JsonObject, field.default.renamed(value))
+                part = cast(JsonObject, value)
                 whole[name] = merge_settings(type(field.default), dump_settings(field.default), part)
-        return whole
-
-    @classmethod
-    def renamed(cls, given: Mapping[str, object]) -> dict[str, object]:
-        """`given` with `OLD_NAMES` replaced; an old name stays, and is refused, where the new one is given too."""
-        whole = dict(given)
-        for old, new in cls.OLD_NAMES.items():
-            if old in whole and new not in whole:
-                whole[new] = whole.pop(old)
         return whole
 
 
@@ -256,6 +244,12 @@ def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonO
         else:
             found[name] = plain[name]
     return found
+
+
+def check_same_settings(folder: Path, began: Json, now: Json, way_out: str = "use the same settings") -> None:
+    """Raise `SettingError` with the first setting that differs from what `folder` was begun with."""
+    if different := first_difference(began, now):
+        raise SettingError(f"{folder} was begun with {different} is asked for; {way_out}, or another --out")
 
 
 def first_difference(old: Json, new: Json, name: str = "") -> str:

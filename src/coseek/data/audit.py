@@ -17,7 +17,7 @@ from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.run_seal import DIGEST, SEAL, file_rows_digest, record_digest, row_digest, rows_digest
 from coseek.data.token_data import FILE, TokenData, read_token_data
-from coseek.data.trajectory import Trajectory, upgraded
+from coseek.data.trajectory import Trajectory
 from coseek.data.trajectory_checks import Decode, RecordedLimits, check_trajectory
 
 SHOWN = 100
@@ -237,7 +237,6 @@ class _Auditor:
         """What is wrong with the content of a row. What is worked out again is compared in rows that have no fault of
         their own."""
         try:
-            row = upgraded(row)
             trajectory = Trajectory.from_json(row)
             again = trajectory.to_json()
         except KeyError as error:

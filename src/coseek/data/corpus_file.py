@@ -46,11 +46,8 @@ def _is_kept(stamp: dict[str, int], folder: Path) -> bool:
         row = read_json(kept)
     except DataError:
         return False
-    if not isinstance(row, dict) or not row.keys() >= {"size", "modified_ns"}:
-        return False
-    # Indexes of coseek 0.2 have no time of the change.
-    latest = max(value for name, value in stamp.items() if name != "size" and name in row)
-    return row.items() <= stamp.items() and kept.stat().st_mtime_ns >= latest + _RACE_NS
+    latest = max(value for name, value in stamp.items() if name != "size")
+    return row == stamp and kept.stat().st_mtime_ns >= latest + _RACE_NS
 
 
 class CorpusFile(Corpus):

@@ -1,5 +1,6 @@
 """Data set: a folder with `corpus.jsonl` and `questions.<split>.jsonl`."""
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -43,11 +44,17 @@ class Dataset:
             raise DataError(f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {known}")
         path = self.split_path(split)
         questions = load_questions(path)
-        for question in questions:
-            for ident in question.gold_ids:
-                if not self.corpus.has(ident):
-                    raise DataError(
-                        f"{path}: question {question.id!r} names the gold passage {ident!r}, "
-                        f"which is not in {self.corpus_path}"
-                    )
+        check_gold_ids(
+            questions, self.corpus, str(self.corpus_path), f"mend {path}, or take the corpus of its questions"
+        )
         return questions
+
+
+def check_gold_ids(questions: Iterable[Question], corpus: Corpus, where: str, way_out: str) -> None:
+    """Raise `DataError` for a gold passage that is not in the corpus, which the message calls `where`."""
+    for question in questions:
+        for ident in question.gold_ids:
+            if not corpus.has(ident):
+                raise DataError(
+                    f"question {question.id!r} names the gold passage {ident!r}, which is not in {where}; {way_out}"
+                )

@@ -91,7 +91,6 @@ class Question:
         return cls(
             id=ident,
             question=question,
-            # Twins of coseek 0.2 hold the phrase that declines, which no answer is to be compared with.
             answers=() if meta.get(UNANSWERABLE) is True else golds,
             gold_ids=tuple(_said(gold, "a gold id", ident) for gold in gold_ids),
             hops=hops,

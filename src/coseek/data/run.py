@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError
 from coseek.core.files import (
     JsonObject,
     as_path,
@@ -30,7 +30,7 @@ from coseek.core.files import (
 )
 from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
-from coseek.core.settings import first_difference
+from coseek.core.settings import check_same_settings
 from coseek.core.strict_json import is_json
 from coseek.data.identities import KEY, Identities, changed_parts, check_identities
 from coseek.data.run_seal import SEAL, row_line, seal_of
@@ -67,10 +67,7 @@ class Run:
         if not (resume and (folder / "run.yaml").exists()) or is_failed_start(folder, "run.yaml"):
             return cls.create(folder, settings)
         run = cls(folder)
-        if different := first_difference(run.settings, settings):
-            raise SettingError(
-                f"{folder} was begun with {different} is asked for; use the same settings, or another --out"
-            )
+        check_same_settings(folder, run.settings, settings)
         return run
 
     @classmethod

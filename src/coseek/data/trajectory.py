@@ -17,10 +17,7 @@ from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 
 SCHEMA = 2
-"""Version of the trajectory object in `trajectories.jsonl`. Schema 1 is read; see `upgraded`."""
-
-RENAMED = {"complaint": "format_error", "detail": "stop_detail", "asides": "side_contexts"}
-"""Keys of schema 1 and what schema 2 calls them."""
+"""Version of the trajectory object in `trajectories.jsonl`."""
 
 PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE = "prompt", "retry", "page", "missing", "tool", "message"
 """Tags of environment segments that every protocol has: what the agent reads first, a request to try again after a turn
@@ -301,7 +298,8 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Trajectory":
-        row = upgraded(row)
+        if row.get("schema") != SCHEMA:
+            raise DataError(f"a trajectory of schema {row.get('schema')!r}; this coseek reads {SCHEMA}: run it again")
         return cls(
             question=Question.from_json(fields.mapping(row, "question")),
             protocol=fields.text(row, "protocol"),
@@ -333,19 +331,6 @@ def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
     the corpus, may be what lacks the answer."""
     lost = next((search.fault for search in searches if search.fault is not None), None)
     return (StopReason.DECLINED, "") if lost is None else (StopReason.RETRIEVER_ERROR, lost)
-
-
-def upgraded(row: JsonObject) -> JsonObject:
-    """Return a trajectory's JSON object as schema 2 writes it; schema 1 has other names for three keys.
-
-    Raises `DataError` for any other schema.
-    """
-    schema = row.get("schema")
-    if schema == 1:
-        return {RENAMED.get(key, key): value for key, value in row.items()} | {"schema": SCHEMA}
-    if schema != SCHEMA:
-        raise DataError(f"a trajectory of schema {schema!r}; this coseek reads schemas 1 and {SCHEMA}")
-    return row
 
 
 def _idents(value: Json) -> tuple[str, ...] | None:

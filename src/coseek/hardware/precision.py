@@ -36,8 +36,8 @@ class Replaces:
     """Marks a field of named overrides of the class's own settings, such as stages."""
 
 
-ENCODER = ("precision", "encoder_dtype")
-"""Names, now and in coseek 0.2, of the encoder's precision in a retriever's untyped settings."""
+ENCODER = "precision"
+"""The encoder's precision in a retriever's untyped settings."""
 
 Place: TypeAlias = tuple[str, ...]
 """The names that lead to a setting."""
@@ -69,7 +69,7 @@ def named(kind: type[BaseModel] | None, tree: JsonObject, above: Place = ()) -> 
         marks = field.metadata if field is not None else []
         own = getattr(kind, "USE", None) if name == "precision" else None  # that of a `Placement`
         use = next((mark for mark in marks if isinstance(mark, Use)), own)
-        if isinstance(value, str) and (use is not None or (kind is None and name in ENCODER)):
+        if isinstance(value, str) and (use is not None or (kind is None and name == ENCODER)):
             yield (*above, name), use or Use.ENCODING, value
         elif isinstance(value, dict) and any(isinstance(mark, Replaces) for mark in marks):
             for part, settings in value.items():

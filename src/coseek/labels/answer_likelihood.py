@@ -172,9 +172,7 @@ class LikelihoodMaker:
         return digest_of(self.rule.name, settings, self.scorer.kept.cache.identity, self.parts.retriever.identity)
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
-        with self.parts.ahead(self._labels, turns, self.parts.likelihood) as ahead:
-            for rows in ahead:
-                yield from rows
+        return self.parts.each(self._labels, turns, self.parts.likelihood)
 
     def _labels(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
         asked: list[SearchTurn] = []

@@ -26,7 +26,7 @@ from coseek.core.files import (
     write_yaml,
 )
 from coseek.core.lock import Lock, kept_lock, lock_folder
-from coseek.core.settings import first_difference
+from coseek.core.settings import check_same_settings
 from coseek.data.run import check_whole_rows, drop_partial_line, provenance
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
@@ -69,11 +69,7 @@ class LabelFolder:
             return cls.create(folder, settings, identity)
         labels = cls(folder)
         labels._lock = lock_folder(folder)
-        different = first_difference(labels.record.get("settings"), settings)
-        if different:
-            raise SettingError(
-                f"{folder} was begun with {different} is asked for; use the same settings, or another --out"
-            )
+        check_same_settings(folder, labels.record.get("settings"), settings)
         if labels.record.get("identity") != identity:
             raise SettingError(
                 f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "

@@ -100,8 +100,8 @@ class LabelSet:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "LabelSet":
-        if row.get("schema") not in (1, SCHEMA):
-            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads schemas 1 and {SCHEMA}")
+        if row.get("schema") != SCHEMA:
+            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads {SCHEMA}: label it again")
         question = Question.from_json(cast(JsonObject, row["question"]))
         targets = cast("list[float] | None", row.get("targets"))
         return cls(

@@ -2,7 +2,7 @@
 name raises `SettingError` with the option that names it."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,11 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import make_settings
 from coseek.data.grade_cache import GradeCache
-from coseek.data.passage import Corpus
+from coseek.data.passage import Corpus, Hit
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.factory import open_frozen_model
 from coseek.graders.grading import BATCH
 from coseek.hardware.placement import Placement
-from coseek.labels.locked_retriever import LockedRetriever
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings
 from coseek.models.local_text import TextModelSettings
@@ -30,7 +29,8 @@ from coseek.models.model import ServedModel
 from coseek.models.remote_likelihood import open_likelihood
 from coseek.models.remote_text import named_server
 from coseek.models.text_model import TextModel
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.world.oracle import Oracle
 
 ORACLE, GOLD = "oracle", "gold"
@@ -74,11 +74,8 @@ class LabelResources:
     @property
     def retriever(self) -> Retriever:
         """It can be searched from several threads."""
-        if self.found_by is None:
-            raise SettingError("these labels need a retriever, whose passages they score; name one with --retriever")
-        return (
-            self.found_by if isinstance(self.found_by, Concurrent) else LockedRetriever(self.found_by, self._searching)
-        )
+        found_by = _needed(self.found_by, "a retriever, whose passages they score; name one with --retriever")
+        return found_by if isinstance(found_by, Concurrent) else LockedRetriever(found_by, self._searching)
 
     @property
     def corpus(self) -> Corpus:
@@ -106,19 +103,16 @@ class LabelResources:
 
     @cached_property
     def _speaker(self) -> AgentWithLimits:
-        if self.open_agent is None:
-            raise SettingError("these labels need the agent, which continues from passages; name it with --agent")
-        return self.open_agent()
+        return _needed(self.open_agent, "the agent, which continues from passages; name it with --agent")()
 
     @property
     def scorer(self) -> str:
         """`oracle`, `gold` or a model's name."""
-        if self.scorer_name is None:
-            raise SettingError(
-                "these labels need a scorer of passages; name with --scorer a model (a folder, a URL, a YAML "
-                "file), `oracle` for questions of a laptop world, or `gold` for questions with gold passages"
-            )
-        return self.scorer_name
+        return _needed(
+            self.scorer_name,
+            "a scorer of passages; name with --scorer a model (a folder, a URL, a YAML file), `oracle` for questions "
+            "of a laptop world, or `gold` for questions with gold passages",
+        )
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -145,12 +139,12 @@ class LabelResources:
 
     @cached_property
     def likelihood(self) -> LikelihoodModel:
-        if self.likelihood_name is None:
-            raise SettingError(
-                "these labels need a model that says how likely an answer is; name with --likelihood its folder, or a "
-                "server (a URL, a YAML file)"
-            )
-        return open_likelihood(self.likelihood_name, make_settings(LikelihoodSettings, self.placement.values()))
+        name = _needed(
+            self.likelihood_name,
+            "a model that says how likely an answer is; name with --likelihood its folder, or a server (a URL, a YAML "
+            "file)",
+        )
+        return open_likelihood(name, make_settings(LikelihoodSettings, self.placement.values()))
 
     def ahead(
         self, work: Callable[[list[SearchTurn]], T], turns: Iterable[SearchTurn], slowest: object, wakes: bool = False
@@ -161,6 +155,14 @@ class LabelResources:
         model = self.agent.model if wakes else None
         wake = model.wake if isinstance(model, ServedModel) else lambda: None
         return WorkAhead(work, by_run(turns, BATCH if threads == 1 else 1), threads, wake)
+
+    def each(
+        self, work: Callable[[list[SearchTurn]], list[T]], turns: Iterable[SearchTurn], slowest: object
+    ) -> Iterator[T]:
+        """The rows that `work` makes of the turns, computed `ahead`."""
+        with self.ahead(work, turns, slowest) as ahead:
+            for rows in ahead:
+                yield from rows
 
     def score_cache(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
         """The cache of a grader in `scores`; graders with different identities have different files."""
@@ -185,3 +187,30 @@ def by_run(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]
         batch.append(turn)
     if batch:
         yield batch
+
+
+def _needed(part: T | None, what: str) -> T:
+    """A part that was named. Raises `SettingError` with what is needed and how to name it."""
+    if part is None:
+        raise SettingError(f"these labels need {what}")
+    return part
+
+
+class LockedRetriever(LayeredRetriever):
+    """The other retriever under its own name and identity, searched by one thread at a time."""
+
+    def __init__(self, over: Retriever, lock: threading.Lock) -> None:
+        super().__init__(over)
+        self._lock = lock
+
+    @property
+    def name(self) -> str:
+        return self.over.name
+
+    @property
+    def identity(self) -> str:
+        return self.over.identity
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        with self._lock:
+            return self.over.search(queries, k)

@@ -127,7 +127,7 @@ class Sampler:
         continues as after `extend`, without reading its past. It takes a slot at once, before waiting rows."""
         self._stopped_slot(key)
         self._check_new(request.key)
-        self._arrange()
+        self._compact()
         table = self._table
         if not table.free:
             raise ValueError(f"no room to fork row {key}: {table.used} rows are open, and max_rows admits no more")
@@ -159,7 +159,7 @@ class Sampler:
     @torch.inference_mode()
     def trim(self) -> None:
         """Free the part of the cache that no open row needs, where that is most of it."""
-        self._arrange()
+        self._compact()
         used = self._table.used
         if used:
             needed = (self._table.length + self._table.budget)[:used].max()
@@ -168,13 +168,13 @@ class Sampler:
     @torch.inference_mode()
     def step(self, most_tokens: int | None = None) -> list[Turn]:
         """Like `Model.step`, but returns after at most `most_tokens` tokens per row, so that others may join."""
-        self._arrange()
-        self._place()
-        self._read()
+        self._compact()
+        self._admit()
+        self._prefill()
         enough = max(1, int(self._table.live * self.settings.patience))
         left = -1 if most_tokens is None else most_tokens
         while self._table.live and len(self._stopped) < enough and left:
-            self._write()
+            self._decode()
             left -= 1
         turns, self._stopped = self._stopped, []
         return turns
@@ -185,13 +185,13 @@ class Sampler:
         next one, which takes a fraction of a step. Returns the turns that have ended by it."""
         if not self._waiting:
             return []
-        self._arrange()
+        self._compact()
         continued, self._unread = self._unread, {}
-        self._place()
+        self._admit()
         opened = list(self._unread)
-        self._read()
+        self._prefill()
         self._unread = continued
-        self._write_alone([key for key in opened if self._table.slot_of[key] < self._table.live])
+        self._decode_some([key for key in opened if self._table.slot_of[key] < self._table.live])
         turns, self._stopped = self._stopped, []
         return turns
 
@@ -221,7 +221,7 @@ class Sampler:
         self._table.budget[slot] = min(request.max_tokens, room)
         self._unread[request.key] = ids
 
-    def _arrange(self) -> None:
+    def _compact(self) -> None:
         """Compact the slots after rows were closed."""
         table = self._table
         self._exchange(*table.partition(table.open[: table.live]))
@@ -229,7 +229,7 @@ class Sampler:
         self._exchange(*table.partition(table.open[: table.used]))
         table.used = int(table.open[: table.used].sum())
 
-    def _place(self) -> None:
+    def _admit(self) -> None:
         """Give free slots to waiting rows, in order."""
         table = self._table
         for request in list(self._waiting.values())[: table.free]:
@@ -238,7 +238,7 @@ class Sampler:
             table.begin_turn(slot, request.seed & SEED_MASK, request.max_tokens)
             self._queue(request, slot, request.ids)
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         """Prefill all but each row's last token, which is read with the first sampled one."""
         if not self._unread:
             return
@@ -258,11 +258,11 @@ class Sampler:
         began = time.perf_counter()
         self._engine.reserve(table.used, int((table.length + table.budget)[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
-        self._read_pieces(self._read_shared(pieces) if self.settings.share else pieces)
+        self._prefill_pieces(self._prefill_shared(pieces) if self.settings.share else pieces)
         self.read_s += time.perf_counter() - began
-        self._rest()
+        self._stop_read_only()
 
-    def _rest(self) -> None:
+    def _stop_read_only(self) -> None:
         """Stop the rows with a budget of 0, which are only read."""
         table = self._table
         front = table.budget[: table.live] > 0
@@ -270,11 +270,11 @@ class Sampler:
         self._exchange(*table.partition(front))
         table.live = int(front.sum())
 
-    def _read_shared(self, pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
+    def _prefill_shared(self, pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
         """Read common prefixes of new rows once; returns the remaining pieces."""
         rounds, left = plan_prefix_sharing([(slot, ids) for slot, ids in pieces if self._table.length[slot] == 0])
         for one in rounds:
-            self._read_pieces(one.pieces)
+            self._prefill_pieces(one.pieces)
             self._copy(one.copies)
         return [(slot, left.get(slot, ids)) for slot, ids in pieces]
 
@@ -287,13 +287,13 @@ class Sampler:
         table.length[targets] = lengths
         self.tokens_copied += int(lengths.sum())
 
-    def _read_pieces(self, pieces: Sequence[PromptPiece]) -> None:
+    def _prefill_pieces(self, pieces: Sequence[PromptPiece]) -> None:
         while pieces := [(slot, ids) for slot, ids in pieces if ids]:
             for group in _groups([(slot, ids[:READ_TOKENS]) for slot, ids in pieces]):
-                self._read_group(group)
+                self._prefill_group(group)
             pieces = [(slot, ids[READ_TOKENS:]) for slot, ids in pieces]
 
-    def _read_group(self, group: Sequence[PromptPiece]) -> None:
+    def _prefill_group(self, group: Sequence[PromptPiece]) -> None:
         width = max(len(ids) for _, ids in group)
         ids_BW = torch.zeros((len(group), width), dtype=torch.long)
         for row, (_, ids) in enumerate(group):
@@ -308,7 +308,7 @@ class Sampler:
         self._table.length[slots] += lengths
         self.tokens_read += int(lengths.sum())
 
-    def _write(self) -> None:
+    def _decode(self) -> None:
         """Sample one token on every live row."""
         table, device = self._table, self._engine.device
         live = slice(0, table.live)
@@ -320,7 +320,7 @@ class Sampler:
         self.tokens_written += table.live
         ids: NDArray[np.int64] = drawn_B.cpu().numpy()
         table.record(ids, logprobs_B.double().cpu().numpy())
-        self._retire(ids)
+        self._stop_ended(ids)
 
     def _drawn(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens of the live rows, with their log-probabilities."""
@@ -335,7 +335,7 @@ class Sampler:
         """The stop strings of a row."""
         return self._stops
 
-    def _write_alone(self, keys: Sequence[int]) -> None:
+    def _decode_some(self, keys: Sequence[int]) -> None:
         """Sample one token on some of the live rows, and none on the others."""
         table, live, count = self._table, self._table.live, len(keys)
         if not count:
@@ -344,12 +344,12 @@ class Sampler:
         front[[table.slot_of[key] for key in keys]] = True
         self._exchange(*table.partition(front))
         table.live = count
-        self._write()
+        self._decode()
         going = np.arange(live)
         self._exchange(*table.partition((going < table.live) | (going >= count)))
         table.live += live - count
 
-    def _retire(self, ids: NDArray[np.int64]) -> None:
+    def _stop_ended(self, ids: NDArray[np.int64]) -> None:
         """Retire live rows whose turn has ended."""
         table = self._table
         last = np.arange(table.live), table.written[: table.live] - 1

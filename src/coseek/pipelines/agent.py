@@ -1,14 +1,7 @@
 """Train an agent: data → policy → warm start → reinforcement learning → table → report.
 
 A part whose result exists in the run's folder is skipped, so a stopped run resumes. The trainers write checkpoints.
-
-    OUT/recipe.yaml                   the recipe, versions and commit
-    OUT/data, OUT/unseen, OUT/*.index data sets that the recipe makes, and their indexes
-    OUT/policy/start, warm, trained   Hugging Face folders
-    OUT/warm-start, OUT/rl            metrics and checkpoints
-    OUT/policy/STAGE, OUT/rl/STAGE    the same for each stage; the last stage's policy is `trained`
-    OUT/table/AGENT.SET.TEMPERATURE   run folders with every trajectory of the table
-    OUT/table.md, OUT/table.json, OUT/report.html
+The folder's files: docs/reference/files.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +36,7 @@ from coseek.pipelines.agent_check import check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import make_data, own_questions
 from coseek.pipelines.demonstrations import demonstrate, texts_of
-from coseek.pipelines.dev_readings import readings_of
+from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
@@ -53,13 +46,12 @@ from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetr
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
-from coseek.pipelines.verl.stage import reinforce_in_verl
+from coseek.pipelines.verl.stage import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.backend import TrainingBackend, open_backend
-from coseek.training.rl.backends.verl import NAME as VERL
 from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
@@ -104,9 +96,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             HfTokenizer.load(model_path(self.recipe.policy.folder))  # refuses a tokenizer that cannot be opened
         return agent_identities(self.recipe, self.index)
 
-    def going_on(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
-        own_engine = recipe.data.training_retriever is not None
-        MoreSteps(recipe, self.folder, lambda: own_engine and isinstance(self.engine, ScheduledRetriever)).take(began)
+    def on_resume(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
+        MoreSteps(recipe, self.folder, lambda: self._schedule is not None).take(began)
 
     def train(self) -> None:
         """Make the data, the warm start and every stage; finished parts are skipped."""
@@ -124,7 +115,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if self.recipe.warm_start is not None:
             self.warm_start()
         for stage in self.stages:
-            self.learn(stage)
+            self.train_stage(stage)
 
     # --- data
 
@@ -173,13 +164,19 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return None if self.recipe.data.index is None else open_retriever(self.recipe.data.index)
 
     @cached_property
-    def engine(self) -> Retriever:
+    def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        engine = self.recipe.data.training_retriever
-        if engine is None:
+        own = self.recipe.data.training_retriever
+        if own is None:
             return self.retrievers["data"]
         index = {"over": self.recipe.data.index or str(self._index_path("data"))}
-        return open_retriever({**(index if engine.get("retriever") == "noisy" else {}), **engine})
+        return open_retriever({**(index if own.get("retriever") == "noisy" else {}), **own})
+
+    @property
+    def _schedule(self) -> ScheduledRetriever | None:
+        """The retriever of training rollouts, where it changes over the run."""
+        own = self.recipe.data.training_retriever is not None
+        return self.training_retriever if own and isinstance(self.training_retriever, ScheduledRetriever) else None
 
     def questions(self, split: str) -> list[Question]:
         return Dataset(self.data_folder).questions(split)
@@ -262,11 +259,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             temperature=temperature, max_rows=rows, cache_gib=cache, max_tokens=limits.max_tokens, dtype=dtype
         )
 
-    def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
+    def _save(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
         """Save a policy with its tokenizer and its cards."""
-        save(self.policy_folder(name), lambda part: self._complete(part, name))
+        save(self.policy_folder(name), lambda part: self._add_cards(part, name))
 
-    def _complete(self, folder: Path, name: str = "") -> None:
+    def _add_cards(self, folder: Path, name: str = "") -> None:
         """Add tokenizer and agent card to the folder of a policy, and a model card to one that has a name."""
         self.tokenizer.save(folder)
         self._card.write(folder)
@@ -286,26 +283,26 @@ class AgentTraining(TrainingRun[AgentRecipe]):
                 self.recipe, self.protocol, self.tokenizer, self.retrievers["data"], self.questions, self.progress
             )
         )
-        policy = self._opened("start", settings.sft.learner)
-        paid = self.stages[0].recipe if self.stages else self.recipe
-        agent = Agent(self.protocol, self._policy_sampler(policy, paid.limits))
-        scoring = self._first_scoring(paid)
+        policy = self._open_policy("start", settings.sft.learner)
+        rewarded = self.stages[0].recipe if self.stages else self.recipe
+        agent = Agent(self.protocol, self._policy_sampler(policy, rewarded.limits))
+        scoring = self._first_scoring(rewarded)
         outcome = train_sft(
             policy,
             draw_by_hops(runs, settings.sft.curriculum),
             settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")}),
             self.folder / "warm-start",
             resume=True,
-            evaluate=lambda _: self.evaluate(agent, paid, scoring),
+            evaluate=lambda _: self.evaluate(agent, rewarded, scoring),
             progress=self.progress,
         )
-        self.progress.say(f"warm start: {outcome.rounds} round(s); readings are of dev at temperature 1")
+        self.progress.say(f"warm start: {outcome.rounds} round(s); the gate is measured on dev at temperature 1")
         if not outcome.passed:
             self.progress.warn(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
-        self._keep(policy.save, "warm")
+        self._save(policy.save, "warm")
         return outcome
 
-    def _opened(self, name: str, settings: LearnerSettings) -> Policy:
+    def _open_policy(self, name: str, settings: LearnerSettings) -> Policy:
         """The policy of a folder, for supervised training by all workers."""
         return Policy(self._network(name, settings), settings, 0, workers=self.workers)
 
@@ -348,7 +345,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return EpisodeScorer(reward)
         return self.graders.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)
 
-    def asked(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
+    def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
         """The training questions of a stage."""
         recipe, questions, seed = stage.recipe, self.questions(stage.recipe.data.train), stage.seed("select")
         if recipe.select.naive_rag == "any":
@@ -370,23 +367,21 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
-        """The readings on `table.dev_questions` of the dev split: see `readings_of`."""
+        """Metrics on `table.dev_questions` questions of the dev split: see `dev_metrics`."""
         questions = self.dev_questions(recipe)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
         runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
-        return readings_of(runs, scoring)
+        return dev_metrics(runs, scoring)
 
-    def learn(self, stage: Stage) -> None:
+    def train_stage(self, stage: Stage) -> None:
         """Train one stage from the weights of the stage before."""
         if self.workers.agree((self.policy_folder(stage.ends) / CARD).exists):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
         if stage.recipe.learn == "rejection":
-            self.imitate(stage)
-        elif stage.recipe.rl.backend == VERL:
-            reinforce_in_verl(self, stage, self._complete)
-        else:
+            self.rejection_sampling(stage)
+        elif not reinforced_in_verl(self, stage, self._add_cards):
             self.reinforce(stage)
         self.workers.wait()
 
@@ -397,25 +392,24 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
         callbacks: list[Callback] = []
         if recipe.rollout.servers:
-            backend = ServedBackend(backend, recipe.rollout, stage.folder / "served", self._complete)
+            backend = ServedBackend(backend, recipe.rollout, stage.folder / "served", self._add_cards)
             callbacks.append(ServerMetrics(backend, self.progress.say))
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
-        engine = self.engine
-        scoring = self._first_scoring(recipe)
+        retriever, scoring = self.training_retriever, self._first_scoring(recipe)
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
+            return self.roll_out(sampled, retriever, questions, seeds, recipe.limits)
 
         callbacks.append(
             Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every, self.workers)
         )
-        if isinstance(engine, ScheduledRetriever):
-            callbacks.append(RetrieverSchedule(engine))
+        if self._schedule is not None:
+            callbacks.append(RetrieverSchedule(self._schedule))
         callbacks.append(rollout_writer(stage, self.policy_folder("start"), self.workers))
         try:
             train_rl(
                 backend,
-                self.workers.agree(lambda: self.asked(stage, scoring)),
+                self.workers.agree(lambda: self.training_questions(stage, scoring)),
                 run,
                 scoring,
                 settings,
@@ -425,9 +419,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
                 progress=self.progress,
             )
         except MonitorStop:
-            self._keep_healthy(backend, stage)
+            self._save_healthy(backend, stage)
             raise
-        self._keep(backend.save, stage.ends)
+        self._save(backend.save, stage.ends)
 
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
         """The agent with a backend's policy: rollouts to train on, or greedy ones (0) for evaluation."""
@@ -438,34 +432,35 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             nucleus = settings.model_copy(update={"top_p": top_p})
             return Agent(self.protocol, backend.sampler(self.tokenizer, stops, nucleus, on_policy=top_p == 1.0))
         greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
-        return Agent(self.protocol, greedy, self.made_of(stage.begins, temperature))
+        return Agent(self.protocol, greedy, self.turn_identities(stage.begins, temperature))
 
-    def made_of(self, policy: str, temperature: float) -> dict[str, str]:
+    def turn_identities(self, policy: str, temperature: float) -> dict[str, str]:
         """Digests of what a policy's turns depend on: see `Agent.identities`."""
         folder, tokenizer = self.policy_folder(policy), self.policy_folder("start")
         return policy_identities(folder, tokenizer, temperature, self.recipe.precision)
 
-    def _keep_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
+    def _save_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
         """Save the last healthy checkpoint's policy as `NAME-healthy`. All workers call this; only the first writes."""
         like: TensorState = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
         kept = load_healthy(stage.folder / "checkpoints", like, self.workers)
         if kept is not None:
             backend.policy.load_state(kept["learners"]["policy"])
             name = f"{stage.ends}{HEALTHY}"
-            self._keep(backend.save, name)
+            self._save(backend.save, name)
             self.progress.say(f"the policy as it was after step {kept['step']} is in {self.policy_folder(name)}")
         self.workers.wait()
 
-    def imitate(self, stage: Stage) -> None:
+    def rejection_sampling(self, stage: Stage) -> None:
         """Rejection sampling: sample runs of every training question, then supervised training on the right ones. All
         workers sample; the first scores."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self._first_scoring(recipe)
-        run = self._samples(stage, self.workers.agree(lambda: self.asked(stage, scoring)))
+        run = self._samples(stage, self.workers.agree(lambda: self.training_questions(stage, scoring)))
         kept = self.workers.agree(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
         self.progress.say(f"{len(kept)} runs were right and are learnt from")
-        policy = self._opened(stage.begins, settings.sft.learner)
-        agent = Agent(self.protocol, self._policy_sampler(policy, recipe.limits), self.made_of(stage.begins, 1.0))
+        policy = self._open_policy(stage.begins, settings.sft.learner)
+        sampler = self._policy_sampler(policy, recipe.limits)
+        agent = Agent(self.protocol, sampler, self.turn_identities(stage.begins, 1.0))
         changed = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
         train_sft(
             policy,
@@ -476,14 +471,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             evaluate=lambda _: self.evaluate(agent, recipe, scoring),
             progress=self.progress,
         )
-        self._keep(policy.save, stage.ends)
+        self._save(policy.save, stage.ends)
 
     def _samples(self, stage: Stage, questions: Sequence[Question]) -> Run:
         """The runs that rejection sampling chooses from, as a run folder. All workers call this."""
         recipe, settings = stage.recipe, stage.recipe.rejection
-        engine = self.engine
-        if isinstance(engine, ScheduledRetriever):
-            engine.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
+        if self._schedule is not None:
+            self._schedule.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
         # Each worker has every W-th run, and the first, which alone reports, the most.
         self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world))
         model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
@@ -492,8 +486,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.workers,
             stage.folder / "samples",
             {"agent": stage.begins, **dump_settings(settings)},
-            Agent(self.protocol, sampler, self.made_of(stage.begins, settings.temperature)),
-            engine,
+            Agent(self.protocol, sampler, self.turn_identities(stage.begins, settings.temperature)),
+            self.training_retriever,
             questions,
             recipe.limits,
             seed=stage.seed("samples"),

@@ -6,7 +6,7 @@ A recipe may have stages. A stage replaces some settings of the recipe and start
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
@@ -52,8 +52,6 @@ class ImportSettings(Settings):
 
 class DataSettings(Settings):
     """Corpus and questions: exactly one of `world`, `imported` and `folder`."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"engine": "training_retriever"}
 
     world: WorldSettings | None = None
     """A laptop world, made for the run."""
@@ -118,8 +116,6 @@ class PolicySettings(Settings):
 
 class WarmStartSettings(Settings):
     """Supervised training on demonstrations."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"writer": "demonstrator"}
 
     demonstrator: Literal["expert", "rules", "gold", "runs"] = "expert"
     """`expert` needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at once, for protocols
@@ -190,8 +186,6 @@ class TableSettings(Settings):
 
 class AgentRecipe(Placement):
     """The training and measurement of one agent. `precision` is that of sampling; learners have their own."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template", "frozen": "graders"}
 
     about: str = ""
     """One line for people."""

@@ -133,9 +133,9 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
         run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
         served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
-    protocol, made_of = training.recipe.load_protocol(row.protocol), made_of_row(training, row)
+    protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
     framed = protocol.template.framed(training.tokenizer)
-    identities = identities_of(made_of, protocol, column.retriever, column.questions, limits, seed, framed)
+    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     if len(run.done()) == len(column.questions):
         return
@@ -169,21 +169,21 @@ def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
     }
 
 
-def made_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
+def identities_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
     """Digests of what the row's turns depend on: see `Agent.identities`."""
     if row.policy:
-        return training.made_of(row.policy, row.temperature)
-    return {"agent": row.name, "tokenizer": training.made_of("start", 0.0)["tokenizer"]}
+        return training.turn_identities(row.policy, row.temperature)
+    return {"agent": row.name, "tokenizer": training.turn_identities("start", 0.0)["tokenizer"]}
 
 
 def agent_of(training: AgentTraining, row: TableRow) -> Agent:
     """The row's agent. The rule-based one uses the policy's tokenizer, so that token counts are comparable."""
     protocol = training.recipe.load_protocol(row.protocol)
-    made_of = made_of_row(training, row)
+    turn_identities = identities_of_row(training, row)
     if not row.policy:
-        return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)
+        return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), turn_identities)
     model = load_model(training.policy_folder(row.policy), training.recipe)
-    return Agent(protocol, training.sampler(model, protocol, row.temperature), made_of)
+    return Agent(protocol, training.sampler(model, protocol, row.temperature), turn_identities)
 
 
 def limits_of(training: AgentTraining, row: TableRow) -> Limits:

@@ -10,7 +10,7 @@ from coseek.core.errors import DataError, ErrorList, SettingError, nearest
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
-from coseek.data.dataset import Dataset
+from coseek.data.dataset import Dataset, check_gold_ids
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.selection import QuestionFilter, draw
@@ -126,13 +126,6 @@ def check_questions(path: Path, split: str | None) -> None:
 
 def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:
     """Refuse questions whose gold passages are not in the retriever's corpus, where that is known."""
-    corpus = retriever.corpus
-    if corpus is None:
-        return
-    for question in questions:
-        for ident in question.gold_ids:
-            if not corpus.has(ident):
-                raise DataError(
-                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus that "
-                    f"{index} searches; use the index of these questions' own corpus"
-                )
+    if retriever.corpus is not None:
+        where = f"the corpus that {index} searches"
+        check_gold_ids(questions, retriever.corpus, where, "use the index of these questions' own corpus")

@@ -24,7 +24,7 @@ from coseek.core.files import (
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import plugin_digests
 from coseek.core.progress import NoProgress, Progress
-from coseek.core.settings import Settings, changed_settings, dump_settings, first_difference, make_settings
+from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
 from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
@@ -69,7 +69,7 @@ class TrainingRun(Generic[R]):
         with kept_lock(self.folder) as self._lock:
             self.check()
             return begin(
-                self.folder, self.recipe, resume, self.bound, self.identities(), self.going_on, self.progress.say
+                self.folder, self.recipe, resume, self.bound, self.identities(), self.on_resume, self.progress.say
             )
 
     def check(self) -> None:
@@ -83,7 +83,7 @@ class TrainingRun(Generic[R]):
         """Return the digests of what the recipe names."""
         return {}
 
-    def going_on(self, began: R, recipe: R) -> None:
+    def on_resume(self, began: R, recipe: R) -> None:
         """Called on resume with the stored recipe and the new one; may raise."""
 
     def model_card(
@@ -122,7 +122,7 @@ def begin(
     resume: bool,
     bound: Callable[[R], JsonObject] = dump_settings,
     identities: Identities | None = None,
-    going_on: Callable[[R, R], None] | None = None,
+    on_resume: Callable[[R, R], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> R:
     """Write the recipe into a new folder, or check that the folder was started with this recipe.
@@ -130,7 +130,7 @@ def begin(
     Returns the recipe as it is trained and stored, with `auto` precisions resolved. A resumed run keeps the precisions
     it started with. A folder that holds only the record of a failed start counts as new. `bound` gives the settings
     that must not change on resume; settings added since the start count as their defaults. `identities` must equal
-    those of the start. `going_on` is called with the stored and the new recipe after all checks and before the new one
+    those of the start. `on_resume` is called with the stored and the new recipe after all checks and before the new one
     is stored; it may raise. Raises `DataError` and `SettingError`.
     """
     path, now = folder / FILE, dict(identities or {})
@@ -149,8 +149,7 @@ def begin(
     written = read_yaml(path, "record")
     began = resolve_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
     recipe = resolve_recipe(asked, began)
-    if different := first_difference(bound(began), bound(recipe)):
-        raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")
+    check_same_settings(folder, bound(began), bound(recipe), "take the same recipe")
     own_began = cast(JsonObject, written.get(OWN) or {})
     for name, digest in plugin_digests(bound(recipe)).items():
         if own_began.get(name) != digest:
@@ -158,8 +157,8 @@ def begin(
                 f"{name} is not the file that {folder} was begun with; put that one back, or choose another --out"
             )
     check_identities(path, written.get(KEY), now)
-    if going_on is not None:
-        going_on(began, recipe)
+    if on_resume is not None:
+        on_resume(began, recipe)
     known = cast(dict[str, str], written.get(KEY) or {})
     tree = {**written, "recipe": dump_settings(recipe), KEY: {**known, **now}}
     if tree != written:

@@ -54,9 +54,6 @@ from coseek.retrieval.views import load_views
 PACKAGE = "coseek.retrieval.retrievers"
 SCHEMA = 4
 """Version of `index.json` and of the files beside it."""
-_READ = (2, 3, 4)
-"""Schemas that are read. The corpus digest of schema 2 is another one: it holds while the corpus file is untouched.
-Before schema 4 there are no checksums."""
 
 
 class IndexModule(Protocol):
@@ -85,11 +82,10 @@ class IndexCard:
     corpus_path: str | None
     """The path of the corpus file relative to the index folder; `None` for a corpus in memory."""
     coseek: str
-    schema: int = SCHEMA
 
     def to_json(self) -> JsonObject:
         return {
-            "schema": self.schema,
+            "schema": SCHEMA,
             "retriever": self.retriever,
             "settings": self.settings,
             "corpus": {"digest": self.digest, "passages": self.passages, "path": self.corpus_path},
@@ -128,14 +124,14 @@ class IndexCard:
 
     @classmethod
     def _from_json(cls, row: JsonObject, folder: Path) -> "IndexCard":
-        if row["schema"] not in _READ:
+        if row["schema"] != SCHEMA:
             raise DataError(f"{folder} is an index of schema {row['schema']!r}, and this coseek reads schema {SCHEMA}")
         corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
         path = None if corpus["path"] is None else str(corpus["path"])
-        passages, schema = int(cast(int, corpus["passages"])), int(cast(int, row["schema"]))
+        passages = int(cast(int, corpus["passages"]))
         if not isinstance(settings, dict):
             raise TypeError("settings")
-        return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]), schema)
+        return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]))
 
 
 def retriever_names() -> list[str]:
@@ -217,7 +213,7 @@ def open_index(
     `IndexMismatch`, a damaged file a `DataError`."""
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
-    check_files(folder, card)
+    check_files(folder)
     module = index_module(card.retriever)
     settings = stored_settings(module, card, load_views(overrides or {}))
     corpus = corpus_of(folder, card) if corpus is None else corpus
@@ -229,11 +225,9 @@ def open_index(
     return module.load(folder, corpus, settings)
 
 
-def check_files(folder: Path, card: IndexCard, report: Report | None = None) -> Checksums | None:
-    """Compare the files of an index with its checksums: all blocks with a `report`, else a sample of
-    them. `None` for an index of a schema without checksums. Raises `DataError` with the damaged file."""
-    if card.schema < SCHEMA:
-        return None
+def check_files(folder: Path, report: Report | None = None) -> Checksums:
+    """Compare the files of an index with its checksums: all blocks with a `report`, else a sample of them. Raises
+    `DataError` with the damaged file."""
     sums = Checksums.read(folder)
     if report is None:
         sums.check_sample(random.Random())  # another sample at each opening; results do not depend on it
@@ -257,9 +251,7 @@ def verify_index(folder: Path | str, report: Report = silent) -> Verified:
     corpus."""
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
-    sums = check_files(folder, card, report)
-    if sums is None:
-        raise DataError(f"{folder} is of schema {card.schema}, without checksums; rebuild it, or use --update once")
+    sums = check_files(folder, report)
     path = None if card.corpus_path is None else _corpus_file(folder, card.corpus_path)
     if path is not None and read_corpus(path, folder).digest != card.digest:
         raise IndexMismatch(f"{path} has changed since {folder} was made; use `coseek index --update`, or rebuild it")
@@ -286,9 +278,7 @@ def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str
     """The settings of an index, with overrides for searching."""
     # A card is data: it does not say what its maker's settings keep out of it, such as whether code may run.
     unsaid = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
-    named = module.SETTINGS.renamed
-    overrides = named(overrides)
-    stored = {name: value for name, value in named(card.settings).items() if name not in unsaid}
+    stored = {name: value for name, value in card.settings.items() if name not in unsaid}
     settings = make_settings(module.SETTINGS, {**stored, **overrides})  # raises for an unknown name
     free: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name, value in overrides.items():

@@ -104,7 +104,7 @@ def update_index(
     with lock_beside(out, again=False):
         if not (out / DIGESTS).is_file():
             raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")
-        check_files(out, card, report)  # in full: the new index takes these bytes over and vouches for them
+        check_files(out, report)  # in full: the new index takes these bytes over and vouches for them
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
         change = CorpusChange.between(cast(Digests, read_array(out / DIGESTS, "i", 4)), as_digests(corpus.digests, 4))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from coseek.core.errors import DataError, SettingError
@@ -17,9 +18,10 @@ from coseek.core.files import (
 )
 from coseek.core.fingerprint import file_digest
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.data.imports._sources import files_of
 from coseek.data.run import Run
 from coseek.traces.conversation import ConversationReader
-from coseek.traces.records import RecordFault, RecordReader, log_files
+from coseek.traces.records import KINDS, RecordFault, RecordReader
 from coseek.traces.settings import TraceSettings
 
 REPORT = "source.json"
@@ -82,7 +84,7 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
     in order. Raises `DataError` for a folder with other contents, and `SettingError` for a path that no record has.
     """
     settings = settings or TraceSettings()
-    files = log_files(sources)
+    files = list(chain(*files_of(sources, KINDS, below=True)))
     check_output_folder(out, "run.yaml")
     if (out / "run.yaml").exists() and not is_failed_start(out, "run.yaml"):
         raise DataError(f"{out} holds a run already; choose another --out")

@@ -14,9 +14,10 @@ from typing import cast
 
 from coseek.agents.actions import texts_of
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, open_text, read_byte_lines, read_json
+from coseek.core.files import Json, JsonObject, read_byte_lines, read_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
+from coseek.data.imports._sources import kind_of
 from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question
 from coseek.traces.atif import conversation_parts, is_atif
@@ -35,26 +36,6 @@ class RecordFault:
 
     where: str
     reason: str
-
-
-def log_files(sources: Sequence[Path]) -> list[Path]:
-    """The files themselves, and those of folders by name. Raises `DataError` for none."""
-    files: list[Path] = []
-    for source in sources:
-        if not source.is_dir():
-            open_text(source).close()  # a missing file is refused before anything is read
-            files.append(source)
-            continue
-        found = [path for path in sorted(source.rglob("*")) if path.is_file() and kind_of(path) in KINDS]
-        if not found:
-            raise DataError(f"{source} holds no {', '.join(KINDS)} file (plain or .gz); name the logs to import")
-        files += found
-    return files
-
-
-def kind_of(path: Path) -> str:
-    """The suffix, under a `.gz`, in small letters."""
-    return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
 
 
 @dataclass

@@ -41,8 +41,9 @@ class ExpertSettings(Settings):
     max_searches: int = Field(default=8, ge=1)
     """Searches after which it answers from what it has found."""
     restate: bool = False
-    """Behind a fact write the question that is left, and in comparisons each name right behind its value: a small
-    policy then copies what it needs next from the words before, instead of counting the hops."""
+    """Behind a fact write the question that is left, or the answer when nothing is left, and in comparisons each name
+    right behind its value: a small policy then copies what it needs next from the words before, instead of counting the
+    hops. A demonstration that breaks off does not: so RL can unlearn to break off, and still ends short questions."""
 
 
 PROMPT_TEMPLATE = "laptop"
@@ -162,7 +163,8 @@ def _bad_query(step: Step, rng: random.Random) -> str:
 
 def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
     if kind_of(question) != "comparison":
-        return Move(spaced(_found(question, plan[-1])), answer=spaced(plan[-1].sub_answer))
+        found, answer = _found(question, plan[-1]), plan[-1].sub_answer
+        return Move(spaced(f"{found} Now : {answer} ." if restate else found), answer=spaced(answer))
     verdict, answer = _compare(question, plan)
     found = [_found(question, step) for step in plan]
     if restate:

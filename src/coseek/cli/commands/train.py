@@ -103,13 +103,10 @@ def train_generator(
     passages of one search. Its folder is for `--answer-with`. It can be stopped at any moment; --resume goes on to the
     same result as without the stop.
     """
-    recipe = make_settings(GeneratorRecipe, assignments(settings or [], onto=dump_settings(GeneratorRecipe())))
-    if show:
-        print_settings(recipe, as_json)
-        return
-    from coseek.pipelines.generator import GeneratorTraining  # torch
+    if (recipe := reader_recipe(GeneratorRecipe, settings, show, as_json)) is not None:
+        from coseek.pipelines.generator import GeneratorTraining  # torch
 
-    train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
+        train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 
 
 @app.command("base")
@@ -126,14 +123,11 @@ def train_base(
     folder is for `policy.folder` of a recipe and for `--answer-with`. It can be stopped at any moment; --resume goes on
     to the same result as without the stop.
     """
-    recipe = make_settings(BaseRecipe, assignments(settings or [], onto=dump_settings(BaseRecipe())))
-    if show:
-        print_settings(recipe, as_json)
-        return
-    from coseek.pipelines.base import BaseTraining  # torch
+    if (recipe := reader_recipe(BaseRecipe, settings, show, as_json)) is not None:
+        from coseek.pipelines.base import BaseTraining  # torch
 
-    way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
-    train_reader(BaseTraining, recipe, out, resume, as_json, way)
+        way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
+        train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
 @app.command("simulator")
@@ -248,6 +242,15 @@ def train_together(
         results = Results.of(training.course, training.pairs, rounds)
         table = results.write()
     print_result(folder, table, as_json, listed(results.files()))
+
+
+def reader_recipe(kind: type[R], settings: list[str] | None, show: bool, as_json: bool) -> R | None:
+    """The recipe of a laptop model that reads; with `show` it is printed, and there is nothing to train."""
+    recipe = make_settings(kind, assignments(settings or [], onto=dump_settings(kind())))
+    if not show:
+        return recipe
+    print_settings(recipe, as_json)
+    return None
 
 
 def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: bool, as_json: bool, way: str) -> None:

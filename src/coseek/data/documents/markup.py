@@ -16,28 +16,25 @@ if TYPE_CHECKING:
     from lxml.etree import iterwalk  # type: ignore[import-untyped]
 
 CELL = " | "
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _FRONT = re.compile(r"\A---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
-_NEVER = frozenset(
-    re.findall(r"\w+", "script style nav noscript template svg iframe object select button input textarea dialog head")
-)
-_BLOCKS = frozenset(
-    re.findall(
-        r"\w+",
-        "p div ul ol dl dt dd table thead tbody tfoot caption pre blockquote section article main header footer aside "
-        "figure figcaption address details summary fieldset form hr br body html",
-    )
+_NEVER = _names("script style nav noscript template svg iframe object select button input textarea dialog head")
+_BLOCKS = _names(
+    "p div ul ol dl dt dd table thead tbody tfoot caption pre blockquote section article main header footer aside "
+    "figure figcaption address details summary fieldset form hr br body html"
 )
 _LARGEST = 10**15
 """Whole numbers from here on are kept as text."""
 _INLINE = {"softbreak": "\n", "hardbreak": "\n", "html_inline": " "}
 """Markdown's inline tokens whose content is no text → what stands for them."""
 _HEADING = re.compile(r"h([1-6])\Z")
-_RST_BLOCKS = frozenset(
-    re.findall(
-        r"\w+",
-        "paragraph title rubric subtitle literal_block doctest_block term field_name line caption attribution "
-        "math_block",
-    )
+_RST_BLOCKS = _names(
+    "paragraph title rubric subtitle literal_block doctest_block term field_name line caption attribution math_block"
 )
 _DATES = ("article:published_time", "date", "dc.date", "dcterms.date", "article:modified_time", "last-modified")
 _ASKS_FOR_FILE = re.compile(r"\A\.\. (?:raw|include|[\w-]+::[^\n]*\n[ \t]+:(?:file|url):)")

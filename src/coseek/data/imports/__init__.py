@@ -19,9 +19,9 @@ from coseek.core.fingerprint import file_digest
 from coseek.core.plugins import plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
+from coseek.data.dataset import check_gold_ids
 from coseek.data.imports._published import Deal, origin_of
 from coseek.data.imports._sources import ImportedData, expand
-from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
@@ -103,11 +103,11 @@ def import_data(
         if report is None and not (reading.questions or reading.splits):
             raise _nothing("questions", files, format_name)
         splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
-        others = _other_splits(out, None if _replaces(out, report) else corpus.digest)
-        _check_gold({**others, **splits}, corpus)
+        whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
+        check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
         counts = {name: len(questions) for name, questions in splits.items()}
         found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes), report or {}))
-        for name, questions in {**others, **splits}.items():
+        for name, questions in whole.items():
             save_questions(folder / f"questions.{name}.jsonl", questions)
         card: JsonObject = {  # names and digests of the files, no paths of this machine
             "format": format_name,
@@ -155,17 +155,6 @@ def _nothing(what: str, files: Sequence[Path], format_name: str, report: JsonObj
 def _card_name(file: Path) -> str:
     """The name of a source; with its folder where that names the data set (`nq/train.jsonl`)."""
     return f"{file.absolute().parent.name}/{file.name}" if origin_of(file) is not None else file.name
-
-
-def _check_gold(splits: Mapping[str, Sequence[Question]], corpus: Corpus) -> None:
-    """Refuse gold passages outside of the corpus."""
-    for question in chain(*splits.values()):
-        for ident in question.gold_ids:
-            if not corpus.has(ident):
-                raise DataError(
-                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus; "
-                    "give the corpus file that belongs to these questions"
-                )
 
 
 def parse_shares(text: str) -> dict[str, float]:

@@ -77,23 +77,29 @@ class SourceRow:
 def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
     """Replace each folder by its data files: those named `FORMAT_…`, or all without any. Raises `DataError`."""
     files: list[Path] = []
-    for source in sources:
-        if not source.is_dir():
-            open_text(source).close()  # a missing file is refused before anything is read
-            files.append(source)
-            continue
-        found = sorted(path for path in source.iterdir() if kind_of(path) in KINDS)
-        if not found:
-            raise DataError(f"{source} holds no {', '.join(KINDS)} file (plain or .gz); name the files to import")
-        files.extend([path for path in found if path.name.startswith(f"{format_name}_")] or found)
+    for found in files_of(sources, KINDS):
+        files += [path for path in found if path.name.startswith(f"{format_name}_")] or found
     if not files:
         raise DataError(f"nothing to import as {format_name}; name at least one file")
     return files
 
 
+def files_of(sources: Sequence[Path], kinds: Sequence[str], below: bool = False) -> Iterator[list[Path]]:
+    """For each source: the file itself, or a folder's files of these kinds, sorted; `below`: of its subfolders too."""
+    for source in sources:
+        if not source.is_dir():
+            open_text(source).close()  # a missing file is refused before anything is read
+            yield [source]
+            continue
+        found = sorted(p for p in source.glob("**/*" if below else "*") if p.is_file() and kind_of(p) in kinds)
+        if not found:
+            raise DataError(f"{source} holds no {', '.join(kinds)} file (plain or .gz); name the files to import")
+        yield found
+
+
 def kind_of(path: Path) -> str:
-    """The suffix under a `.gz`."""
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    """The suffix, under a `.gz`, in small letters."""
+    return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
 
 
 def read_rows(path: Path) -> Iterator[SourceRow]:

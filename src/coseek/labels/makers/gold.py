@@ -58,9 +58,7 @@ class GoldMaker:
         return digest_of("gold", self.settings.model_dump_json(), self.parts.retriever.identity)
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
-        with self.parts.ahead(self._rows, turns, self.parts.retriever) as ahead:
-            for rows in ahead:
-                yield from rows
+        return self.parts.each(self._rows, turns, self.parts.retriever)
 
     def _rows(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
         rows: list[Labelled] = []

@@ -79,9 +79,9 @@ class Pairs:
         named: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
         asked: JsonObject = {**named, "select": {}, "seed": course.recipe.pairs.seed}
         settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
-        made_of, protocol = course.made_of(pair.agent, 0.0), course.agent(pair.agent).protocol
+        turn_identities, protocol = course.turn_identities(pair.agent, 0.0), course.agent(pair.agent).protocol
         retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
-        identities = identities_of(made_of, protocol, retriever, questions, limits, seed)
+        identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed)
         run = Run.made_with(self.path(pair), settings, identities)
         if len(run.done()) == len(questions):
             return

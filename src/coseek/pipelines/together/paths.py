@@ -97,11 +97,11 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         training = self.agent(number)
         model = load_model(self.policy(number), training.recipe)
         sampler = training.sampler(model, training.protocol, temperature)
-        return Agent(training.protocol, sampler, self.made_of(number, temperature))
+        return Agent(training.protocol, sampler, self.turn_identities(number, temperature))
 
-    def made_of(self, number: int, temperature: float) -> dict[str, str]:
+    def turn_identities(self, number: int, temperature: float) -> dict[str, str]:
         """Digests of what the turns of agent `number` depend on: see `Agent.identities`."""
-        return self.agent(number).made_of("trained" if number else "warm", temperature)
+        return self.agent(number).turn_identities("trained" if number else "warm", temperature)
 
     def agent_recipe(self, number: int) -> AgentRecipe:
         """The recipe after the warm start, over the retriever of the round before."""

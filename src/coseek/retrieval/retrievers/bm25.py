@@ -25,7 +25,6 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.checksums import CHECKSUMS
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
@@ -293,7 +292,7 @@ def _read_counts(folder: Path) -> WordCounts:
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
     vocabulary = _read_vocabulary(folder)
-    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P), len(lengths_N))
+    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P))
     return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
@@ -303,11 +302,10 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
-    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(weights_P), len(corpus))
-    kept = folder / "maxima.npy"  # absent from indexes of coseek 0.1
-    maxima_V = cast(Scores, read_array(kept, "f")) if kept.is_file() else _maxima(weights_P, starts_V1)
+    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(weights_P))
+    maxima_V = cast(Scores, read_array(folder / "maxima.npy", "f"))
     if len(maxima_V) != len(vocabulary):
-        raise DataError(f"{kept} does not fit the other files of {folder}; {WAY_OUT}")
+        raise DataError(f"maxima.npy does not fit the other files of {folder}; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
     return Bm25(corpus, settings, postings, {word: number for number, word in enumerate(vocabulary)})
 
@@ -326,12 +324,8 @@ def vocabulary_text(vocabulary: list[str]) -> str:
     return f'["{joined}"]' if plain else json.dumps(vocabulary, ensure_ascii=False)
 
 
-def _check_sizes(folder: Path, words: int, starts_V1: Ints, rows_P: Rows32, pairs: int, passages: int) -> None:
-    """Refuse files that do not fit each other. The rows are read only where there are no checksums, as in indexes of
-    coseek 0.2."""
+def _check_sizes(folder: Path, words: int, starts_V1: Ints, rows_P: Rows32, pairs: int) -> None:
+    """Refuse files that do not fit each other. The rows themselves are vouched for by checksums."""
     fits = len(starts_V1) == words + 1 and starts_V1[0] == 0 and starts_V1[-1] == len(rows_P) == pairs
-    fits = fits and bool((np.diff(starts_V1) >= 0).all())
-    if fits and len(rows_P) and not (folder / CHECKSUMS).is_file():
-        fits = int(rows_P.min()) >= 0 and int(rows_P.max()) < passages
-    if not fits:
+    if not fits or not (np.diff(starts_V1) >= 0).all():
         raise DataError(f"the arrays of {folder} do not fit each other; {WAY_OUT}")

@@ -34,8 +34,6 @@ class EmbeddingSettings(Placement):
     in the third digit, and an index keeps the precision it was built with. Exact search runs on the same device."""
 
     USE: ClassVar[Use] = Use.ENCODING
-    OLD_NAMES: ClassVar[dict[str, str]] = {"encoder_dtype": "precision"}
-
     encoder: str = "minilm"
     """A sentence-transformers folder, or a shipped encoder (`base`, `minilm`)."""
     view: View | None = None

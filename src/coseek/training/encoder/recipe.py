@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -162,8 +162,6 @@ class HeldOutSettings(Settings):
 
 class RetrieverRecipe(DevicePlacement):
     """Settings of the training and evaluation of one encoder, both on one device."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"lessons": "synthetic"}
 
     about: str = ""
     """One line of description."""

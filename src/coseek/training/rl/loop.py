@@ -38,7 +38,7 @@ from coseek.training.rl.rollout_ahead import RolloutAhead
 from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.token_record import StepTokens, TokenRecord
-from coseek.training.rl.update import counted_rows, improve, logprob_gap
+from coseek.training.rl.update import counted_rows, logprob_gap, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.learner import Trainable
@@ -101,11 +101,11 @@ def train_rl(
             run.rollout.ask(step, state.position)
             sampled = sample_step(step, stream, state.position, settings, run.rollout, reward, backend, report.timer)
             backend.release()
-            learnt = _learn(step, sampled, run, report)
+            updated = _update(step, sampled, run, report)
             backend.refresh()
 
             report.episodes = sampled.episodes
-            report.row = {"step": step + 1, **describe(sampled.episodes), **learnt, **sampled.describe()}
+            report.row = {"step": step + 1, **describe(sampled.episodes), **updated, **sampled.describe()}
             report.row |= run.rollout.describe(step, sampled.episodes)
             state.advance(step + 1, state.position + sampled.questions)
             for callback in callbacks:
@@ -113,7 +113,7 @@ def train_rl(
     return report.row
 
 
-def _learn(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> dict[str, float]:
+def _update(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> dict[str, float]:
     """Compute advantages and update. Returns the metrics; without a scored run there is no update."""
     settings, policy, episodes, timer = run.settings, run.backend.policy, sampled.kept, report.timer
     if not episodes.scored:
@@ -125,9 +125,9 @@ def _learn(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> d
     with timer("update_s"):
         rng = random.Random(f"{settings.seed}/minibatches/{step}")
         record = TokenRecord(experience) if report.wants_tokens else None
-        learnt = improve(experience, settings, run.algorithm, run.backend, rng, record)
-        if "logprob_gap" not in learnt:
-            learnt |= logprob_gap(policy, experience.batch, PROBE_RUNS)
+        updated = update_weights(experience, settings, run.algorithm, run.backend, rng, record)
+        if "logprob_gap" not in updated:
+            updated |= logprob_gap(policy, experience.batch, PROBE_RUNS)
     batch = experience.batch
     if record is not None:
         trained_B = torch.zeros(len(batch), dtype=torch.bool)
@@ -139,7 +139,7 @@ def _learn(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> d
         "zero_spread": experience.zero_spread,
         "lone_runs": experience.lone,
         "lr": policy.learning_rate,
-        **learnt,
+        **updated,
         **probe.metrics(),
     }
 

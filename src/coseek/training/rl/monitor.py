@@ -75,6 +75,11 @@ class AlarmWindow:
         middle = min(max((before + now) / 2.0, 0.0), 1.0)
         return abs(now - before) > ERRORS * math.sqrt(middle * (1.0 - middle) / self.questions)
 
+    def fall(self, means: Sequence[float], share: float) -> tuple[float, float] | None:
+        """(the last mean, the best one) where the last is below `share` of the best, beyond noise."""
+        now, level = means[-1], max(means)
+        return (now, level) if now < share * level and self.exceeds_noise(level, now) else None
+
     def recent_mean(self, name: str) -> float:
         """Mean over the recent rows, of which there may be fewer than `steps`."""
         return fmean(row[name] for row in self.recent)
@@ -127,23 +132,18 @@ def checks_of(settings: RlSettings) -> list[AlarmCheck]:
 
 
 def _no_search(window: AlarmWindow) -> str | None:
-    means = window.means("search_rate")
-    now, level = means[-1], max(means)
-    if now >= window.settings.search_share * level or not window.exceeds_noise(level, now):
-        return None
-    return (
-        f"{now:.0%} of the runs search, down from {level:.0%}; a search costs more reward than it gains: lower the "
-        "charge for a search, hold the policy with rl.kl, or train on questions that need a search"
+    fall = window.fall(window.means("search_rate"), window.settings.search_share)
+    return fall and (
+        f"{fall[0]:.0%} of the runs search, down from {fall[1]:.0%}; a search costs more reward than it gains: lower "
+        "the charge for a search, hold the policy with rl.kl, or train on questions that need a search"
     )
 
 
 def _no_answer(window: AlarmWindow) -> str | None:
     means = [sum(both) for both in zip(window.means("answered"), window.means("declined"), strict=True)]
-    now, level = means[-1], max(means)
-    if now >= window.settings.answer_share * level or not window.exceeds_noise(level, now):
-        return None
-    return (
-        f"{now:.0%} of the runs answer or decline, down from {level:.0%}; check how the others end (`truncated`, "
+    fall = window.fall(means, window.settings.answer_share)
+    return fall and (
+        f"{fall[0]:.0%} of the runs answer or decline, down from {fall[1]:.0%}; check how the others end (`truncated`, "
         "`valid`): give no reward to runs without an answer, and raise the token limits so that an answer fits"
     )
 

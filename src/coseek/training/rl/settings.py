@@ -1,6 +1,6 @@
 """Settings of reinforcement learning. Does not import torch: a recipe is checked before torch is loaded."""
 
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -118,8 +118,6 @@ class RolloutSettings(Settings):
 
 class RlSettings(Settings):
     """Reinforcement learning of an agent. The defaults fit a laptop; the papers' values are given in brackets."""
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"health": "monitor"}
 
     algorithm: str = "grpo"
     """`grpo`, `rloo`, `reinforce-pp`, `ppo`, or the path of a Python file: see `rl/algorithm.py`."""

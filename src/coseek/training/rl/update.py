@@ -56,7 +56,7 @@ class MetricAverager:
         return {name: total / self.counts[name] for name, total in self.sums.items() if self.counts[name]} | self.maxima
 
 
-def improve(
+def update_weights(
     experience: Experience,
     settings: RlSettings,
     algorithm: Algorithm,
