@@ -9,7 +9,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray
+.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
 	@echo "make test-tinker  test training by SkyRL's Tinker server on a processor, in .venv-tinker (make engine-tinker)"
 	@echo "make test-ray     test work over the nodes of a Ray cluster, in .venv-ray (make engine-ray)"
+	@echo "make test-verl    test training inside verl, on a processor, in .venv-verl (make engine-verl; Python 3.11 or 3.12)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -151,6 +152,18 @@ engine-ray:
 
 test-ray: engine-ray
 	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/pipelines/test_ray.py
+# verl asks for an older transformers than `coseek[train]`, so constraints.txt pins torch alone. Its wheel leaves its own
+# `tests` and `scripts` at the top level.
+VERL := .venv-verl/bin/python
+engine-verl:
+	test -x $(VERL) || $(PYTHON) -m venv .venv-verl
+	$(VERL) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VERL) -m pip install --quiet --disable-pip-version-check -e '.[verl]' "$$(grep ^torch== constraints.txt)" pytest hypothesis
+	rm -rf .venv-verl/lib/python3.*/site-packages/tests .venv-verl/lib/python3.*/site-packages/scripts
+
+test-verl: engine-verl
+	RAY_ADDRESS=local RAY_memory_monitor_refresh_ms=0 RAY_raylet_start_wait_time_s=300 OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings \
+		-rP tests/adapters/test_verl.py
 
 quick: env
 	$(PYTEST) -m "not slow"

@@ -59,7 +59,7 @@ def test_looks_tables_and_training_questions_hold_every_data_set_in_its_share(da
     training = AgentTraining(recipe(data, "table={questions: 90, dev_questions: 60}", "select.most=120"), tmp_path)
     training.prepare_data()
     (stage,) = training.stages
-    assert_in_shares(training._dev_questions(training.recipe), 60)
+    assert_in_shares(training.dev_questions(training.recipe), 60)
     for column in training.sets:
         assert_in_shares(column.questions, 90)
     assert_in_shares(training.training_questions(stage, training.scoring(training.recipe)), 120)

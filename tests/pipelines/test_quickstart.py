@@ -32,7 +32,7 @@ def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_
     assert all(parameter.equal(new[name]) for name, parameter in old.items() if "embed" not in name)
 
 
-def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_its_dev_questions(tmp_path: Path) -> None:
+def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_itsdev_questions(tmp_path: Path) -> None:
     few = ["table.dev_questions=3", "table.questions=3", "rl.evaluate_every=0"]
     for dev, named in ((True, ["dev", "test", "unseen"]), (False, ["test", "unseen"])):
         recipe = load_recipe("quickstart", [*TINY, *few, f"table.dev={dev}"])
@@ -40,7 +40,7 @@ def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_its_
         training.begin(resume=False)
         training.prepare_data()
         assert [column.name for column in training.sets] == named
-        assert len(training._dev_questions(recipe)) == 3
+        assert len(training.dev_questions(recipe)) == 3
 
 
 @pytest.mark.slow

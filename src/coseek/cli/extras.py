@@ -38,6 +38,7 @@ EXTRA_OF = {
     "llama_index": "llama-index",
     "haystack": "haystack",
     "ray": "ray",
+    "verl": "verl",
 }
 """Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 

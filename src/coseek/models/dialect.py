@@ -40,6 +40,12 @@ _ROUNDING = 1e-6
 """Tolerance of a float32 log-probability above 0."""
 
 
+def turn_seed(seed: int, read: int) -> int:
+    """A 31-bit seed per turn, for servers that restart their random numbers with each request; `read` is the number of
+    tokens before it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{read}".encode()).digest()[:4], "big") >> 1
+
+
 @dataclass(frozen=True, slots=True)
 class RowSegment:
     """A part of a row by one author."""
@@ -68,9 +74,7 @@ class TurnRequest:
 
     @property
     def turn_seed(self) -> int:
-        """A 31-bit seed per turn, for servers that restart their random numbers with each request."""
-        key = f"{self.seed}/{sum(len(part.ids) for part in self.parts)}".encode()
-        return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") >> 1
+        return turn_seed(self.seed, sum(len(part.ids) for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True)

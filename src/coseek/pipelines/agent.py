@@ -46,6 +46,7 @@ from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetr
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
+from coseek.pipelines.verl.stage import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
@@ -332,7 +333,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         questions = candidates(self.questions(recipe.data.train), recipe.select)
         self.progress.stage("baselines", len(questions))
         return self.graders.baselines(
-            [*questions, *self._dev_questions(recipe)],
+            [*questions, *self.dev_questions(recipe)],
             self.retrievers["data"],
             accuracy_of(recipe),
             lambda done, _: self.progress.advance(min(done, len(questions))),
@@ -355,7 +356,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         baselines = scoring.baselines or self.baselines(recipe)
         return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, seed, self.progress.say))
 
-    def _dev_questions(self, recipe: AgentRecipe) -> list[Question]:
+    def dev_questions(self, recipe: AgentRecipe) -> list[Question]:
         return draw(self.questions(recipe.data.dev), recipe.table.dev_questions, recipe.table.seed)
 
     def roll_out(
@@ -368,7 +369,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         """Metrics on `table.dev_questions` questions of the dev split: see `dev_metrics`."""
-        questions = self._dev_questions(recipe)
+        questions = self.dev_questions(recipe)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
         runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
         return dev_metrics(runs, scoring)
@@ -379,10 +380,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
-        if stage.recipe.learn != "rejection":
-            self.reinforce(stage)
-        else:
+        if stage.recipe.learn == "rejection":
             self.rejection_sampling(stage)
+        elif not reinforced_in_verl(self, stage, self._add_cards):
+            self.reinforce(stage)
         self.workers.wait()
 
     def reinforce(self, stage: Stage) -> None:

@@ -27,6 +27,7 @@ from coseek.pipelines.agent_recipe import (
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
+from coseek.pipelines.verl.config import check_verl
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import encoder_folder
@@ -35,6 +36,7 @@ from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import check_backend
+from coseek.training.rl.backends.verl import NAME as VERL
 from coseek.training.tracker import find_tracker
 
 
@@ -81,6 +83,8 @@ def check_settings(recipe: AgentRecipe) -> None:
         if stage.recipe.learn == "rl":
             wrong.of(open_algorithm, stage.recipe.rl)
             wrong.of(check_backend, stage.recipe.rl)
+            if stage.recipe.rl.backend == VERL:
+                wrong.of(check_verl, stage.recipe)
     wrong.of(taught, recipe)
     for name in recipe.track:
         wrong.of(find_tracker, name)

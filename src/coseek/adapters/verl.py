@@ -1,0 +1,205 @@
+"""verl: coseek's episodes in verl's workers, and coseek's advantages in its trainer (`make engine-verl`).
+
+`EpisodeLoop` is an agent loop that verl opens by its file of agent loops (`agent_loop_config_path`). It returns one row
+an episode. An episode in which a part failed returns none, so that it is in no loss and no baseline. `TrainerHooks`,
+which verl's trainer makes when it starts, registers the estimator of the run's algorithm.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coseek.agents.async_driver import Sampled, Sampling
+from coseek.cli.extras import missing_extras
+from coseek.core.errors import ModelError
+from coseek.core.files import parse_line
+from coseek.core.settings import load_settings
+from coseek.data.question import Question
+from coseek.data.trajectory import Author
+from coseek.models.dialect import turn_seed
+from coseek.models.model import Request, Tokenizer, TurnEnd
+from coseek.models.stop_strings import stopped_after
+from coseek.pipelines.verl.config import AGENT
+from coseek.pipelines.verl.episodes import EPISODES, EpisodeHost, EpisodeSettings, Place
+from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
+from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe
+from coseek.training.rl.experience import is_flat, row_rewards
+from coseek.training.rl.settings import RlSettings
+
+with missing_extras("training in verl"):
+    from verl.experimental.agent_loop.agent_loop import (
+        AgentLoopBase,
+        AgentLoopMetrics,
+        AgentLoopOutput,
+        DictConfigWrap,
+    )
+    from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+    from verl.trainer.ppo.core_algos import register_adv_est
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Hosts = dict[str, "asyncio.Future[EpisodeHost]"]
+_HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionary()
+"""The hosts of each event loop by settings file: verl makes an `EpisodeLoop` for every episode."""
+
+
+class EpisodeLoop(AgentLoopBase):
+    """Plays one episode."""
+
+    def __init__(
+        self, *, settings: str, trainer_config: DictConfigWrap, server_manager: LLMServerClient, **others: object
+    ) -> None:
+        """`settings` is the path of an `EpisodeSettings` file; the rest is what verl gives every agent loop."""
+        # Not `super().__init__`: it makes a builder of chat prompts for every episode, and warns of models it lacks.
+        self._settings, self._client, self._config = settings, server_manager, trainer_config.config
+
+    async def run(self, sampling_params: dict[str, object], **row: object) -> list[AgentLoopOutput]:
+        """Play the question of a row. Empty if a part failed."""
+        host = await _host(self._settings)
+        info = row["extra_info"]
+        assert isinstance(info, Mapping)
+        place = Place(int(row["global_steps"]), int(info["index"]), int(row["session_id"]), info["split"] == "train")
+        question = Question.from_json(parse_line(str(row["question"]), "a row of verl"))
+        sglang = self._config.actor_rollout_ref.rollout.name == "sglang"
+        key = f"{row['uid']}/{place.sample}"
+        turns = ServerTurns(self._client, host.tokenizer, sampling_params, key, sglang)
+        batch = await host.play(question, place, turns)
+        return [turns.output(one, batch, host.settings.rl, place.step) for one in batch.scored]
+
+
+async def _host(path: str) -> EpisodeHost:
+    """The host of a settings file in this event loop; episodes that begin at the same time open one."""
+    hosts = _HOSTS.setdefault(asyncio.get_running_loop(), {})
+    if path not in hosts:
+        hosts[path] = asyncio.ensure_future(EpisodeHost.open(Path(path)))
+    return await hosts[path]
+
+
+class ServerTurns:
+    """Asks verl's servers for the turns of one episode, which stay at one server."""
+
+    def __init__(
+        self,
+        client: LLMServerClient,
+        tokenizer: Tokenizer,
+        sampling: Mapping[str, object],
+        key: str,
+        sglang: bool,
+    ) -> None:
+        self._client, self._tokenizer, self._sampling, self._key = client, tokenizer, sampling, key
+        self._sglang = sglang
+        self.versions: list[int] = []
+        """Oldest and newest weights of every turn, in training steps."""
+        self.seconds = 0.0
+
+    async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
+        asked = {
+            **{**self._sampling, "max_tokens": sampling.max_tokens, "stop": [*sampling.stops]},
+            **{"skip_special_tokens": False, "spaces_between_special_tokens": False},
+            **self._own(turn_seed(sampling.seed, len(ids))),
+        }
+        began = asyncio.get_running_loop().time()
+        said = await self._client.generate(request_id=self._key, prompt_ids=[*ids], sampling_params=asked)
+        self.seconds += asyncio.get_running_loop().time() - began
+        if said.stop_reason == "aborted":
+            raise ModelError("verl's server aborted the turn")
+        if said.log_probs is None:
+            raise ModelError("verl's server returned no log-probabilities; set rollout.calculate_log_probs=true")
+        found = [said.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
+        self.versions += [version for version in found if version is not None]
+        written = [*said.token_ids]
+        length = stopped_after(written, sampling.stops, self._tokenizer)
+        ended = TurnEnd.EOS if written[-1:] == [self._tokenizer.eos_id] else TurnEnd.LENGTH
+        end = ended if length is None else TurnEnd.STOP
+        return Sampled(written[:length], said.log_probs[:length], end, min(self.versions, default=None))
+
+    def _own(self, seed: int) -> dict[str, object]:
+        """The fields that vLLM and SGLang call by different names."""
+        if self._sglang:
+            return {"no_stop_trim": True, "sampling_seed": seed}
+        return {"include_stop_str_in_output": True, "seed": seed}
+
+    def output(self, episode: ScoredEpisode, batch: EpisodeBatch, rl: RlSettings, step: int) -> AgentLoopOutput:
+        """The row of a scored episode, up to its last policy token, on which verl puts the reward.
+
+        The prompt is what stands before the agent's first token. An episode without one, and one that a setting leaves
+        out of the loss, counts in its group, with a mask of zeros.
+        """
+        run = episode.trajectory
+        ids = [ident for part in run.segments for ident in part.ids]
+        agent = [part.author is Author.AGENT for part in run.segments for _ in part.ids]
+        logprobs = [
+            value
+            for part in run.segments
+            for value in (part.logprobs if part.author is Author.AGENT else (0.0,) * len(part.ids))
+        ]
+        first = agent.index(True) if True in agent else len(ids) - 1
+        end = len(ids) - agent[::-1].index(True) if True in agent else len(ids)
+        trained = not (rl.truncated == "mask" and run.truncated)
+        versions = self.versions or [step - 1]
+        return AgentLoopOutput(
+            prompt_ids=ids[:first],
+            response_ids=ids[first:end],
+            response_mask=[int(one and trained) for one in agent[first:end]],
+            response_logprobs=logprobs[first:end],
+            multi_modal_data={},
+            reward_score=float(row_rewards(batch, rl)[0]),
+            num_turns=sum(part.author is Author.AGENT for part in run.segments),
+            metrics=AgentLoopMetrics(generate_sequences=self.seconds, tool_calls=run.timings["retriever_s"]),
+            extra_fields={
+                "reward_extra_info": {name: float(value) for name, value in describe(batch).items()},
+                "episode": f"{run.question.id}/{run.seed}",
+                "min_global_steps": min(versions),
+                "max_global_steps": max(versions),
+            },
+        )
+
+
+class TrainerHooks(CheckpointCallback):
+    """Registers the advantage estimator of a run, from the settings of its agent loop."""
+
+    def __init__(self, config: "DictConfig") -> None:
+        super().__init__(config)
+        loops = Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+        rl = load_settings(EpisodeSettings, loops.with_name(EPISODES)).rl
+        register_adv_est(AGENT)(partial(estimate, open_algorithm(rl), rl))
+
+
+def estimate(
+    algorithm: Algorithm,
+    rl: RlSettings,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    config: object = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the algorithm's advantages, and the same as returns; both of shape BT (T: tokens of the response).
+
+    `index` names the question's occurrence of each row. A token's reward is the episode's at its last token, less the
+    KL of every token where that is charged to the reward. Padding has a group of its own and a mask of zeros.
+    """
+    mask_BT = response_mask.bool()
+    at_T = torch.arange(mask_BT.shape[1])
+    last_B1 = torch.where(mask_BT, at_T, -1).max(dim=1, keepdim=True).values
+    charged_BT = torch.where(mask_BT & (at_T < last_B1), token_level_rewards.double(), 0.0)
+    rewards_B = token_level_rewards.double().sum(dim=1) - charged_BT.sum(dim=1)
+    groups: dict[str, list[int]] = {}
+    for place, uid in enumerate(index):
+        groups.setdefault(str(uid), []).append(place)
+    flat_B = torch.zeros(len(rewards_B), dtype=torch.bool)
+    for rows in groups.values():
+        flat_B[rows] = rl.group_size > 1 and is_flat(rewards_B[rows])
+    step = StepRewards(
+        rewards_B, -charged_BT.float(), mask_BT, tuple(map(tuple, groups.values())), rl.group_size, flat_B
+    )
+    advantages_BT = algorithm.advantages(step).advantages_BT
+    return advantages_BT, advantages_BT

@@ -1,0 +1,262 @@
+"""verl's configuration from a recipe: a tree for verl's own parser (0.9.1), and the refusal of what verl cannot do.
+
+Known differences that are not refused: verl clamps k3 at ± 10, whitens PPO's advantages with the sample's spread, and
+counts episodes that failed in the divisors `sequence` and `constant`. It orders the questions by its own generator.
+"""
+
+from pathlib import Path
+
+from coseek.core.errors import ErrorList
+from coseek.core.files import JsonObject
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.rewards.reward import make_reward
+from coseek.training.rl.algorithm import CriticSettings, GroupSettings, open_algorithm
+from coseek.training.rl.backends.verl import verl_settings
+from coseek.training.trainer.settings import LearnerSettings
+
+AGENT = "coseek"
+"""The name of our agent loop, and of our advantage estimator."""
+LOOP = "coseek.adapters.verl.EpisodeLoop"
+HOOKS = "coseek.adapters.verl.TrainerHooks"
+TRACKERS = frozenset({"tensorboard", "wandb", "trackio", "mlflow"})
+NEVER = 1e9
+"""A clip that no ratio and no value reaches."""
+KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+
+
+def check_verl(recipe: AgentRecipe) -> None:
+    """Refuse, by name, what a stage's recipe asks and verl cannot do; all of it in one error."""
+    wrong, rl = ErrorList(), recipe.rl
+    algorithm = open_algorithm(rl)
+    compares = isinstance(algorithm.settings, GroupSettings)
+    if recipe.rollout.servers:
+        wrong.say("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
+    if rl.resample:
+        wrong.say("verl bounds no resampling as rl.resample_at_most does; set rl.resample=false")
+    if rl.balance_hops:
+        wrong.say("verl orders the questions itself; set rl.balance_hops=false")
+    if rl.monitor.stop:
+        wrong.say("verl raises none of coseek's alarms; set rl.monitor.stop=false")
+    if rl.questions_per_step % rl.minibatches:
+        wrong.say(
+            f"verl's minibatches are equal, and rl.minibatches={rl.minibatches} does not divide "
+            f"rl.questions_per_step={rl.questions_per_step}; set one that does"
+        )
+    if rl.normaliser == "group":
+        wrong.say("verl has no loss like rl.normaliser=group; set it to token, sequence or constant")
+    if compares and algorithm.drops_zero_spread:
+        wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_spread=count")
+    if compares and rl.kl > 0.0 and rl.kl_in == "reward":
+        wrong.say(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_in=loss")
+    if rl.kl_clamp is not None and (rl.kl_clamp != 10.0 or rl.kl_estimator != "k3"):
+        wrong.say(f"verl clamps k3 at 10 and nothing else; leave out rl.kl_clamp={rl.kl_clamp:g}")
+    if isinstance(algorithm.settings, CriticSettings):
+        if algorithm.name != "ppo":
+            wrong.say(f"verl trains no critic for {algorithm.name}; take rl.algorithm=ppo")
+        elif not rl.algorithm_settings.get("whiten", True):
+            wrong.say("verl always whitens PPO's advantages; leave out rl.algorithm_settings.whiten=false")
+        _check_learner(rl.critic, "rl.critic", wrong)
+    _check_learner(rl.policy, "rl.policy", wrong)
+    _check_parts(recipe, wrong)
+    for name in recipe.track:
+        if name not in TRACKERS:
+            wrong.say(f"verl does not know the tracker {name!r} of `track`; it knows {', '.join(sorted(TRACKERS))}")
+    wrong.refuse()
+
+
+def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> None:
+    one = learner.optimiser
+    if one.algorithm != "adamw":
+        wrong.say(f"verl has no {where}.optimiser.algorithm={one.algorithm}; set it to adamw")
+    if one.weight_decay > 0.0:
+        wrong.say(f"verl would decay vectors, too; set {where}.optimiser.weight_decay=0")
+    if one.clip_norm == 0.0:
+        wrong.say(f"verl always clips gradients; set {where}.optimiser.clip_norm above 0")
+    if one.decay == "linear" or (one.decay == "cosine" and one.decay_from > 0.0):
+        wrong.say(
+            f"verl's only decay is a cosine from the warm-up on; set {where}.optimiser.decay=constant, or cosine with "
+            f"{where}.optimiser.decay_from=0"
+        )
+    if learner.micro_batch_gib is not None:
+        wrong.say(f"verl needs {where}.micro_batch_tokens; leave out {where}.micro_batch_gib")
+
+
+def _check_parts(recipe: AgentRecipe, wrong: ErrorList) -> None:
+    """Refuse parts that verl's workers cannot share: they are processes without a GPU, on several machines."""
+    needs = make_reward(recipe.reward).needs
+    if "baseline" in needs:
+        wrong.say("verl's workers know no naive-RAG baselines, which the reward needs; take one without a gain")
+    graders = {"generator": recipe.graders.generator, "judge": recipe.graders.judge}
+    for role, grader in graders.items():
+        if grader is not None and needs and not grader.model.startswith(("http://", "https://", "oracle")):
+            wrong.say(
+                f"each of verl's workers would load graders.{role}.model={grader.model}; serve it, and give its URL"
+            )
+
+
+def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int) -> JsonObject:
+    """The configuration of a stage whose files are in `folder`, trained from the model folder `policy` on `questions`
+    rows. It lies over the defaults of verl's `ppo_trainer`."""
+    rl, verl = recipe.rl, verl_settings(recipe.rl)
+    return {
+        "hydra": {
+            "searchpath": ["pkg://verl.trainer.config"],
+            "run": {"dir": str(folder / "hydra")},
+            "output_subdir": None,
+        },
+        "defaults": ["ppo_trainer", "_self_"],
+        "data": {
+            "train_files": str(folder / "train.parquet"),
+            "val_files": str(folder / "dev.parquet"),
+            "train_batch_size": rl.questions_per_step,
+            "max_prompt_length": recipe.limits.max_tokens,
+            "max_response_length": recipe.limits.max_tokens,
+            "seed": rl.seed % 2**31,
+            "dataloader_num_workers": 0,
+        },
+        "actor_rollout_ref": {
+            "model": _model(recipe, policy),
+            "actor": _actor(recipe),
+            "ref": {"fsdp_config": _precision(rl.policy)},
+            "rollout": _rollout(recipe, folder),
+        },
+        **({"critic": _critic(recipe, policy)} if open_algorithm(rl).needs_critic else {}),
+        "algorithm": _algorithm(recipe),
+        "reward": {"num_workers": 1},
+        "trainer": {
+            "project_name": "coseek",
+            "experiment_name": folder.parent.name,
+            "logger": ["console", "file", *recipe.track],
+            "nnodes": verl.nodes,
+            "n_gpus_per_node": verl.gpus,
+            "total_training_steps": rl.steps,
+            "total_epochs": -(-rl.steps // (questions // rl.questions_per_step)),  # a rest of a batch is left out
+            "save_freq": rl.checkpoint_every,
+            "test_freq": rl.evaluate_every or rl.steps,
+            "val_before_train": False,
+            "default_local_dir": str(folder / "checkpoints"),
+            "max_actor_ckpt_to_keep": 2,
+            "max_critic_ckpt_to_keep": 2,
+            "checkpoint_callback_class": HOOKS,
+        },
+    }
+
+
+def _model(recipe: AgentRecipe, policy: Path) -> JsonObject:
+    learner = recipe.rl.policy
+    lora: JsonObject = {}
+    if learner.lora is not None:
+        targets = [*learner.lora.targets] or "all-linear"
+        lora = {"lora_rank": learner.lora.rank, "lora_alpha": learner.lora.alpha, "target_modules": targets}
+    return {"path": str(policy), "enable_gradient_checkpointing": learner.checkpointing, **lora}
+
+
+def _actor(recipe: AgentRecipe) -> JsonObject:
+    rl = recipe.rl
+    aggregation = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+    return {
+        **_learner(recipe, rl.policy),
+        "clip_ratio": rl.clip_low,
+        "clip_ratio_low": rl.clip_low,
+        "clip_ratio_high": rl.clip_high,
+        "clip_ratio_c": NEVER,
+        "loss_agg_mode": aggregation[rl.normaliser],
+        "loss_scale_factor": rl.constant_tokens if rl.normaliser == "constant" else None,
+        "entropy_coeff": rl.entropy,
+        "calculate_entropy": rl.measure_entropy,
+        "use_kl_loss": rl.kl > 0.0 and rl.kl_in == "loss",
+        "kl_loss_coef": rl.kl,
+        "kl_loss_type": KL[rl.kl_estimator],
+        "checkpoint": {
+            "save_contents": ["model", "optimizer", "extra", *(["hf_model"] if rl.policy.lora is None else [])],
+            "load_contents": ["model", "optimizer", "extra"],
+        },
+        "fsdp_config": {**_precision(rl.policy), "seed": rl.seed % 2**31},
+    }
+
+
+def _critic(recipe: AgentRecipe, policy: Path) -> JsonObject:
+    rl = recipe.rl
+    clip = open_algorithm(rl).value_clip
+    return {
+        **_learner(recipe, rl.critic),
+        "model": {"path": str(policy), "enable_gradient_checkpointing": rl.critic.checkpointing},
+        "cliprange_value": NEVER if clip is None else clip,
+        "fsdp": {**_precision(rl.critic), "seed": rl.seed % 2**31},
+    }
+
+
+def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
+    """What actor and critic have in common. A row is never longer than an episode, which must fit a micro-batch."""
+    rl, one = recipe.rl, learner.optimiser
+    return {
+        "strategy": "fsdp2" if learner.workers == "fsdp2" else "fsdp",
+        "ppo_mini_batch_size": rl.questions_per_step // rl.minibatches,
+        "ppo_epochs": rl.epochs,
+        "shuffle": True,
+        "data_loader_seed": rl.seed % 2**31,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": max(learner.micro_batch_tokens, recipe.limits.max_tokens),
+        "grad_clip": one.clip_norm,
+        "optim": {
+            "lr": one.lr,
+            "betas": [*one.betas],
+            "weight_decay": 0.0,
+            "clip_grad": one.clip_norm,
+            "lr_warmup_steps": one.warmup_updates,
+            "lr_scheduler_type": one.decay,
+            "min_lr_ratio": one.floor,
+            "override_optimizer_config": {"eps": one.eps},
+        },
+    }
+
+
+def _precision(learner: LearnerSettings) -> JsonObject:
+    """Weights in float32; the passes in the learner's precision."""
+    passes = "fp32" if learner.precision == "float32" else "bf16"
+    return {
+        "model_dtype": "fp32",
+        "mixed_precision": {"param_dtype": passes, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+    }
+
+
+def _rollout(recipe: AgentRecipe, folder: Path) -> JsonObject:
+    rl, verl = recipe.rl, verl_settings(recipe.rl)
+    return {
+        "name": verl.sampler,
+        "n": rl.group_size,
+        "temperature": rl.temperature,
+        "top_p": rl.top_p,
+        "seed": rl.seed % 2**31,
+        "dtype": "float32" if recipe.precision == "float32" else "bfloat16",
+        "max_model_len": recipe.limits.max_tokens,
+        "tensor_model_parallel_size": verl.tensor_parallel,
+        "gpu_memory_utilization": verl.gpu_memory,
+        "calculate_log_probs": True,
+        "val_kwargs": {"temperature": 0.0, "do_sample": False, "n": 1},
+        "agent": {
+            "num_workers": verl.workers,
+            "default_agent_loop": AGENT,
+            "agent_loop_config_path": str(folder / "agent_loops.yaml"),
+        },
+    }
+
+
+def _algorithm(recipe: AgentRecipe) -> JsonObject:
+    rl, algorithm = recipe.rl, open_algorithm(recipe.rl)
+    cap = rl.importance_cap
+    correction: JsonObject = {"bypass_mode": rl.old_logprobs == "rollout", "rollout_is": None}
+    if rl.importance != "off":
+        bounds = cap if rl.importance == "truncate" else f"{1.0 / cap}_{cap}"
+        correction |= {"rollout_is": "token", "rollout_is_threshold": bounds}
+    chosen: JsonObject = {"adv_estimator": AGENT}
+    if algorithm.needs_critic:
+        ppo = algorithm.settings.model_dump()
+        chosen = {"adv_estimator": "gae", "gamma": ppo["gamma"], "lam": ppo["lam"]}
+    return {
+        **chosen,
+        "use_kl_in_reward": rl.kl > 0.0 and rl.kl_in == "reward",
+        "kl_penalty": KL[rl.kl_estimator],
+        "kl_ctrl": {"type": "fixed", "kl_coef": rl.kl},
+        "rollout_correction": correction,
+    }

@@ -1,0 +1,173 @@
+"""Episodes for verl's workers: played by the asynchronous driver, scored, and kept, in any number of processes.
+
+`EpisodeSettings` is the file that a worker opens; nothing here imports verl.
+"""
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.agents.async_driver import AsyncDriver, Generate
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import load_protocol
+from coseek.agents.unwritable import storable
+from coseek.core.files import JsonObject, json_line
+from coseek.core.settings import Settings, dump_settings, load_settings
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.run_seal import row_line
+from coseek.data.trajectory import Trajectory
+from coseek.graders.scoring import EpisodeScorer
+from coseek.models.chat import ChatTemplate
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.grader_settings import GraderSettings, open_graders
+from coseek.pipelines.retriever_schedule import ScheduledRetriever
+from coseek.retrieval.factory import open_retriever
+from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.training.rl.episodes import EpisodeBatch, score
+from coseek.training.rl.overlong import charge_overlong
+from coseek.training.rl.settings import RlSettings
+from coseek.training.trainer.data_order import derive_seed
+
+EPISODES = "episodes.yaml"
+"""The file of `EpisodeSettings`, beside that of agent loops."""
+FAULTS = "faults.jsonl"
+"""One line for each episode in which a part failed."""
+
+
+class EpisodeSettings(Settings):
+    """All that a worker needs to play and score the episodes of a stage."""
+
+    folder: str
+    """The folder of what is kept."""
+    tokenizer: str
+    """The model folder that the training starts from."""
+    protocol: str
+    """The agent's protocol."""
+    prompt_template: str
+    """Its prompt template."""
+    chat_template: ChatTemplate = "auto"
+    """Whether prompts stand in the model's chat template."""
+    limits: Limits
+    """Budgets of an episode."""
+    retriever: str
+    """An index folder, a URL or a YAML file, for evaluation, and for training unless `training_retriever` is set."""
+    training_retriever: dict[str, object] | None = None
+    """The retriever of training episodes, as in a recipe."""
+    reward: RewardSpec
+    """The reward's parts and weights."""
+    graders: GraderSettings = GraderSettings()
+    """The servers that the reward asks."""
+    world: str | None = None
+    """The laptop world whose oracle judges."""
+    rl: RlSettings
+    """Reinforcement learning: seed, algorithm, group size, treatment of truncated and of overlong episodes."""
+    seed: int
+    """The recipe's seed, from which those of evaluations follow."""
+    workers: int
+    """Processes that play episodes, which share the disk space of what is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an episode stands in a training."""
+
+    step: int
+    """From 1."""
+    row: int
+    """Its question's row in the data file."""
+    sample: int
+    """Its number among the runs of the question."""
+    training: bool = True
+    """False in an evaluation."""
+
+    def seed(self, question: Question, settings: EpisodeSettings) -> int:
+        if not self.training:
+            return derive_seed(settings.seed, "look", question.id)
+        return derive_seed(settings.rl.seed, "rollout", self.step, self.row, self.sample)
+
+
+class EpisodeHost:
+    """Plays and scores episodes in one event loop. Parts are opened once."""
+
+    def __init__(self, settings: EpisodeSettings) -> None:
+        self.settings = settings
+        protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
+        self.tokenizer = HfTokenizer.load(Path(settings.tokenizer))
+        usual = open_retriever(settings.retriever)
+        training = usual if settings.training_retriever is None else open_retriever(settings.training_retriever)
+        self._scheduled = training if isinstance(training, ScheduledRetriever) else None
+        self._drivers = {
+            for_training: AsyncDriver(protocol, self.tokenizer, retriever, settings.limits)
+            for for_training, retriever in ((True, training), (False, usual))
+        }
+        reward = make_reward(settings.reward)
+        world = None if settings.world is None else Path(settings.world)
+        graders = open_graders(settings.graders, Path(settings.folder), world) if reward.needs else None
+        self._scoring = EpisodeScorer(reward) if graders is None else graders.scoring(reward)
+        self._kept = KeptEpisodes(settings)
+
+    @classmethod
+    async def open(cls, path: Path) -> "EpisodeHost":
+        """The host of a settings file, with its threads, which end with the process."""
+        host = cls(load_settings(EpisodeSettings, path))
+        for driver in host._drivers.values():
+            await driver.__aenter__()
+        return host
+
+    async def play(self, question: Question, place: Place, generate: Generate) -> EpisodeBatch:
+        """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
+        if self._scheduled is not None and place.training:
+            self._scheduled.progress(place.step - 1, self.settings.rl.steps)
+        seed = place.seed(question, self.settings)
+        run = await self._drivers[place.training].run_episode(question, seed, generate)
+        batch = await asyncio.to_thread(score, [0], [run], self._scoring)  # graders are asked over the network
+        if place.training and self.settings.rl.overlong is not None:
+            batch = charge_overlong(batch, self.settings.rl.overlong)
+        if place.training:
+            self._kept.keep(run, place.step, [*batch.faults])
+        return batch
+
+
+class KeptEpisodes:
+    """Keeps the episodes of some steps as run folders, one for each process, and a line for each fault.
+
+    FOLDER/rollouts/step-000010/HOST-PID/run.yaml, trajectories.jsonl
+    """
+
+    def __init__(self, settings: EpisodeSettings) -> None:
+        keep, steps = settings.rl.keep_rollouts, settings.rl.steps
+        self._settings = settings
+        self._folder = Path(settings.folder)
+        due = [step for step in range(1, steps + 1) if step % keep.every == 0 or step == steps] if keep.every else []
+        self._left = dict.fromkeys(due, keep.mb * 1e6 / max(1, len(due)) / settings.workers)
+        """Bytes that this process may still write of a step."""
+        self._runs: dict[int, Run] = {}
+
+    def keep(self, run: Trajectory, step: int, faults: list[str]) -> None:
+        """Write an episode if its step is due and there is room, and its faults in any case."""
+        for part in faults:
+            said: JsonObject = {"step": step, "question": run.question.id, "seed": run.seed, "part": part}
+            with (self._folder / FAULTS).open("a", encoding="utf-8") as file:  # one short write: lines stay whole
+                file.write(json_line({**said, "detail": run.stop_detail[:500]}))
+        if step not in self._left:
+            return
+        line = row_line(storable(run))
+        self._left[step] -= len(line.encode())
+        if self._left[step] >= 0.0:
+            with self._run(step).trajectories_path.open("a", encoding="utf-8") as file:
+                file.write(line)
+
+    def _run(self, step: int) -> Run:
+        if step not in self._runs:
+            one = self._settings
+            agent: JsonObject = {"name": f"verl before the updates of step {step}", "protocol": one.protocol}
+            agent |= {"prompt_template": one.prompt_template, "chat_template": one.chat_template}
+            agent |= {"temperature": one.rl.temperature, "tokenizer": one.tokenizer}
+            tree = dump_settings(one)
+            described: JsonObject = {"agent": agent, "step": step, "reward": tree["reward"], "limits": tree["limits"]}
+            folder = self._folder / "rollouts" / f"step-{step:06d}" / f"{socket.gethostname()}-{os.getpid()}"
+            self._runs[step] = Run.begin(folder, described, resume=True)
+        return self._runs[step]

@@ -1,0 +1,44 @@
+"""Stage in verl: the reinforcement learning of one stage of a recipe, from its questions to the policy it ends with."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek.core.errors import SettingError
+from coseek.models.shipped import model_path
+from coseek.pipelines.stages import Stage
+from coseek.pipelines.verl.launch import VerlTraining, take_weights
+from coseek.training.rl.backends.verl import NAME
+
+if TYPE_CHECKING:
+    from coseek.pipelines.agent import AgentTraining
+
+
+def reinforced_in_verl(training: "AgentTraining", stage: Stage, complete: Callable[[Path, str], None]) -> bool:
+    """Write the files of the stage, run verl, and keep its last weights; `complete` adds a policy's tokenizer and
+    cards. A training that verl has ended is not started again. Returns False for a stage of another backend."""
+    if stage.recipe.rl.backend != NAME:
+        return False
+    if training.workers.world > 1:
+        raise SettingError("verl starts its own processes; start coseek without torchrun")
+    recipe, data = stage.recipe, training.recipe.data
+    settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
+    index = training.folder / "data.index" if data.index is None else data.index
+    local = not str(index).startswith(("http://", "https://"))
+    run = VerlTraining(
+        recipe.model_copy(update={"rl": settings}),
+        stage.folder.resolve(),
+        model_path(str(training.policy_folder(stage.begins))).resolve(),
+        training.policy_folder("start").resolve(),
+        str(Path(index).expanduser().resolve()) if local else str(index),
+        training.data_folder.resolve() if data.world is not None else None,
+    )
+    script = run.write(training.training_questions(stage, training.scoring(recipe)), training.dev_questions(recipe))
+    training.progress.say(f"verl: its configuration, data and {script.name} are in {run.folder}")
+    if run.weights is None:
+        run.start(script)
+    if run.weights is None:
+        raise SettingError(f"verl ended before step {settings.steps}; start {script}, and go on here with --resume")
+    training.progress.say(f"verl: {run.faults} episodes had a fault, and are in no loss and no baseline")
+    take_weights(run.weights, training.policy_folder(stage.ends), lambda part: complete(part, stage.ends))
+    return True

@@ -1,0 +1,111 @@
+"""A training in verl as coseek writes it, without verl: `tests/adapters/test_verl.py` has verl read and run it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyarrow.parquet import read_table  # type: ignore[import-untyped]
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import read_yaml
+from coseek.core.settings import make_settings
+from coseek.data.question import Question
+from coseek.pipelines.agent_check import check_settings
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.verl.config import check_verl, verl_config
+from coseek.pipelines.verl.episodes import EpisodeSettings, Place
+from coseek.pipelines.verl.launch import VerlTraining, take_weights
+
+NO_VERL = "rl.backend_settings={python: /no/python, overrides: [trainer.device=npu]}"
+
+
+def paper(name: str, *more: str) -> AgentRecipe:
+    return load_recipe(name, ["rl.backend=verl", *more])
+
+
+@pytest.mark.parametrize(
+    ("setting", "way_out"),
+    [
+        ("rollout.servers=[http://h]", "rollout.servers=[]"),
+        ("rl.resample=true", "rl.resample=false"),
+        ("rl.balance_hops=true", "rl.balance_hops=false"),
+        ("rl.monitor.stop=true", "rl.monitor.stop=false"),
+        ("rl.minibatches=3", "divide"),
+        ("rl.normaliser=group", "token, sequence or constant"),
+        ("rl.algorithm_settings={zero_spread: drop}", "zero_spread=count"),
+        ("rl.kl_in=reward", "rl.kl_in=loss"),
+        ("rl.kl_clamp=5", "rl.kl_clamp=5"),
+        ("rl.policy.optimiser.weight_decay=0.1", "rl.policy.optimiser.weight_decay=0"),
+        ("rl.policy.optimiser.algorithm=muon", "adamw"),
+        ("rl.policy.optimiser.decay=linear", "decay=constant"),
+        ("rl.policy.micro_batch_gib=4", "micro_batch_tokens"),
+        ("track=[mine.py]", "wandb"),
+    ],
+)
+def test_what_verl_cannot_do_is_refused_by_name(setting: str, way_out: str) -> None:
+    workers = ["rl.policy.workers=ddp"] if "muon" in setting else []  # fsdp2 refuses Muon before verl does
+    with pytest.raises(SettingError) as refused:
+        check_verl(paper("search-r1-grpo", setting, *workers))
+    (sentence,) = refused.value.sentences
+    assert "verl" in sentence and way_out in sentence
+
+
+def test_a_reward_that_needs_models_in_every_worker_is_refused() -> None:
+    graders = "graders={generator: {model: models/qwen}}"
+    with pytest.raises(SettingError, match=r"naive-RAG.*graders\.generator\.model=models/qwen"):
+        check_verl(paper("search-r1-grpo", "reward={gbr: 1.0}", graders))
+
+
+def test_an_unknown_setting_of_the_backend_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(SettingError, match="gpus"):
+        check_settings(paper("search-r1-grpo", "rl.backend_settings={gpu: 4}"))
+
+
+def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> None:
+    grpo = verl_config(paper("search-r1-grpo"), Path("/out/rl"), Path("/model"), 1000)
+    actor, rollout = grpo["actor_rollout_ref"]["actor"], grpo["actor_rollout_ref"]["rollout"]
+    assert (actor["optim"]["lr"], actor["kl_loss_coef"], actor["kl_loss_type"]) == (5e-7, 0.001, "low_var_kl")
+    assert (rollout["n"], rollout["max_model_len"], grpo["data"]["train_batch_size"]) == (5, 4096, 512)
+    assert grpo["algorithm"]["adv_estimator"] == "coseek" and "critic" not in grpo
+    assert grpo["trainer"]["total_epochs"] * (1000 // 512) >= grpo["trainer"]["total_training_steps"] == 600
+    ppo = verl_config(paper("search-r1-ppo", "preset=code"), Path("/out/rl"), Path("/model"), 1000)
+    assert ppo["critic"]["optim"]["lr"] == 1e-5 and ppo["algorithm"]["adv_estimator"] == "gae"
+    assert ppo["algorithm"]["use_kl_in_reward"] and not ppo["actor_rollout_ref"]["actor"]["use_kl_loss"]
+    assert ppo["actor_rollout_ref"]["rollout"]["top_p"] == 0.95
+    assert not ppo["algorithm"]["rollout_correction"]["bypass_mode"]
+
+
+def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_named(tmp_path: Path) -> None:
+    questions = [Question("a", "Who?", ("Ada",)), Question("b", "Where?", ("here", "there"))]
+    recipe = paper("search-r1-grpo", "rl.questions_per_step=5", "rl.minibatches=1", NO_VERL)
+    run = VerlTraining(recipe, tmp_path / "rl", Path("/models/m"), Path("/models/m"), "http://host:8080")
+    script = run.write(questions, questions[:1])
+    with pytest.raises(SettingError, match=r"/no/python has no verl; start .*launch\.sh"):
+        run.start(script)
+    assert "'trainer.device=npu'" in script.read_text() or "trainer.device=npu" in script.read_text()
+    rows = read_table(run.folder / "train.parquet").to_pylist()
+    assert [row["extra_info"]["index"] for row in rows] == [*range(6)]  # one full batch at least
+    assert [Question.from_json(json.loads(row["question"])) for row in rows] == questions * 3
+    opened = make_settings(EpisodeSettings, read_yaml(run.folder / "episodes.yaml", "settings"))
+    assert (opened.retriever, opened.limits, opened.rl) == ("http://host:8080", recipe.limits, recipe.rl)
+    seeds = {Place(step, row, 0).seed(questions[0], opened) for step in (1, 2) for row in (0, 1)}
+    assert len(seeds) == 4
+    assert run.weights is None and run.faults == 0
+
+
+def test_only_weights_of_the_last_step_are_taken_over(tmp_path: Path) -> None:
+    recipe = paper("search-r1-grpo", "rl.steps=2")
+    run = VerlTraining(recipe, tmp_path, Path("/m"), Path("/m"), "http://host:8080")
+    saved = tmp_path / "checkpoints" / "global_step_2" / "actor" / "huggingface"
+    saved.mkdir(parents=True)
+    marker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
+    marker.write_text("1")
+    assert run.weights is None
+    marker.write_text("2")
+    assert run.weights == saved
+    with pytest.raises(DataError, match="no weights"):
+        take_weights(saved, tmp_path / "trained", lambda part: None)
+    (saved / "model.safetensors").write_bytes(b"w")
+    (saved / "tokenizer.json").write_text("verl's copy")
+    take_weights(saved, tmp_path / "trained", lambda part: (part / "coseek.yaml").touch())
+    assert sorted(path.name for path in (tmp_path / "trained").iterdir()) == ["coseek.yaml", "model.safetensors"]
