@@ -41,11 +41,12 @@ def test_a_text_that_was_lost_is_missed_and_nothing_takes_its_place(tmp_path: Pa
 @pytest.mark.parametrize("broken", [b"\xff\n", b'{"seed": 0}\n', b"\xff"])
 def test_rows_that_were_broken_are_refused_before_anything_is_removed(tmp_path: Path, name: str, broken: bytes) -> None:
     labels = made(tmp_path)
+    labels.arrange([LABEL.turn])
     with (tmp_path / name).open("ab") as file:
         file.write(broken)
-    before = {path: path.read_bytes() for path in (labels.sets_path, labels.dropped_path)}
+    before = {path: path.read_bytes() for path in (labels.sets_path, labels.dropped_path, tmp_path / "labels.yaml")}
     with pytest.raises(DataError):
-        labels.recover()
+        LabelFolder.begin(tmp_path, {}, "by hand", resume=True).recover()
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -76,7 +76,6 @@ class LabelFolder:
                 f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "
                 "have changed since); choose another --out"
             )
-        labels._seal(closed=False)
         return labels
 
     @property
@@ -102,9 +101,10 @@ class LabelFolder:
 
     def recover(self) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets. A broken row is refused before anything is removed."""
+        sets. A broken row is refused before anything is removed, the seal included."""
         for path in (self.dropped_path, self.sets_path):
             check_whole_rows(path, _turn_of)
+        self._seal(closed=False)
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         cut_last_turn(self.sets_path)
