@@ -163,7 +163,6 @@ engine-verl:
 
 test-verl: engine-verl
 	OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings -rP tests/adapters/test_verl.py
-		-rP tests/adapters/test_verl.py
 
 quick: env
 	$(PYTEST) -m "not slow"
