@@ -162,7 +162,8 @@ engine-verl:
 	rm -rf .venv-verl/lib/python3.*/site-packages/tests .venv-verl/lib/python3.*/site-packages/scripts
 
 test-verl: engine-verl
-	OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings -rP tests/adapters/test_verl.py
+	RAY_ADDRESS=local RAY_memory_monitor_refresh_ms=0 RAY_raylet_start_wait_time_s=300 OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings \
+		-rP tests/adapters/test_verl.py
 
 quick: env
 	$(PYTEST) -m "not slow"

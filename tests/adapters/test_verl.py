@@ -10,20 +10,28 @@ import pytest
 pytest.importorskip("verl", reason="make test-verl")
 
 import numpy as np
+import ray
 import torch
+import transfer_queue as tq
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from tests.adapters.verl_world import Scribe, ScribeClient, ScribeModel, broken_retriever
 from tests.agents.playing import SCRIPTS
 from tests.agents.test_tools import ECHO, tool, with_tool
 from torch.nn.utils.rnn import pad_sequence
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopOutput, AgentLoopWorker
 from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback
 from verl.trainer.ppo.utils import create_rl_dataset, need_critic, need_reference_policy
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass, validate_config
+from verl.utils.dataset.rl_dataset import collate_fn
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.files import read_jsonl, read_yaml
@@ -46,6 +54,13 @@ from coseek.training.rl.rows import TrainingRow, rows_of
 
 QUESTIONS, GROUP = 42, 5
 WORLD = {"size": "compact", "train": QUESTIONS, "dev": 6, "test": 6}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, logging_level="error")
+    yield
+    ray.shutdown()
 
 
 def recipe_of(folder: Path, protocol: str, rl: dict[str, object], **more: object) -> AgentRecipe:
@@ -143,6 +158,11 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def test_the_rows_that_verl_trains_on_are_the_neutral_rows_of_the_same_seeds(name: str, tmp_path: Path) -> None:
     recipe, run, scribe = case(name, tmp_path)
     assert_neutral(asyncio.run(played_by_verl(config_of(run), scribe)), recipe, run, scribe)
+
+
+def test_rows_come_the_same_way_through_verls_cluster(cluster: None, tmp_path: Path) -> None:
+    recipe, run, scribe = case("search-r1", tmp_path)
+    assert_neutral(trained_by_verl(config_of(run), scribe), recipe, run, scribe)
 
 
 def case(name: str, folder: Path) -> tuple[AgentRecipe, VerlTraining, Scribe]:
@@ -250,6 +270,47 @@ def questions_of(run: VerlTraining) -> list[Question]:
 
 Trained = tuple[list[int], list[int], list[float], list[float], int]
 """Ids, then mask, log-probabilities and advantages of the response, and the length of the prompt."""
+
+
+def trained_by_verl(config: DictConfig, scribe: Scribe) -> dict[str, Trained]:
+    """Episode → its row, of one step through verl's data set, workers, queue, replay buffer and trainer."""
+    config.transfer_queue.enable = True
+    config.transfer_queue.backend.SimpleStorage.num_data_storage_units = 1
+    tq.init(config.transfer_queue)
+    try:
+        servers = {f"server-{number}": ray.remote(ScribeClient).remote(scribe) for number in range(2)}
+        client = LLMServerClient(config, ray.remote(GlobalRequestLoadBalancer).remote(servers))
+        manager: AgentLoopManager = AgentLoopManagerTQ.create(config=config, llm_client=client)
+        trainer = object.__new__(get_trainer_cls("sync"))
+        trainer.config = config
+        model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+        questions = create_rl_dataset(config.data.train_files, config.data, model.tokenizer, None)
+        rows = collate_fn([questions[place] for place in range(len(questions))])
+        rows["uid"] = collate_fn([{"uid": f"u{place}"} for place in range(len(questions))])["uid"]
+        batch = tu.get_tensordict(rows)
+        tu.assign_non_tensor_data(batch, "global_steps", 1)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": 1} for _ in range(len(batch))]
+        tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
+        manager.generate_sequences(batch)
+        buffer = ReplayBuffer("sync", DictConfig({}), None, "drop", DictConfig({}), poll_interval=0.2)
+        sampled, _ = buffer.sample(1, "train", len(questions))
+        register_estimator(config)
+        put = tq.kv_batch_get(keys=sampled.keys, partition_id="train", select_fields=["rollout_log_probs"])
+        put["old_log_probs"] = put.pop("rollout_log_probs")
+        tq.kv_batch_put(keys=sampled.keys, partition_id="train", fields=put)
+        trainer._compute_advantage(sampled, {})
+        names = ["prompts", "responses", "response_mask", "rollout_log_probs", "advantages", "extra_fields"]
+        data = tq.kv_batch_get(keys=sampled.keys, partition_id="train", select_fields=names)
+        found = {}
+        for place in range(len(sampled.keys)):
+            prompt, response, *values = (data[name][place].tolist() for name in names[:-1])
+            extra = data["extra_fields"][place]
+            extra = extra.data if hasattr(extra, "data") else extra
+            assert extra["min_global_steps"] == extra["max_global_steps"] == 7
+            found[extra["episode"]] = ([*prompt, *response], *values, len(prompt))
+        return found
+    finally:
+        tq.close()
 
 
 def neutral_rows(
