@@ -33,7 +33,7 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     audit = coseek("audit", "r", "--retriever", "w-bm25")
     assert audit.out.splitlines() == [
         "r: sound; 20 trajectories checked",
-        "  100% worked out again, 100% bound; the run is sealed",
+        "  100% worked out again, 100% bound; sealed",
     ]
     assert audit.err == ""  # nothing was left out
 

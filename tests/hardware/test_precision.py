@@ -12,12 +12,12 @@ RECIPE = load_recipe(
         "precision=auto",
         "graders.precision=auto",
         "rl.critic.precision=float32",
-        "data.retriever_settings={encoder_dtype: auto, dtype: float16}",
+        "data.retriever_settings={precision: auto, dtype: float16}",
         "stages={one: {rl: {policy: {precision: auto}}}, two: {rl: {steps: 3}}}",
     ],
 )
 PLACES: dict[Place, Use] = {
-    ("data", "retriever_settings", "encoder_dtype"): Use.ENCODING,
+    ("data", "retriever_settings", "precision"): Use.ENCODING,
     ("warm_start", "sft", "learner", "precision"): Use.TRAINING,
     ("graders", "precision"): Use.SAMPLING,
     ("rl", "policy", "precision"): Use.TRAINING,

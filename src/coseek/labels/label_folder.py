@@ -153,6 +153,8 @@ class LabelFolder:
             if there != rows:
                 write_jsonl(path, there)
         self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
+        for path in self.bound_paths:
+            drop_partial_line(path)  # a score file that needed no further score still ends as a kill left it
         self._seal(closed=True)
 
     @property

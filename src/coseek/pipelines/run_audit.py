@@ -111,7 +111,8 @@ class _Recorded:
     def _checks(self) -> Iterator[RunCheck]:
         yield GradeFiles(self.folder, self.left_out)
         if self.model is None:
-            self.left_out[LOGPROBS] = "no --model is named to compute them again with"
+            if self.agent is None or not is_scripted(self.agent.name):  # what rules wrote has none
+                self.left_out[LOGPROBS] = "no --model is named to compute them again with"
         elif self.agent is None or self._changed("agent", content_of(self.model)):
             self.left_out[LOGPROBS] = "the model is not the one that the run was sampled from"
         else:
