@@ -1,7 +1,7 @@
 """coseek inside verl 0.9.1: `make test-verl`. Episodes run in verl's own workers, and come back as the neutral rows."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from tests.adapters.verl_world import Scribe, ScribeClient, ScribeModel, ScribeServer, broken_retriever
+from tests.adapters.verl_world import Scribe, ScribeClient, ScribeModel, broken_retriever
 from tests.agents.playing import SCRIPTS
 from tests.agents.test_tools import ECHO, tool, with_tool
 from torch.nn.utils.rnn import pad_sequence
@@ -58,7 +58,7 @@ WORLD = {"size": "compact", "train": QUESTIONS, "dev": 6, "test": 6}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="error")
+    ray.init(address="local", num_cpus=8, include_dashboard=False, logging_level="error")
     yield
     ray.shutdown()
 
@@ -95,9 +95,7 @@ def config_of(run: VerlTraining) -> DictConfig:
 
 
 def test_every_key_of_the_configuration_is_one_of_verls_and_its_own_checks_accept_it(tmp_path: Path) -> None:
-    rl = {"kl": 0.001, "policy": {"lora": {"rank": 4, "targets": ["q_proj"]}}, "old_logprobs": "recompute"}
-    # verl looks for a vLLM to check its largest rank
-    rl |= {"importance": "mask", "backend_settings": {"gpus": 1, "sampler": "sglang"}}
+    rl = {"kl": 0.001, "old_logprobs": "recompute", "importance": "mask"}
     run = written(recipe_of(tmp_path, "search-r1", rl), tmp_path)
     config = config_of(run)
     with initialize_config_dir(str(Path(core_algos.__file__).parents[1] / "config"), version_base=None):
@@ -121,7 +119,7 @@ def test_ppo_has_a_critic_of_its_own_settings(tmp_path: Path) -> None:
     assert omega_conf_to_dataclass(config.critic).optim.lr == 1e-3
 
 
-def leaves(tree: dict[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+def leaves(tree: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, (*above, name))
@@ -146,7 +144,7 @@ def is_known(usual: DictConfig, path: tuple[str, ...]) -> bool:
     return True
 
 
-CASES = {
+CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "search-r1": ({}, {}),
     "qagent": (
         {"algorithm": "rloo", "truncated": "penalise", "overlong": {"max_tokens": 500, "margin_tokens": 300}},
@@ -205,7 +203,7 @@ def assert_neutral(found: "dict[str, Trained]", recipe: AgentRecipe, run: VerlTr
     assert {f"{one.question.id}/{one.seed}" for one in kept if one.fault is None} == found.keys()
 
 
-class Worker(AgentLoopWorker):
+class Worker(AgentLoopWorker):  # type: ignore[misc]
     """verl's worker in this process: it keeps what the agent loops return."""
 
     async def _agent_loop_postprocess(
@@ -280,7 +278,7 @@ def trained_by_verl(config: DictConfig, scribe: Scribe) -> dict[str, Trained]:
     config.transfer_queue.backend.SimpleStorage.num_data_storage_units = 1
     tq.init(config.transfer_queue)
     try:
-        servers = {f"server-{number}": ScribeServer.remote(scribe) for number in range(2)}
+        servers = {f"server-{number}": ray.remote(ScribeClient).remote(scribe) for number in range(2)}
         client = LLMServerClient(config, ray.remote(GlobalRequestLoadBalancer).remote(servers))
         manager: AgentLoopManager = AgentLoopManagerTQ.create(config=config, llm_client=client)
         trainer = object.__new__(get_trainer_cls("sync"))
@@ -324,6 +322,7 @@ def neutral_rows(
     asked = [question for question in questions for _ in range(GROUP)]
     places = [Place(1, row, sample) for row in range(len(questions)) for sample in range(GROUP)]
     seeds = [place.seed(question, settings) for place, question in zip(places, asked, strict=True)]
+    assert settings.training_retriever is not None
     agent = Agent(recipe.load_protocol(), ScribeModel(scribe))
     runs = rollout(agent, open_retriever(settings.training_retriever), asked, seeds, recipe.limits)
     episodes = score([place.row for place in places], runs, make_reward(recipe.reward))

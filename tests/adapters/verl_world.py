@@ -1,12 +1,12 @@
-"""What tests of verl share: a policy folder, a run's files, and a typist that verl's servers and our drivers obey."""
+"""What tests of verl share: a retriever that fails for some queries, and a scribe that obeys verl and our driver."""
 
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
+from typing import TypedDict
 
-import ray
 from tests.agents.playing import Typist
 
 from coseek.models.dialect import turn_seed
@@ -87,15 +87,24 @@ class ScribeModel(Typist):
         return Turn(request.key, tuple(ids), tuple(logprobs), TurnEnd.STOP if stopped else TurnEnd.LENGTH)
 
 
+class Asked(TypedDict):
+    """What an agent loop asks a vLLM for."""
+
+    logprobs: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    stop: list[str]
+    seed: int
+    max_tokens: int
+
+
 class ScribeClient:
     """The scribe behind what an agent loop asks."""
 
     def __init__(self, scribe: Scribe) -> None:
         self.scribe = scribe
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, object], **_: object
-    ) -> object:
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Asked, **_: object) -> object:
         from verl.workers.rollout.replica import TokenOutput
 
         await asyncio.sleep(0)
@@ -104,8 +113,3 @@ class ScribeClient:
         ids, logprobs = self.scribe.write(sampling_params["seed"], prompt_ids, sampling_params["max_tokens"])
         fields = {"min_global_steps": 7, "max_global_steps": 7, "global_steps": 7}
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=fields)
-
-
-@ray.remote
-class ScribeServer(ScribeClient):
-    """The scribe as one of verl's servers."""

@@ -7,8 +7,10 @@ import pytest
 from pyarrow.parquet import read_table  # type: ignore[import-untyped]
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import read_yaml
+from coseek.core.fields import mapping, whole
+from coseek.core.files import JsonObject, read_yaml
 from coseek.core.settings import make_settings
+from coseek.core.strict_json import Json
 from coseek.data.question import Question
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
@@ -17,6 +19,13 @@ from coseek.pipelines.verl.episodes import EpisodeSettings, Place
 from coseek.pipelines.verl.launch import VerlTraining, take_weights
 
 NO_VERL = "rl.backend_settings={python: /no/python, overrides: [trainer.device=npu]}"
+
+
+def at(tree: JsonObject, path: str) -> Json:
+    *above, name = path.split(".")
+    for each in above:
+        tree = mapping(tree, each)
+    return tree[name]
 
 
 def paper(name: str, *more: str) -> AgentRecipe:
@@ -39,6 +48,7 @@ def paper(name: str, *more: str) -> AgentRecipe:
         ("rl.policy.optimiser.algorithm=muon", "adamw"),
         ("rl.policy.optimiser.decay=linear", "decay=constant"),
         ("rl.policy.micro_batch_gib=4", "micro_batch_tokens"),
+        ("rl.policy.lora={rank: 8}", "rl.policy.lora=null"),
         ("track=[mine.py]", "wandb"),
     ],
 )
@@ -63,16 +73,17 @@ def test_an_unknown_setting_of_the_backend_is_refused_with_the_nearest_one() -> 
 
 def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> None:
     grpo = verl_config(paper("search-r1-grpo"), Path("/out/rl"), Path("/model"), 1000)
-    actor, rollout = grpo["actor_rollout_ref"]["actor"], grpo["actor_rollout_ref"]["rollout"]
-    assert (actor["optim"]["lr"], actor["kl_loss_coef"], actor["kl_loss_type"]) == (5e-7, 0.001, "low_var_kl")
-    assert (rollout["n"], rollout["max_model_len"], grpo["data"]["train_batch_size"]) == (5, 4096, 512)
-    assert grpo["algorithm"]["adv_estimator"] == "coseek" and "critic" not in grpo
-    assert grpo["trainer"]["total_epochs"] * (1000 // 512) >= grpo["trainer"]["total_training_steps"] == 600
+    actor, rollout = (mapping(mapping(grpo, "actor_rollout_ref"), name) for name in ("actor", "rollout"))
+    assert (at(actor, "optim.lr"), actor["kl_loss_coef"], actor["kl_loss_type"]) == (5e-7, 0.001, "low_var_kl")
+    assert (rollout["n"], rollout["max_model_len"], at(grpo, "data.train_batch_size")) == (5, 4096, 512)
+    assert at(grpo, "algorithm.adv_estimator") == "coseek" and "critic" not in grpo
+    trainer = mapping(grpo, "trainer")
+    assert whole(trainer, "total_epochs") * (1000 // 512) >= whole(trainer, "total_training_steps") == 600
     ppo = verl_config(paper("search-r1-ppo", "preset=code"), Path("/out/rl"), Path("/model"), 1000)
-    assert ppo["critic"]["optim"]["lr"] == 1e-5 and ppo["algorithm"]["adv_estimator"] == "gae"
-    assert ppo["algorithm"]["use_kl_in_reward"] and not ppo["actor_rollout_ref"]["actor"]["use_kl_loss"]
-    assert ppo["actor_rollout_ref"]["rollout"]["top_p"] == 0.95
-    assert not ppo["algorithm"]["rollout_correction"]["bypass_mode"]
+    assert at(ppo, "critic.optim.lr") == 1e-5 and at(ppo, "algorithm.adv_estimator") == "gae"
+    assert at(ppo, "algorithm.use_kl_in_reward") and not at(ppo, "actor_rollout_ref.actor.use_kl_loss")
+    assert at(ppo, "actor_rollout_ref.rollout.top_p") == 0.95
+    assert not at(ppo, "algorithm.rollout_correction.bypass_mode")
 
 
 def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_named(tmp_path: Path) -> None:
@@ -90,7 +101,7 @@ def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_n
     assert (opened.retriever, opened.limits, opened.rl) == ("http://host:8080", recipe.limits, recipe.rl)
     seeds = {Place(step, row, 0).seed(questions[0], opened) for step in (1, 2) for row in (0, 1)}
     assert len(seeds) == 4
-    assert run.weights is None and run.faults == 0
+    assert run.weights() is None and run.faults == 0
 
 
 def test_only_weights_of_the_last_step_are_taken_over(tmp_path: Path) -> None:
@@ -100,9 +111,9 @@ def test_only_weights_of_the_last_step_are_taken_over(tmp_path: Path) -> None:
     saved.mkdir(parents=True)
     marker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
     marker.write_text("1")
-    assert run.weights is None
+    assert run.weights() is None
     marker.write_text("2")
-    assert run.weights == saved
+    assert run.weights() == saved
     with pytest.raises(DataError, match="no weights"):
         take_weights(saved, tmp_path / "trained", lambda part: None)
     (saved / "model.safetensors").write_bytes(b"w")

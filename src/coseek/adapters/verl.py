@@ -19,7 +19,8 @@ from torch import Tensor
 from coseek.agents.async_driver import Sampled, Sampling
 from coseek.cli.extras import missing_extras
 from coseek.core.errors import ModelError
-from coseek.core.files import parse_line
+from coseek.core.fields import text, whole
+from coseek.core.files import JsonObject, parse_line
 from coseek.core.settings import load_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Author
@@ -52,7 +53,7 @@ _HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionar
 """The hosts of each event loop by settings file: verl makes an `EpisodeLoop` for every episode."""
 
 
-class EpisodeLoop(AgentLoopBase):
+class EpisodeLoop(AgentLoopBase):  # type: ignore[misc]
     """Plays one episode."""
 
     def __init__(
@@ -62,17 +63,25 @@ class EpisodeLoop(AgentLoopBase):
         # Not `super().__init__`: it makes a builder of chat prompts for every episode, and warns of models it lacks.
         self._settings, self._client, self._config = settings, server_manager, trainer_config.config
 
-    async def run(self, sampling_params: dict[str, object], **row: object) -> list[AgentLoopOutput]:
-        """Play the question of a row. Empty if a part failed."""
+    async def run(
+        self,
+        sampling_params: dict[str, object],
+        *,
+        question: str,
+        extra_info: JsonObject,
+        uid: str,
+        session_id: int,
+        global_steps: int,
+        **others: object,
+    ) -> list[AgentLoopOutput]:
+        """Play the question of a row (`launch.write_questions`). Empty if a part failed."""
         host = await _host(self._settings)
-        info = row["extra_info"]
-        assert isinstance(info, Mapping)
-        place = Place(int(row["global_steps"]), int(info["index"]), int(row["session_id"]), info["split"] == "train")
-        question = Question.from_json(parse_line(str(row["question"]), "a row of verl"))
+        index, trains = whole(extra_info, "index"), text(extra_info, "split") == "train"
+        place = Place(int(global_steps), index, int(session_id), trains)
         sglang = self._config.actor_rollout_ref.rollout.name == "sglang"
-        key = f"{row['uid']}/{place.sample}"
-        turns = ServerTurns(self._client, host.tokenizer, sampling_params, key, sglang)
-        batch = await host.play(question, place, turns)
+        turns = ServerTurns(self._client, host.tokenizer, sampling_params, f"{uid}/{session_id}", sglang)
+        asked = Question.from_json(parse_line(question, "a row of verl"))
+        batch = await host.play(asked, place, turns)
         return [turns.output(one, batch, host.settings.rl, place.step) for one in batch.scored]
 
 
@@ -164,7 +173,7 @@ class ServerTurns:
         )
 
 
-class TrainerHooks(CheckpointCallback):
+class TrainerHooks(CheckpointCallback):  # type: ignore[misc]
     """Registers the advantage estimator of a run, from the settings of its agent loop."""
 
     def __init__(self, config: "DictConfig") -> None:

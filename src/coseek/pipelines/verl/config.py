@@ -77,6 +77,8 @@ def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> No
             f"verl's only decay is a cosine from the warm-up on; set {where}.optimiser.decay=constant, or cosine with "
             f"{where}.optimiser.decay_from=0"
         )
+    if learner.lora is not None:
+        wrong.say(f"coseek takes no LoRA adapter back from verl; set {where}.lora=null")
     if learner.micro_batch_gib is not None:
         wrong.say(f"verl needs {where}.micro_batch_tokens; leave out {where}.micro_batch_gib")
 
@@ -115,7 +117,7 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
             "dataloader_num_workers": 0,
         },
         "actor_rollout_ref": {
-            "model": _model(recipe, policy),
+            "model": {"path": str(policy), "enable_gradient_checkpointing": rl.policy.checkpointing},
             "actor": _actor(recipe),
             "ref": {"fsdp_config": _precision(rl.policy)},
             "rollout": _rollout(recipe, folder),
@@ -142,15 +144,6 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
     }
 
 
-def _model(recipe: AgentRecipe, policy: Path) -> JsonObject:
-    learner = recipe.rl.policy
-    lora: JsonObject = {}
-    if learner.lora is not None:
-        targets = [*learner.lora.targets] or "all-linear"
-        lora = {"lora_rank": learner.lora.rank, "lora_alpha": learner.lora.alpha, "target_modules": targets}
-    return {"path": str(policy), "enable_gradient_checkpointing": learner.checkpointing, **lora}
-
-
 def _actor(recipe: AgentRecipe) -> JsonObject:
     rl = recipe.rl
     aggregation = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
@@ -168,7 +161,7 @@ def _actor(recipe: AgentRecipe) -> JsonObject:
         "kl_loss_coef": rl.kl,
         "kl_loss_type": KL[rl.kl_estimator],
         "checkpoint": {
-            "save_contents": ["model", "optimizer", "extra", *(["hf_model"] if rl.policy.lora is None else [])],
+            "save_contents": ["model", "optimizer", "extra", "hf_model"],
             "load_contents": ["model", "optimizer", "extra"],
         },
         "fsdp_config": {**_precision(rl.policy), "seed": rl.seed % 2**31},

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.core.errors import DataError, RunError, SettingError
+from coseek.core.fields import mapping
 from coseek.core.files import JsonObject, atomic_folder, atomic_path, atomic_write, write_yaml
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
@@ -81,7 +82,6 @@ class VerlTraining:
                 f"verl ended with {ended}; its last lines say why. {script} goes on from its last checkpoint"
             )
 
-    @property
     def weights(self) -> Path | None:
         """The model folder of the last step; `None` before verl has written it."""
         folder = self.folder / "checkpoints" / f"global_step_{self.recipe.rl.steps}" / "actor" / "huggingface"
@@ -122,7 +122,7 @@ class VerlTraining:
                 "folder": str(self.folder),
                 "tokenizer": str(self.tokenizer),
                 "retriever": self.retriever,
-                "training_retriever": tree["data"]["training_retriever"],
+                "training_retriever": mapping(tree, "data")["training_retriever"],
                 "world": None if self.world is None else str(self.world),
                 "workers": self._settings.workers,
             },
@@ -134,8 +134,8 @@ def write_questions(path: Path, questions: Sequence[Question], split: str) -> No
     pyarrow."""
     if importlib.util.find_spec("pyarrow") is None:
         raise DataError(f"{path.name} is parquet, which pyarrow writes: pip install pyarrow")
-    from pyarrow import Table
-    from pyarrow.parquet import write_table
+    from pyarrow import Table  # type: ignore[import-untyped]
+    from pyarrow.parquet import write_table  # type: ignore[import-untyped]
 
     rows = [
         {

@@ -35,10 +35,11 @@ def reinforced_in_verl(training: "AgentTraining", stage: Stage, complete: Callab
     )
     script = run.write(training.training_questions(stage, training.scoring(recipe)), training.dev_questions(recipe))
     training.progress.say(f"verl: its configuration, data and {script.name} are in {run.folder}")
-    if run.weights is None:
+    if run.weights() is None:
         run.start(script)
-    if run.weights is None:
+    weights = run.weights()
+    if weights is None:
         raise SettingError(f"verl ended before step {settings.steps}; start {script}, and go on here with --resume")
     training.progress.say(f"verl: {run.faults} episodes had a fault, and are in no loss and no baseline")
-    take_weights(run.weights, training.policy_folder(stage.ends), lambda part: complete(part, stage.ends))
+    take_weights(weights, training.policy_folder(stage.ends), lambda part: complete(part, stage.ends))
     return True
