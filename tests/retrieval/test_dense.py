@@ -185,7 +185,9 @@ def test_what_matters_only_when_searching_can_be_chosen_when_opening(tmp_path: P
     opened = open_index(tmp_path / "index", CORPUS, {"queries_together": 16, "block_rows": 2})
     assert isinstance(opened, Dense)
     assert opened.settings.queries_together == 16
-    with pytest.raises(SettingError, match=r"'query_prompt' is fixed .* when opening it: attention, block_rows, cluster, dev"):
+    with pytest.raises(
+        SettingError, match=r"'query_prompt' is fixed .* when opening it: attention, block_rows, cluster, dev"
+    ):
         open_index(tmp_path / "index", CORPUS, {"query_prompt": "query: "})
     with pytest.raises(SettingError, match="without an int8 copy"):
         open_index(tmp_path / "index", CORPUS, {"search": "int8"})

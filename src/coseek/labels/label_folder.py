@@ -104,9 +104,9 @@ class LabelFolder:
         sets. A broken row is refused before anything is removed, the seal included."""
         for path in (self.dropped_path, self.sets_path):
             check_whole_rows(path, _turn_of)
-        self._seal(closed=False)
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
+        self._seal(closed=False)
         cut_last_turn(self.sets_path)
         return self._turns()
 
