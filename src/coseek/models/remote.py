@@ -1,18 +1,16 @@
 """Remote: a model behind HTTP, with the sampled ids and log-probabilities if the server returns them.
 
-A row is requested as soon as it is opened or extended, and returned as soon as the server finishes it. Each request
-contains the whole row, which servers find in their prefix caches; no state is kept there. A failure is a fault of its
-row only.
+Each request contains the whole row, which servers find in their prefix caches; no state is kept there.
 
 If a server returns text only, the text is tokenised and the turn is marked as inexact: usable for evaluation, not for
 training.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Literal
 
 from pydantic import Field
@@ -24,7 +22,7 @@ from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import Settings, VariableName
 from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.stop_strings import stopped_after
+from coseek.models.row_calls import CalledRow, EndedCall, RowCalls, check_turn, cut_at_stop
 from coseek.models.usage import Prices, Usage, read_usage
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1")
@@ -56,14 +54,8 @@ _DECODED = 512
 
 
 @dataclass(slots=True)
-class _Row:
-    """A row so far."""
-
-    parts: list[RowSegment]
-    max_tokens: int
-    future: "Future[JsonObject] | None" = None
-    version: int | None = None
-    """The version of the weights when the turn was asked for."""
+class _Row(CalledRow):
+    parts: list[RowSegment] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +67,10 @@ class ServerInfo:
 
 
 @dataclass
-class RemoteModel:
-    """Implements `Model`. Driven by one thread; calls run in the background."""
+class RemoteModel(RowCalls[_Row, JsonObject]):
+    """Implements `ServedModel`. Driven by one thread; calls run in the background."""
+
+    failures = (HttpFailure, ValueError)
 
     calls: HttpClient
     served: ServerInfo
@@ -92,99 +86,47 @@ class RemoteModel:
     """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
     usage: Usage = field(default_factory=Usage)
     prices: Prices = field(default_factory=Prices)
-    done: "SimpleQueue[tuple[int, Future[JsonObject]] | None]" = field(default_factory=SimpleQueue)
-    """Rows with their finished calls; `None` wakes `step`. Models of one pool share it."""
+    done: "SimpleQueue[EndedCall[JsonObject] | None]" = field(default_factory=SimpleQueue)
+    """Models of one pool share it."""
     version: int | None = None
     """The version of the weights that the server was given; turns of another one are faults."""
 
     def __post_init__(self) -> None:
+        super().__init__()
         self._dialect = dialect_of(self.served.dialect)
         self._decode = lru_cache(_DECODED)(self.tokenizer.decode)
         """Branches of one run begin with the same ids."""
-        self._rows: dict[int, _Row] = {}
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
         """Why the turns cannot be trained on; empty if they can."""
 
-    def start(self, request: Request) -> None:
-        if request.key in self._rows:
-            raise ValueError(f"a row with the key {request.key} is open already; close it first")
-        self._rows[request.key] = _Row([], 0)
-        self._send(request)
-
-    def extend(self, request: Request) -> None:
-        row = self._rows.get(request.key)
-        if row is None or row.future is not None:
-            raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
-        self._send(request)
+    def _opened(self) -> _Row:
+        return _Row()
 
     @property
     def concurrency(self) -> int:
         """Rows that the server continues at once."""
         return self.calls.patience.concurrency
 
-    @property
-    def pending(self) -> "list[Future[JsonObject]]":
-        """The calls of turns that were asked for and not taken yet."""
-        return [row.future for row in self._rows.values() if row.future is not None]
-
-    def wake(self) -> None:
-        self.done.put(None)
-
-    def step(self) -> list[Turn]:
-        """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
-        if not any(row.future is not None for row in self._rows.values()):
-            return []
-        turns: list[Turn] = []
-        ended = self.done.get()
-        while ended is not None:
-            turns += self.taken(*ended)
-            try:
-                ended = self.done.get(block=not turns)
-            except Empty:
-                break
-        return turns
-
-    def close(self, key: int) -> None:
-        """Close a row and cancel its pending call."""
-        row = self._rows.pop(key, None)
-        if row is not None and row.future is not None:
-            row.future.cancel()
-
-    def _send(self, request: Request) -> None:
-        row = self._rows[request.key]
+    def _call(self, row: _Row, request: Request) -> "Future[JsonObject]":
         row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
-        row.max_tokens = request.max_tokens
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         ask = TurnRequest(
             self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
-        key, done = request.key, self.done
         row.version = self.version
-        row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
-        row.future.add_done_callback(lambda future: done.put((key, future)))
+        return self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
 
     def _part(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
         """A stretch as it is sent: by its ids, or by its text, in which a server reads marks."""
         text = self._decode(ids)
         return RowSegment(by_model, ids, self.neutral(text) if by_model and not self._dialect.EXACT else text)
 
-    def taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
-        """The turn in an answer; none for a row that was closed meanwhile."""
-        row = self._rows.get(key)
-        if row is None or row.future is not future:
-            return []
-        row.future = None
-        try:
-            answer = future.result()
-            turn = self._turn(key, row, self._dialect.read(answer))
-        except (HttpFailure, ValueError) as error:
-            return [Turn(key, (), (), TurnEnd.FAULT, str(error))]
-        except CancelledError:
-            return [Turn(key, (), (), TurnEnd.FAULT, "the connection to the server was closed")]
+    def _read(self, key: int, row: _Row, answer: JsonObject) -> Turn:
+        turn = self._turn(key, row, self._dialect.read(answer))
         tokens = read_usage(answer)
         self.usage.add(tokens)
         row.parts.append(self._part(True, turn.ids))
-        return [replace(turn, cost_usd=self.prices.of(tokens))]
+        return replace(turn, cost_usd=self.prices.of(tokens))
 
     def _turn(self, key: int, row: _Row, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
@@ -192,18 +134,13 @@ class RemoteModel:
         ids, logprobs = written.ids or (), written.logprobs
         if None not in (written.version, row.version) and written.version != row.version:
             raise ValueError(f"it sampled with version {written.version} of the weights, and not with {row.version}")
-        if len(ids) != len(logprobs):
-            raise ValueError(f"its answer holds {len(ids)} token ids and {len(logprobs)} log-probabilities")
+        check_turn(ids, logprobs)
         if not same_text(self.tokenizer.decode(ids), written.text):
             raise ValueError("its tokens are not those of the tokenizer that was named; name the folder of its model")
-        length = stopped_after(ids, self.stops, self.tokenizer)
-        # A server may check for stop strings only every few tokens; the tokens before the stop are unaffected.
-        end = TurnEnd.STOP if length is not None else TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
-        ids, logprobs = ids[:length], logprobs[:length]
-        if len(ids) > row.max_tokens:
-            raise ValueError(f"it wrote {len(ids)} tokens, but at most {row.max_tokens} were requested")
+        end = TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
+        ids, end = cut_at_stop(ids, end, self.stops, self.tokenizer, row.max_tokens)
         version = row.version if written.version is None else written.version
-        return Turn(key, ids, logprobs, end, exact=not self.inexact, version=version)
+        return Turn(key, ids, logprobs[: len(ids)], end, exact=not self.inexact, version=version)
 
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
         """A turn from text. Its log-probabilities are unknown and set to 0."""

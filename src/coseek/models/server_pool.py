@@ -15,6 +15,7 @@ from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import JsonObject
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
+from coseek.models.row_calls import EndedCall
 
 REST_S = 30.0
 """Seconds for which a server that failed is asked last."""
@@ -182,7 +183,7 @@ def open_pool(
     urls: Sequence[str], settings: RemoteModelSettings, tokenizer: Tokenizer, stops: Sequence[str], temperature: float
 ) -> ServerPool:
     """Open the model at several URLs. Raises `SettingError` for a server that cannot be asked."""
-    done: SimpleQueue[tuple[int, Future[JsonObject]] | None] = SimpleQueue()
+    done: SimpleQueue[EndedCall[JsonObject] | None] = SimpleQueue()
     servers = [open_remote(url, settings, tokenizer, stops, temperature) for url in urls]
     for server in servers:
         server.done = done
