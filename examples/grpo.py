@@ -20,12 +20,12 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 run, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 30
-QUESTIONS, GROUP, CLIP = 16, 8, 0.2
+QUESTIONS, GROUP, CLIP = 32, 4, 0.2
 data, retriever = Dataset(run / "data").questions("train"), open_index(run / "data.index")
 protocol, reward = load_protocol("search-r1", "laptop"), make_reward({"exact_match": 1.0})
 limits = Limits(max_turns=5, passages_per_search=2, max_turn_tokens=96, max_observation_tokens=256, max_tokens=800)
 
-settings = LearnerSettings(optimiser=OptimiserSettings(lr=1e-3), precision="auto")
+settings = LearnerSettings(optimiser=OptimiserSettings(lr=2e-4), precision="auto")
 policy = Policy(load_model(run / "policy/warm", FLOAT32), settings, updates=2 * steps)
 tokenizer = HfTokenizer.load(run / "policy/warm")
 sampler = policy.sampler(tokenizer, protocol.grammar.stops, SamplerSettings(max_rows=128, max_tokens=limits.max_tokens))
