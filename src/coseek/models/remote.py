@@ -54,7 +54,7 @@ _DECODED = 512
 
 
 @dataclass(slots=True)
-class _Row(CalledRow):
+class _RemoteRow(CalledRow):
     parts: list[RowSegment] = field(default_factory=list)
 
 
@@ -67,7 +67,7 @@ class ServerInfo:
 
 
 @dataclass
-class RemoteModel(RowCalls[_Row, JsonObject]):
+class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     """Implements `ServedModel`. Driven by one thread; calls run in the background."""
 
     failures = (HttpFailure, ValueError)
@@ -99,15 +99,15 @@ class RemoteModel(RowCalls[_Row, JsonObject]):
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
         """Why the turns cannot be trained on; empty if they can."""
 
-    def _opened(self) -> _Row:
-        return _Row()
+    def _opened(self) -> _RemoteRow:
+        return _RemoteRow()
 
     @property
     def concurrency(self) -> int:
         """Rows that the server continues at once."""
         return self.calls.patience.concurrency
 
-    def _call(self, row: _Row, request: Request) -> "Future[JsonObject]":
+    def _call(self, row: _RemoteRow, request: Request) -> "Future[JsonObject]":
         row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         ask = TurnRequest(
@@ -121,14 +121,14 @@ class RemoteModel(RowCalls[_Row, JsonObject]):
         text = self._decode(ids)
         return RowSegment(by_model, ids, self.neutral(text) if by_model and not self._dialect.EXACT else text)
 
-    def _read(self, key: int, row: _Row, answer: JsonObject) -> Turn:
+    def _read(self, key: int, row: _RemoteRow, answer: JsonObject) -> Turn:
         turn = self._turn(key, row, self._dialect.read(answer))
         tokens = read_usage(answer)
         self.usage.add(tokens)
         row.parts.append(self._part(True, turn.ids))
         return replace(turn, cost_usd=self.prices.of(tokens))
 
-    def _turn(self, key: int, row: _Row, written: ServerTurn) -> Turn:
+    def _turn(self, key: int, row: _RemoteRow, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
             return self._encoded(key, row.max_tokens, written)
         ids, logprobs = written.ids or (), written.logprobs

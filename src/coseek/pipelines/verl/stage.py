@@ -2,19 +2,41 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from coseek.core.errors import SettingError
+from coseek.core.progress import Progress
+from coseek.data.question import Question
+from coseek.graders.scoring import EpisodeScorer
 from coseek.models.shipped import model_path
+from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage
 from coseek.pipelines.verl.launch import VerlTraining, take_weights
 from coseek.training.rl.backends.verl import NAME
-
-if TYPE_CHECKING:
-    from coseek.pipelines.agent import AgentTraining
+from coseek.training.trainer.workers import Workers
 
 
-def reinforced_in_verl(training: "AgentTraining", stage: Stage, complete: Callable[[Path, str], None]) -> bool:
+class Training(Protocol):
+    """What a stage asks of the training that it is part of."""
+
+    recipe: AgentRecipe
+    folder: Path
+    workers: Workers
+    progress: Progress
+
+    @property
+    def data_folder(self) -> Path: ...
+
+    def policy_folder(self, name: str) -> Path: ...
+
+    def scoring(self, recipe: AgentRecipe) -> EpisodeScorer: ...
+
+    def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]: ...
+
+    def dev_questions(self, recipe: AgentRecipe) -> list[Question]: ...
+
+
+def reinforced_in_verl(training: Training, stage: Stage, complete: Callable[[Path, str], None]) -> bool:
     """Write the files of the stage, run verl, and keep its last weights; `complete` adds a policy's tokenizer and
     cards. A training that verl has ended is not started again. Returns False for a stage of another backend."""
     if stage.recipe.rl.backend != NAME:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Row(CalledRow):
+class _TinkerRow(CalledRow):
     ids: list[int] = field(default_factory=list)
 
 
-class TinkerSampler(RowCalls[_Row, "SampleResponse"]):
+class TinkerSampler(RowCalls[_TinkerRow, "SampleResponse"]):
     """Implements `ServedModel`. Driven by one thread; calls run in the background."""
 
     failures = (Exception,)  # the client's errors have no class in common
@@ -42,10 +42,10 @@ class TinkerSampler(RowCalls[_Row, "SampleResponse"]):
         """Sample with these weights from now on."""
         self._weights, self._version = weights, version
 
-    def _opened(self) -> _Row:
-        return _Row()
+    def _opened(self) -> _TinkerRow:
+        return _TinkerRow()
 
-    def _call(self, row: _Row, request: Request) -> "Future[SampleResponse]":
+    def _call(self, row: _TinkerRow, request: Request) -> "Future[SampleResponse]":
         from tinker.types import ModelInput, SamplingParams
 
         assert self._weights is not None, "`use` gives the weights"
@@ -60,7 +60,7 @@ class TinkerSampler(RowCalls[_Row, "SampleResponse"]):
         call: Future[SampleResponse] = self._weights.sample(ModelInput.from_ints(row.ids), 1, params)
         return call
 
-    def _read(self, key: int, row: _Row, answer: "SampleResponse") -> Turn:
+    def _read(self, key: int, row: _TinkerRow, answer: "SampleResponse") -> Turn:
         sequence = answer.sequences[0]
         ids, logprobs = tuple(sequence.tokens), tuple(sequence.logprobs or ())
         check_turn(ids, logprobs)

@@ -1,0 +1,14 @@
+"""Counts of the house. Fear: a merge brings back a circle, a second class of one name, or logic written twice."""
+
+import pytest
+from bench.house import all_counts
+
+
+@pytest.mark.slow
+def test_no_count_of_the_house_is_over_its_bar() -> None:
+    over = [
+        f"{count.name}: {count.value}, bar {count.bar}: {'; '.join(count.found)}"
+        for count in all_counts()
+        if count.is_over
+    ]
+    assert not over, "\n".join(over)
