@@ -5,6 +5,7 @@ import importlib.util
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -115,6 +116,41 @@ def test_a_caller_that_was_killed_goes_on_over_a_cluster_of_this_machine(base: P
     command = [sys.executable, "-m", "coseek.cli.main", *map(str, words), "--out", str(tmp_path / "run"), "--resume"]
     subprocess.run(command, check=True, capture_output=True)
     assert 0 < kept < 200 and rows_of(tmp_path / "run") == rows_of(base / "run")
+
+
+def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there: "Nodes", tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:{1}".format(*free.getsockname())
+    host, _, port = address.partition(":")
+    words = [
+        "run",
+        base / "world",
+        "--agent",
+        "faulty-expert",
+        "--retriever",
+        base / "index",
+        "--out",
+        tmp_path / "run",
+    ]
+    command = [sys.executable, "-m", "coseek.cli.main", *map(str, words), "--cluster", f"ray://{address}"]
+    server = [
+        sys.executable,
+        "-m",
+        "ray.util.client.server",
+        "--host",
+        host,
+        "--port",
+        port,
+        "--address",
+        there.address,
+    ]
+    with subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        finally:
+            process.terminate()
+    assert rows_of(tmp_path / "run") == rows_of(base / "run")
 
 
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
