@@ -147,9 +147,10 @@ def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there:
     ]
     with subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            subprocess.run(command, check=True, capture_output=True)
+            ended = subprocess.run(command, check=False, capture_output=True, text=True)
         finally:
             process.terminate()
+    assert ended.returncode == 0, ended.stderr
     assert rows_of(tmp_path / "run") == rows_of(base / "run")
 
 
