@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 from tests.models.networks import converse, network
 from tests.serve.live import WEB
-from tests.serve.model_live import live_model, tiny_policy
+from tests.serve.model_live import TAGS, live_model, tiny_policy
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
@@ -214,8 +214,8 @@ def test_a_text_that_is_refused_is_not_encoded_to_its_end(
         got = httpx.post(f"{live[0]}/v1/{path}", json=body, timeout=30, trust_env=False)
         assert got.status_code == 400 and "leaves no room" in got.json()["error"]["message"]
     assert lengths and max(lengths) <= 2_048 * model_service.CHARS_A_TOKEN
-    many = "word " * 9_000  # more characters than are encoded at first, in tokens that are long
-    assert model_service.encoded_beginning(tokenizer, many, 5_000) == encode(tokenizer, many)
+    sparse = TAGS[4] * 1_000  # more characters than are encoded at first, in tokens of 13 each
+    assert model_service.encoded_up_to(tokenizer, sparse, 1_100) == encode(tokenizer, sparse) and len(lengths) > 3
 
 
 def test_a_model_of_another_name_is_not_found(live: Live) -> None:

@@ -214,7 +214,7 @@ class ModelService(Service[ModelServeSettings]):
         weights = self._open_weights()
         if len(text) < _LONG:
             return weights.tokenizer.encode(text)
-        return await self._apart(encoded_beginning, weights.tokenizer, text, weights.context)
+        return await self._apart(encoded_up_to, weights.tokenizer, text, weights.context)
 
     async def _apart(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """The result of a call in the thread that encodes: several long texts at once would hold their tokens, too."""
@@ -277,7 +277,7 @@ class ModelService(Service[ModelServeSettings]):
         return MixedSampler(weights.network, weights.tokenizer, settings)
 
 
-def encoded_beginning(tokenizer: HfTokenizer, text: str, most: int) -> list[int]:
+def encoded_up_to(tokenizer: HfTokenizer, text: str, most: int) -> list[int]:
     """The ids of a text; of one that has more than `most`, those of a beginning that has more, too. While a text is
     encoded a token takes some 400 bytes, so that a million that are refused afterwards would be most of the memory."""
     end = CHARS_A_TOKEN * most
