@@ -22,7 +22,10 @@ from coseek.core.files import Json
 ANSWER_S = 120.0
 """A request that is not answered by then hangs."""
 PATIENCE_S = 120.0
-"""A connection that is neither answered nor closed by then hangs."""
+"""A connection hangs that is neither answered nor closed for so long: one of several requests may be answered after
+the other, each within this time."""
+CUT_S = 60.0
+"""By then, one who reads nothing of an answer has to be cut."""
 _GONE = (ConnectionError, asyncio.IncompleteReadError, BrokenPipeError)
 
 
@@ -69,6 +72,8 @@ class Client:
     token: str
     tally: Tally
     rng: random.Random
+    heard: Callable[[], None] = lambda: None
+    """Called with each answer, and with each piece of one: the visit under way does not hang."""
 
     def request(self, body: bytes, token: str | None = None, more: str = "", length: str | None = None) -> bytes:
         length = f"Content-Length: {len(body)}\r\n" if length is None else length
@@ -98,6 +103,7 @@ class Client:
             writer.transport.abort()
 
     def answered(self, answer: Answer) -> None:
+        self.heard()
         self.tally.note(self.role, str(answer.status))
         deliberate = answer.status == 503 and "retry-after" in answer.headers
         if answer.status >= 500 and not deliberate:
@@ -194,16 +200,20 @@ async def slow(client: Client) -> None:
 
 async def _until_cut(client: Client, visit: Callable[[Client], Awaitable[str]]) -> None:
     """A visit that the server has to end, with or without an answer."""
-    began = time.monotonic()
+    patience_s = PATIENCE_S + (CUT_S if visit is _never_reader else 0.0)  # an answer that is not read is not heard
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s) as limit:
+            client.heard = lambda: limit.reschedule(loop.time() + patience_s)
             ended = await visit(client)
     except TimeoutError:
-        if client.tally.stopped > began + PATIENCE_S:
+        if client.tally.stopped > time.monotonic():
             client.tally.fault("hung", f"{client.role}: {visit.__name__}")
         return
     except _GONE:
         ended = "cut"
+    finally:
+        client.heard = lambda: None
     client.tally.note(client.role, ended)
 
 
@@ -252,6 +262,7 @@ async def _slow_reader(client: Client) -> str:
         for _ in range(150):
             if not await reader.read(4_096):
                 return "cut while reading"
+            client.heard()
             await asyncio.sleep(0.1)
     return "slow reader left"
 

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 from bench.hostile_clients import Client, Tally, repeated, roles_of
-from bench.hostile_servers import TOKEN_ENV, Target, target_of
+from bench.hostile_servers import MODEL, TOKEN_ENV, Target, target_of
 
 SERVERS = ("retriever", "model", "agent", "mcp")
 MOST_GROWTH = 0.05
@@ -143,7 +143,7 @@ async def loaded(
 def outcome_of(name: str, args: argparse.Namespace) -> Outcome:
     token = secrets.token_urlsafe(24)
     with tempfile.TemporaryDirectory() as folder:
-        target = target_of(name, Path(folder))
+        target = target_of(name, Path(folder), args.model)
         with started(target, token) as (process, url, log):
             tally, usage, took = uvloop.run(loaded(target, process, url, token, args))
             wrote = log.read_text(encoding="utf-8", errors="replace")
@@ -179,6 +179,7 @@ def report(name: str, outcome: Outcome) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Servers under clients that mean harm.")
     parser.add_argument("--server", choices=SERVERS, help="only this one")
+    parser.add_argument("--model", default=MODEL, help="what the model's and the agent's server serve")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)

@@ -3,13 +3,16 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import cast
 
+from torch import Tensor
+
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
-from coseek.agents.rollout import rollout
+from coseek.agents.limits import Limits
+from coseek.agents.rollout import Agent, rollout
 from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.dataset import Dataset
@@ -28,6 +31,8 @@ from coseek.world.world import WorldSettings, make_world
 
 TOKEN_ENV = "COSEEK_HOSTILE_LOAD_TOKEN"
 MODEL = "base"
+CLOSE = 1e-4
+"""Two logits that differ by less may change places: their last bits, some 1e-5, depend on the size of the batch."""
 _TOKENS = 24
 _ASKED = 24
 _COMMAND = [sys.executable, "-m", "coseek", "serve"]
@@ -56,8 +61,9 @@ class Target:
     headers: str = ""
 
 
-def target_of(name: str, folder: Path) -> Target:
-    return {"retriever": _retriever, "model": _model, "agent": _agent, "mcp": _mcp}[name](folder)
+def target_of(name: str, folder: Path, model: str = MODEL) -> Target:
+    """`model`: what the model's and the agent's server serve."""
+    return {"retriever": _retriever, "model": _model, "agent": _agent, "mcp": _mcp}[name](folder, model)
 
 
 @cache
@@ -69,7 +75,7 @@ def _data(folder: Path) -> tuple[Path, tuple[str, ...]]:
     return index, tuple(question.question.strip() for question in Dataset(world).questions("dev"))
 
 
-def _retriever(folder: Path) -> Target:
+def _retriever(folder: Path, _: str) -> Target:
     index, questions = _data(folder)
     asked: list[tuple[JsonObject, Json]] = []
     for place, text in enumerate(questions):
@@ -94,11 +100,10 @@ def _retriever(folder: Path) -> Target:
     )  # fmt: skip
 
 
-def _model(folder: Path) -> Target:
+def _model(folder: Path, model: str) -> Target:
     _, questions = _data(folder)
-    path = model_path(MODEL)
-    tokenizer = HfTokenizer.load(path)
-    sampler = Sampler(load_model(path, FLOAT32), tokenizer, (), SamplerSettings(temperature=0.0, dtype="float32"))
+    sampler = _CloseDraws.of(model, ())
+    tokenizer = sampler.tokenizer
     nobody = EpisodeState(Question("asked", ""))
     for key, text in enumerate(questions):
         sampler.start(Request(key, tuple(tokenizer.encode(text)), _TOKENS, 0, nobody))
@@ -107,7 +112,7 @@ def _model(folder: Path) -> Target:
         ids |= {turn.key: turn.ids for turn in sampler.step()}
     row: JsonObject = {"max_tokens": _TOKENS, "temperature": 0, "return_token_ids": True, "add_special_tokens": False}
     asked: list[tuple[JsonObject, Json]] = [
-        ({"prompt": text, **row}, [[*ids[key]]]) for key, text in enumerate(questions)
+        ({"prompt": text, **row}, [[*ids[key]]]) for key, text in enumerate(questions) if key not in sampler.close_rows
     ]
     most: list[JsonObject] = [
         {"prompt": [questions[0]] * 64, "max_tokens": 256, "logprobs": 1, "return_token_ids": True},
@@ -117,7 +122,7 @@ def _model(folder: Path) -> Target:
         {"prompt": "a", "max_tokens": 64, "stop": ["y" * 256] * 64, "temperature": 0.37},
         {"prompt": "a", **{f"field{number}": 1 for number in range(200_000)}},
     ]
-    command = [*_COMMAND, "model", MODEL, "--precision", "float32", *_SERVED]
+    command = [*_COMMAND, "model", model, "--precision", "float32", *_SERVED]
     return Target(
         "model", command, "/v1/completions", asked,
         lambda row: [cast(JsonObject, one)["token_ids"] for one in cast(list[Json], row["choices"])],
@@ -125,12 +130,16 @@ def _model(folder: Path) -> Target:
     )  # fmt: skip
 
 
-def _agent(folder: Path) -> Target:
+def _agent(folder: Path, model: str) -> Target:
     index, questions = _data(folder)
-    runs = _runs(MODEL, index, questions)
+    chosen = settings_for(model)
+    opened = open_agent(settled_for(chosen, chosen))
+    sampler = _CloseDraws.of(model, opened.protocol.grammar.stops)
+    runs = _played(replace(opened, model=sampler), index, questions, limits_for(chosen))
     asked: list[tuple[JsonObject, Json]] = [
         ({"messages": [{"role": "user", "content": text}], "seed": 0}, [reasoning(run), reply_of(run)])
-        for text, run in zip(questions, runs, strict=True)
+        for key, (text, run) in enumerate(zip(questions, runs, strict=True))
+        if key not in sampler.close_rows
     ]
 
     def read(row: JsonObject) -> Json:
@@ -144,14 +153,14 @@ def _agent(folder: Path) -> Target:
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 80_000}]},
         {"messages": [{"role": "user", "content": "a", **{f"field{number}": 1 for number in range(200_000)}}]},
     ]
-    command = [*_COMMAND, "agent", MODEL, "--retriever", str(index), *_SERVED]
+    command = [*_COMMAND, "agent", model, "--retriever", str(index), *_SERVED]
     return Target(
         "agent", command, "/v1/chat/completions", asked, read, [*_bodies(most), *_vast("messages")],
         _odd("messages"), streams=True, quick=False,
     )  # fmt: skip
 
 
-def _mcp(folder: Path) -> Target:
+def _mcp(folder: Path, _: str) -> Target:
     index, questions = _data(folder)
     retriever = open_index(index)
     asked: list[tuple[JsonObject, Json]] = []
@@ -191,9 +200,35 @@ def _call(tool: str, **arguments: str) -> JsonObject:
 def _runs(agent: str, index: Path, questions: Sequence[str]) -> list[Trajectory]:
     """What a run answers."""
     chosen = settings_for(agent)
-    opened = open_agent(settled_for(chosen, chosen))
+    return _played(open_agent(settled_for(chosen, chosen)), index, questions, limits_for(chosen))
+
+
+def _played(agent: Agent, index: Path, questions: Sequence[str], limits: Limits) -> list[Trajectory]:
     asked = [Question("asked", text) for text in questions]
-    return rollout(opened, open_index(index), asked, [0] * len(asked), limits_for(chosen))
+    return rollout(agent, open_index(index), asked, [0] * len(asked), limits)
+
+
+class _CloseDraws(Sampler):
+    """Greedy rows of the model; notes those in which two tokens were so close that the rest of the batch decides: the
+    services do not promise the one or the other, so such a question is not asked."""
+
+    @classmethod
+    def of(cls, model: str, stops: Sequence[str]) -> "_CloseDraws":
+        path = model_path(model)
+        settings = SamplerSettings(temperature=0.0, dtype="float32")
+        made = cls(load_model(path, FLOAT32), HfTokenizer.load(path), stops, settings)
+        made.close_rows = set()
+        return made
+
+    close_rows: set[int]
+    """Keys of the rows, which are the places of their questions."""
+
+    def _drawn(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+        best_B2 = logits_BV.topk(2, dim=-1).values
+        close_B = best_B2[:, 0] - best_B2[:, 1] < CLOSE
+        keys = self._table.key[close_B.nonzero()[:, 0].numpy()].tolist()
+        self.close_rows |= {key if key >= 0 else ~key for key in keys}  # a side context is of the row ~key
+        return super()._drawn(logits_BV, uniform_B)
 
 
 def _bodies(rows: Sequence[Json]) -> list[bytes]:

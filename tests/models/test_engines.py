@@ -8,7 +8,8 @@ import torch
 from tests.models.networks import NETWORKS, SHAPE, logits_of, network, random_ids
 from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
-from coseek.models.engine import Engine, TokenBlock
+from coseek.models.engine import Engine, KVCache, TokenBlock
+from coseek.models.engines import lfm2
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
 from coseek.models.sampler import make_engine
@@ -72,6 +73,41 @@ def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None
         logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor([len(row) - 1 for row in rows]))
     for row, logits_V in zip(rows, logits_BV, strict=True):
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
+
+
+def test_a_long_row_beside_many_short_ones_does_not_multiply_the_cache() -> None:
+    """The fear: 64 rows once, and once a row of 4,000 tokens, were a cache of 64 rows of 4,000 tokens."""
+    cache = KVCache()
+    cache.expect(64, 4_000, 1_000)
+    cache.reserve(50, 20)
+    cache.use(0, 2, 4, torch.zeros(1))
+    cache.use_state(0, (3,), torch.zeros(1))
+    cache.keys[0][:3, :, :20], cache.states[0][:3] = 7.0, 5.0
+    cache.reserve(3, 300)
+    assert cache.keys[0].shape == cache.values[0].shape == (3, 2, 300, 4) and len(cache.states[0]) == 3
+    assert bool((cache.keys[0][:, :, :20] == 7).all()) and bool((cache.states[0] == 5).all())
+    cache.reserve(40, 25)
+    assert cache.keys[0].shape[0] * cache.keys[0].shape[2] <= 1_000
+    assert bool((cache.keys[0][:3, :, :20] == 7).all()) and not bool(cache.keys[0][3:].any())
+    cache.reserve(1, 1_500)  # what a row needs alone, it gets
+    assert cache.keys[0].shape == (1, 2, 1_500, 4)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_prompt_that_is_attended_to_in_pieces_is_read_as_a_whole(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fear: the scores of a prompt of 4,000 tokens were more than all else that a service holds."""
+    config = Lfm2Config(**{**SHAPE, **NETWORKS["lfm2"], "num_key_value_heads": heads})  # type: ignore[arg-type]
+    model = Lfm2ForCausalLM(config).eval()
+    rows = [random_ids(random.Random(number), 20, 40) for number in range(3)]
+    logits = []
+    for most in (2**24, 500):
+        monkeypatch.setattr(lfm2, "MOST_SCORES", most)
+        engine = Lfm2Engine(model, torch.float32)
+        read_in_pieces(engine, rows, random.Random(1))
+        with torch.inference_mode():
+            starts = torch.tensor([len(row) - 1 for row in rows])
+            logits.append(engine.step(torch.tensor([row[-1] for row in rows]), starts))
+    assert torch.allclose(logits[0], logits[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["general", "own"])

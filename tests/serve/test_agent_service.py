@@ -4,6 +4,7 @@ answer."""
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -214,6 +215,31 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         for thread in waiting:
             thread.join(20)
     assert [one.status_code for one in refused] == [503, 503] and all("retry-after" in one.headers for one in refused)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nobody_waits_longer_for_a_row_than_is_said(stream: bool) -> None:
+    """The fear: a question was accepted, streamed or not, that waited for minutes, and its client took it for lost."""
+    gate = threading.Event()
+    with live_agent("rules", EchoRetriever(gate), max_rows=1, most_wait_s=0.2) as (url, service):
+        first = threading.Thread(target=asked, args=(url, QUESTIONS[0]))
+        first.start()
+        until(lambda: service.running == 1)
+        began = time.monotonic()
+        late = asked(url, "x", stream=stream)
+        assert late.status_code == 503 and "retry-after" in late.headers and time.monotonic() - began >= 0.2
+        gate.set()
+        first.join(20)
+        assert asked(url, "x", stream=stream).status_code == 200
+        gate.clear()
+        service._took_s.extend([60.0] * 64)  # answers take a minute, as is known now
+        first = threading.Thread(target=asked, args=(url, QUESTIONS[0]))
+        first.start()
+        until(lambda: service.running == 1)
+        refused = asked(url, "x", stream=stream)
+        gate.set()
+        first.join(20)
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "60" and service.waiting == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

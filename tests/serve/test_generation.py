@@ -179,6 +179,28 @@ def test_stop_strings_of_rows_that_have_gone_are_not_kept_without_end(monkeypatc
 
 
 @pytest.mark.slow
+def test_texts_share_a_cache_of_so_many_tokens_and_are_what_they_are_alone(folder: Path) -> None:
+    """The fear: texts were admitted by their number, so that a long one beside 63 others was as 64 long ones."""
+    bodies: list[dict[str, object]] = [
+        {"prompt": [40 + place] * (300 if place % 4 == 0 else 5), "max_tokens": 30, "temperature": 0}
+        for place in range(16)
+    ]
+    with live_model(folder) as live:
+        alone = [post(live, **body).json()["choices"] for body in bodies]
+    with live_model(folder, cache_tokens=1_000) as live, ThreadPoolExecutor(16) as pool:
+        service, sizes = live[1].generation, list[int]()
+        asked = [pool.submit(post, live, **body) for body in bodies]
+        while not all(one.done() for one in asked):
+            if (rows := service._rows) is not None:
+                sizes += [one.shape[0] * one.shape[2] for one in list(rows.sampler._engine.cache.keys.values())]
+            time.sleep(0.001)
+        together = [one.result().json()["choices"] for one in asked]
+        long = post(live, prompt=[50] * 1_200, max_tokens=4)  # alone it may have more
+    assert together == alone and 0 < max(sizes) <= 1_000
+    assert long.status_code == 200
+
+
+@pytest.mark.slow
 def test_rows_that_nobody_continues_are_not_held_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "KEPT_S", 0.1)
     monkeypatch.setattr(generation, "TRIM_S", 0.0)

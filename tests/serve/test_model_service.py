@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 from tests.models.networks import converse, network
 from tests.serve.live import WEB
-from tests.serve.model_live import live_model, tiny_policy
+from tests.serve.model_live import TAGS, live_model, tiny_policy
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
@@ -29,6 +29,7 @@ from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
+from coseek.serve import model_service
 from coseek.serve.model_service import ModelService
 from coseek.serve.settings import ModelServeSettings
 
@@ -191,6 +192,30 @@ def test_what_cannot_be_done_is_a_sentence(live: Live, body: dict[str, object], 
     reply = post(live, **body)
     assert reply.status_code == 400
     assert sentence in reply.json()["error"]["message"]
+
+
+def test_a_text_that_is_refused_is_not_encoded_to_its_end(
+    live: Live, tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fear: two megabytes of text took 570 MB to say that they were too many tokens."""
+    lengths: list[int] = []
+    encode = HfTokenizer.encode
+
+    def counted(self: HfTokenizer, text: str) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(HfTokenizer, "encode", counted)
+    text = "x y " * 100_000
+    for path, body in (
+        ("completions", {"prompt": text}),
+        ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        got = httpx.post(f"{live[0]}/v1/{path}", json=body, timeout=30, trust_env=False)
+        assert got.status_code == 400 and "leaves no room" in got.json()["error"]["message"]
+    assert lengths and max(lengths) <= 2_048 * model_service.CHARS_A_TOKEN
+    sparse = TAGS[4] * 1_000  # more characters than are encoded at first, in tokens of 13 each
+    assert model_service.encoded_up_to(tokenizer, sparse, 1_100) == encode(tokenizer, sparse) and len(lengths) > 3
 
 
 def test_a_model_of_another_name_is_not_found(live: Live) -> None:

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_NO_LIMIT = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
@@ -44,25 +46,34 @@ class KVCache:
         """The sampler with open rows, if any: samplers may share an engine, one at a time."""
         self._slots, self._columns = 0, 0
         self._most_slots, self._most_columns = 0, 0
+        self._most_tokens = _NO_LIMIT
 
-    def expect(self, slots: int, columns: int) -> None:
-        """Set the largest slots and columns that are needed: growth in advance stops there."""
+    def expect(self, slots: int, columns: int, tokens: int | None = None) -> None:
+        """Set the largest slots and columns that are needed: growth in advance stops there. `tokens`: slots times
+        columns are no more than that, unless the open rows alone need more."""
         self._most_slots, self._most_columns = max(slots, self._most_slots), max(columns, self._most_columns)
+        self._most_tokens = _NO_LIMIT if tokens is None else tokens
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Allocate at least this many slots and columns; contents stay."""
-        if slots > self._slots:
-            self._slots = max(slots, min(self._slots * 3 // 2, self._most_slots))
-        if columns > self._columns:
-            self._columns = max(columns, min(self._columns * 3 // 2, self._most_columns))
+        """Allocate at least this many slots and columns; what is in them stays. Where `tokens` are expected, growing
+        one way may free what lies beyond these the other way."""
+        if slots <= self._slots and columns <= self._columns:
+            return
+        high, wide = self._slots, self._columns
+        if slots > high:
+            high = max(slots, min(high * 3 // 2, self._most_slots))
+        if columns > wide:
+            wide = max(columns, min(wide * 3 // 2, self._most_columns))
+        self._slots = max(slots, min(high, self._most_tokens // max(1, wide)))
+        self._columns = max(columns, min(wide, self._most_tokens // max(1, self._slots)))
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                if old.shape[0] < self._slots or old.shape[2] < self._columns:
-                    store[layer] = old.new_zeros((self._slots, old.shape[1], self._columns, old.shape[3]))
-                    store[layer][: old.shape[0], :, : old.shape[2]] = old
+                kept = old[: self._slots, :, : self._columns]
+                store[layer] = old.new_zeros((self._slots, old.shape[1], self._columns, old.shape[3]))
+                store[layer][: kept.shape[0], :, : kept.shape[2]] = kept
         for layer, old in self.states.items():
-            if old.shape[0] < self._slots:
-                self.states[layer] = torch.cat((old, old.new_zeros((self._slots - len(old), *old.shape[1:]))))
+            kept = old[: self._slots]
+            self.states[layer] = torch.cat((kept, old.new_zeros((self._slots - len(kept), *old.shape[1:]))))
 
     def use(self, layer: int, heads: int, dim: int, like: Tensor) -> None:
         """Allocate a layer's keys and values, once."""
@@ -126,7 +137,7 @@ class Engine(Protocol):
     """Its slots are reserved through the engine."""
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Allocate at least this many slots and columns; contents stay."""
+        """`KVCache.reserve`, for all open rows and the longest of them."""
 
     def read(self, block: TokenBlock) -> None:
         """Read a block of tokens into the cache."""

@@ -47,6 +47,8 @@ class SamplerSettings(Settings):
     """Rows in the cache at once; more wait until rows are closed."""
     cache_gib: float | None = Field(default=None, gt=0.0)
     """Maximum memory of the cache, in GiB. `max_rows` is lowered to the rows that fit at their maximum length."""
+    cache_tokens: int | None = Field(default=None, ge=1)
+    """Slots times columns of the cache, at most, where whoever opens rows opens no more than fit."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum length of a row, prompt included; the model's own limit if not set."""
     dtype: SamplingPrecision = "auto"
@@ -89,7 +91,7 @@ class Sampler:
         if self.settings.cache_gib is not None:
             row = self._longest * shape_of_config(config.to_dict()).cache_bytes(DTYPES[dtype].itemsize)
             self._max_rows = max(1, min(self._max_rows, int(self.settings.cache_gib * 2**30 / max(1, row))))
-        self._engine.cache.expect(self._max_rows, self._longest)
+        self._engine.cache.expect(self._max_rows, self._longest, self.settings.cache_tokens)
         self._table = SlotTable(self._max_rows)
         self._waiting: dict[int, Request] = {}
         """Requests that wait for a free slot."""
@@ -133,7 +135,7 @@ class Sampler:
             raise ValueError(f"no room to fork row {key}: {table.used} rows are open, and max_rows admits no more")
         source, slot = table.slot_of[key], table.take(request.key)
         length = int(table.length[source])
-        self._engine.reserve(table.used, length)
+        self._reserve(length)
         self._copy([(source, slot)])
         table.pending[slot] = table.pending[source]
         self.extend(request)
@@ -155,11 +157,13 @@ class Sampler:
         """Free the cache and the engine's copy of weights until the next row. Raises `ValueError` while rows are
         open."""
         self._engine.release()
+        self._table.trim()
 
     @torch.inference_mode()
     def trim(self) -> None:
         """Free the part of the cache that no open row needs, where that is most of it."""
         self._compact()
+        self._table.trim()
         used = self._table.used
         if used:
             needed = (self._table.length + self._table.budget)[:used].max()
@@ -245,8 +249,7 @@ class Sampler:
         table = self._table
         front = np.arange(table.used) < table.live
         front[[table.slot_of[key] for key in self._unread]] = True
-        # A new row may have a slot that the engine has not allocated.
-        self._engine.reserve(table.used, int(table.length[: table.used].max()))
+        self._reserve(0)  # a new row may have a slot that the engine has not allocated
         self._exchange(*table.partition(front))
         table.live += len(self._unread)
         pieces = []
@@ -256,7 +259,7 @@ class Sampler:
             pieces.append((slot, ids[:-1]))
         self._unread = {}
         began = time.perf_counter()
-        self._engine.reserve(table.used, int((table.length + table.budget)[: table.live].max()))
+        self._reserve(int((table.length + table.budget)[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
         self._prefill_pieces(self._prefill_shared(pieces) if self.settings.share else pieces)
         self.read_s += time.perf_counter() - began
@@ -303,16 +306,21 @@ class Sampler:
         device = self._engine.device
         starts_B = _indices(self._table.length[slots], device)
         block = TokenBlock(ids_BW.to(device), _indices(slots, device), starts_B, _indices(lengths, device))
-        self._engine.reserve(self._table.used, block.end)
+        self._reserve(block.end)
         self._engine.read(block)
         self._table.length[slots] += lengths
         self.tokens_read += int(lengths.sum())
+
+    def _reserve(self, columns: int) -> None:
+        """Have room for so many columns of all open rows, and for what they hold."""
+        used = self._table.used
+        self._engine.reserve(used, max(columns, int(self._table.length[:used].max())))
 
     def _decode(self) -> None:
         """Sample one token on every live row."""
         table, device = self._table, self._engine.device
         live = slice(0, table.live)
-        self._engine.reserve(table.used, int(table.length[live].max()) + 1)
+        self._reserve(int(table.length[live].max()) + 1)
         logits_BV = self._engine.step(_indices(table.pending[live], device), _indices(table.length[live], device))
         # The sampled token's position is one after the pending token's.
         uniform_B = torch.from_numpy(uniforms(table.seed[live], table.length[live] + 1)).to(device)

@@ -53,6 +53,12 @@ class SlotTable:
             self.ids = np.pad(self.ids, ((0, 0), (0, missing)))
             self.logprobs = np.pad(self.logprobs, ((0, 0), (0, missing)))
 
+    def trim(self) -> None:
+        """Free the room for tokens of turns that have ended, where it is three quarters or more."""
+        needed = int(self.budget[: self.used].max(initial=0))
+        if 4 * needed <= self.ids.shape[1]:
+            self.ids, self.logprobs = self.ids[:, :needed].copy(), self.logprobs[:, :needed].copy()
+
     def record(self, ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
         """Append a token to every live row; the pending tokens are now in the cache."""
         lines = np.arange(self.live)

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol as Interface
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
@@ -17,7 +17,7 @@ from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search, Trajectory
 from coseek.serve.agent_chat import ChatAnswer, ChatRequest
 from coseek.serve.agent_responses import ResponsesAnswer, ResponsesRequest
-from coseek.serve.agent_service import AgentService, Hear
+from coseek.serve.agent_service import AgentService
 from coseek.serve.app import new_app, read_body
 from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.conversation import QuestionInContext, read_request
@@ -26,6 +26,8 @@ from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_app import openai_error, while_wanted
 from coseek.serve.running import run, token_of
 
+Heard: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
+"""What the agent wrote and searched since, and `None` at its end."""
 A = TypeVar("A", ChatRequest, ResponsesRequest)
 PAGE = Path(__file__).parent / "chat.html"
 _ONLY_OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
@@ -112,8 +114,16 @@ def _endpoint(
             text = json.dumps(answer.whole(run), allow_nan=False).encode()
             service.held.take(request.scope, len(text))
             return Response(text, media_type="application/json")
-        service.check_room()  # a refusal is a status, and a stream has begun with 200
-        parts = _stream(answer, lambda hear: service.answer(conversation, seed, hear), record)
+        heard: Heard = asyncio.Queue()
+        begun = asyncio.Event()
+        running = asyncio.ensure_future(
+            service.answer(conversation, seed, lambda text, made: heard.put_nowait((text, made)), begun)
+        )
+        running.add_done_callback(lambda _: heard.put_nowait(None))
+        running.add_done_callback(lambda _: begun.set())
+        # A refusal is a status, and a stream begins with 200.
+        await while_wanted(request, _begun_or_refused(begun, running))
+        parts = _stream(answer, heard, running, record)
         return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     return endpoint
@@ -124,13 +134,21 @@ def _read(kind: type[A], body: bytes) -> tuple[A, QuestionInContext]:
     return asked, asked.conversation
 
 
+async def _begun_or_refused(begun: asyncio.Event, running: "asyncio.Future[Trajectory]") -> None:
+    """Wait until a run has a row. Raises `RefusedRequest` where it gets none; cancelled, the run is, too."""
+    try:
+        await begun.wait()
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
+    if running.done() and isinstance(error := running.exception(), RefusedRequest):
+        raise error
+
+
 async def _stream(
-    answer: Answer, ask: Callable[[Hear], Coroutine[None, None, Trajectory]], record: JsonObject
+    answer: Answer, heard: Heard, running: "asyncio.Future[Trajectory]", record: JsonObject
 ) -> AsyncIterator[bytes]:
     """The events of one answer. Where the client goes, the run is cancelled."""
-    heard: asyncio.Queue[tuple[str, Sequence[Search]] | None] = asyncio.Queue()
-    running = asyncio.ensure_future(ask(lambda text, made: heard.put_nowait((text, made))))
-    running.add_done_callback(lambda _: heard.put_nowait(None))
     try:
         yield answer.begin()
         while (one := await heard.get()) is not None:

@@ -1,6 +1,9 @@
 """Agent service: an agent with its retriever, and the way from a question to a trajectory. Knows no HTTP."""
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +27,8 @@ from coseek.serve.settings import AgentServeSettings
 from coseek.serve.text_stream import TextStream
 from coseek.serve.worker import Service
 
+LAST_ANSWERS = 64
+"""Answers by whose durations the wait for a row is expected."""
 Hear = Callable[[str, Sequence[Search]], None]
 """Called with what the agent wrote further, or with "" and the searches that were answered since."""
 
@@ -47,6 +52,7 @@ class AgentService(Service[AgentServeSettings]):
         self._settings, self._open_retriever = agent, open_retriever
         self._engine = ModelEngine()
         self._free = asyncio.Semaphore(settings.max_rows)
+        self._took_s = deque[float](maxlen=LAST_ANSWERS)
         self._agent: Agent | None = None
         self._retriever: Retriever | None = None
         self._driver: AsyncDriver | None = None
@@ -92,31 +98,54 @@ class AgentService(Service[AgentServeSettings]):
             if self._driver is not None:
                 await self._driver.__aexit__(None, None, None)
 
-    async def answer(self, asked: QuestionInContext, seed: int, hear: Hear | None = None) -> Trajectory:
-        """Let the agent answer. Raises `RefusedRequest` (503) where too many wait. Cancelled, it frees its row."""
-        self.check_room()
-        self.waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self.waiting -= 1
+    async def answer(
+        self, asked: QuestionInContext, seed: int, hear: Hear | None = None, begun: asyncio.Event | None = None
+    ) -> Trajectory:
+        """Let the agent answer. Raises `RefusedRequest` (503) where too many wait, or for too long; sets `begun` when
+        it has a row. Cancelled, it frees its row."""
+        await self._row()
         self.running += 1
+        began = time.monotonic()
+        if begun is not None:
+            begun.set()
         try:
             driver = await self._driving()
             turns = _turns_of(self._engine, hear)
             try:
-                return await driver.run_episode(self._question(asked), seed, turns)
+                run = await driver.run_episode(self._question(asked), seed, turns)
+                self._took_s.append(time.monotonic() - began)
+                return run
             finally:
                 turns.close()
         finally:
             self.running -= 1
             self._free.release()
 
-    def check_room(self) -> None:
-        """Raise `RefusedRequest` (503) where nothing can be asked now."""
+    async def _row(self) -> None:
+        """Wait for a row. Raises `RefusedRequest` (503) where that is or would be for too long."""
         self._opened()
-        if self.waiting >= self.settings.queue:
-            raise RefusedRequest(503, f"{self.waiting} questions are waiting already; retry later", retry_after_s=5)
+        if self._free.locked() and (
+            self.waiting >= self.settings.queue or self._expected_s() > self.settings.most_wait_s
+        ):
+            raise self._refused()
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self.settings.most_wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise self._refused() from None
+        finally:
+            self.waiting -= 1
+
+    def _expected_s(self) -> float:
+        """Seconds until one who comes now has a row, by how long the last answers took; 0 before the first one."""
+        mean_s = sum(self._took_s) / len(self._took_s) if self._took_s else 0.0
+        return (self.waiting + 1) * mean_s / self.settings.max_rows
+
+    def _refused(self) -> RefusedRequest:
+        again_s = min(60, max(1, math.ceil(self._expected_s())))
+        busy = self.waiting + self.running
+        return RefusedRequest(503, f"{busy} questions are under way or waiting already; retry later", again_s)
 
     def check_name(self, name: str | None) -> None:
         """Raise `RefusedRequest` (404) for another name than the agent's."""

@@ -62,10 +62,11 @@ Piece: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
 class Batcher(Worker):
     """One thread, one search at a time, over any number of retrievers."""
 
-    def __init__(self, batch: int, queue: int, wait_s: float = 0.0) -> None:
+    def __init__(self, batch: int, queue: int, wait_s: float = 0.0, most_wait_s: float = math.inf) -> None:
         super().__init__("coseek-search")
         self.batch = batch
         self.queue = queue
+        self.most_wait_s = most_wait_s
         self.wait_s = wait_s
         self.faults = 0
         """Requests that failed in a retriever."""
@@ -74,7 +75,7 @@ class Batcher(Worker):
         self._waiting = 0
         self._wanted = 1
         """The search thread is woken once so many queries wait."""
-        self._per_query_s = 0.0
+        self._per_query_s = self._turn_s = 0.0
         self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
 
     @property
@@ -85,11 +86,13 @@ class Batcher(Worker):
     async def search(
         self, retriever: Retriever, queries: Sequence[QueryLike], k: int, leaving: Leaving | None = None
     ) -> SearchJob:
-        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, and where
-        the client leaves; then no search begins that was for it alone."""
+        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, or when
+        others wait and these queries are expected to take longer than `most_wait_s` beside them; and where the client
+        leaves, when no search begins that was for it alone."""
         job = SearchJob(retriever, queries, k, asyncio.get_running_loop().create_future())
         with self._changed:
-            if self._waiting + len(queries) > self.queue:
+            too_long = self._waiting > 0 and self._expected_s(retriever, len(queries), k) > self.most_wait_s
+            if self._waiting + len(queries) > self.queue or too_long:
                 raise RefusedRequest(503, f"{self._waiting} queries are waiting already; retry later", self._patience())
             self._groups.setdefault((id(retriever), k), deque()).append(job)
             self._waiting += len(queries)
@@ -105,6 +108,14 @@ class Batcher(Worker):
         if job.left:
             raise RefusedRequest(499, "the client has gone")
         return job
+
+    def _expected_s(self, retriever: Retriever, queries: int, k: int) -> float:
+        """Seconds until so many queries are searched: in turns of their group, each shared equally among its requests,
+        between turns of the other groups."""
+        group = (id(retriever), k)
+        beside = sum(min(queries, len(job.queries) - job.taken) for job in self._groups.get(group, ()))
+        turns = math.ceil((queries + beside) / self.batch)
+        return turns * len({*self._groups, group}) * self._turn_s
 
     def _patience(self) -> int:
         """Seconds until the current queue is about done."""
@@ -174,6 +185,7 @@ class Batcher(Worker):
         self._ended, self._searched = time.perf_counter(), size
         self._took_s = self._ended - began
         self._per_query_s = 0.8 * self._per_query_s + 0.2 * self._took_s / size
+        self._turn_s = 0.9 * self._turn_s + 0.1 * self._took_s
         for job, _ in pieces:
             job.ended, job.batch = self._ended, max(job.batch, size)
         return [job for job, _ in pieces if job.fault or len(job.lists) == len(job.queries)]

@@ -59,6 +59,11 @@ class GenerationRequest:
     seed: int
     kind: SamplingKind
 
+    @property
+    def end(self) -> int:
+        """Tokens of its row, at most."""
+        return len(self.ids) + self.max_tokens
+
 
 @dataclass(slots=True, eq=False)
 class GenerationJob:
@@ -149,6 +154,22 @@ class _SamplerRows:
         self.kept: dict[int, tuple[tuple[int, ...], float]] = {}
         """Row → all its tokens, and when its text was done; least recently used first."""
 
+    def make_room(self, job: GenerationJob, most_rows: int, most_tokens: int) -> bool:
+        """Whether there is room for a job's row, which kept rows make, the least recently used first. The cache has as
+        many columns in every row as the longest needs, so the tokens that count are rows times those."""
+        ends = [one.request.end for one in (*self.jobs.values(), job)]
+        if len(self.jobs) and (len(ends) > most_rows or len(ends) * max(ends) > most_tokens):
+            return False
+        continued = self._longest_kept(job.request.ids)
+        others = {key: len(row) for key, (row, _) in self.kept.items() if key != continued}
+        while others:
+            rows = len(ends) + len(others)
+            if rows <= most_rows and rows * max(*ends, *others.values()) <= most_tokens:
+                break
+            self.forget(next(iter(others)))
+            del others[next(iter(others))]
+        return True
+
     def take(self, key: int, job: GenerationJob) -> None:
         """Continue a kept row, or open a new one."""
         request = job.request
@@ -174,8 +195,8 @@ class _SamplerRows:
             self.sampler.close(turn.key)
         return job
 
-    def forget_oldest(self) -> None:
-        key = next(iter(self.kept))
+    def forget(self, key: int) -> None:
+        """Close a kept row."""
         del self.kept[key]
         self.sampler.close(key)
 
@@ -183,7 +204,7 @@ class _SamplerRows:
         """Close the kept rows that nobody continues, and free what no row needs."""
         now = time.monotonic()
         while self.kept and next(iter(self.kept.values()))[1] + KEPT_S <= now:
-            self.forget_oldest()
+            self.forget(next(iter(self.kept)))
         if self.jobs or self.kept:
             self.sampler.trim()
         else:
@@ -204,10 +225,15 @@ class GenerationWorker(Worker):
     """Takes requests in the event loop, and generates in its thread."""
 
     def __init__(
-        self, open_sampler: Callable[[], "MixedSampler"], max_rows: int, queue: int, most_wait_s: float
+        self,
+        open_sampler: Callable[[], "MixedSampler"],
+        max_rows: int,
+        most_tokens: int,
+        queue: int,
+        most_wait_s: float,
     ) -> None:
         super().__init__("coseek-write")
-        self.max_rows, self.queue, self.most_wait_s = max_rows, queue, most_wait_s
+        self.max_rows, self.most_tokens, self.queue, self.most_wait_s = max_rows, most_tokens, queue, most_wait_s
         self.faults = 0
         self.reused_tokens = 0
         """Prompt tokens that kept rows had read before."""
@@ -306,12 +332,9 @@ class GenerationWorker(Worker):
                 if not self._changed.wait(KEPT_S if self._rows is not None else None):
                     break
             self._began = time.perf_counter()
-            changes, room = [], self.max_rows - self._running
-            if self._changes:  # nothing new begins before them
-                room = 0
-                if not self._running:
-                    changes, self._changes = [*self._changes], deque()
-            arrived = [self._waiting.popleft() for _ in range(min(len(self._waiting), room))]
+            changes = list[WeightChange]()
+            if not self._running:
+                changes, self._changes = [*self._changes], deque()
         for change in changes:
             self._rows = None  # kept rows were read with the weights before
             change.make()
@@ -319,11 +342,20 @@ class GenerationWorker(Worker):
         self._wake(changes)
         if self._rows is not None:
             self._rows.drop_cancelled()
-        for job in arrived:
+        while (job := self._next()) is not None:
             if not job.done.cancelled():
                 self._take(job)
         self._count_running()
         return True
+
+    def _next(self) -> GenerationJob | None:
+        """The first job of the queue, if there is room for its row; then nobody overtakes one that takes much."""
+        with self._changed:
+            if not self._waiting or self._changes:  # nothing new begins before the weights have changed
+                return None
+            if self._rows is not None and not self._rows.make_room(self._waiting[0], self.max_rows, self.most_tokens):
+                return None
+            return self._waiting.popleft()
 
     def _count_running(self) -> None:
         under_way = self._rows.jobs.values() if self._rows is not None else ()
@@ -333,8 +365,6 @@ class GenerationWorker(Worker):
         """Give a job to the sampler."""
         try:
             rows = self._rows = self._rows or _SamplerRows(self._open_sampler())
-            while len(rows.jobs) + len(rows.kept) >= self.max_rows and rows.kept:
-                rows.forget_oldest()
             job.version, job.begun = self.version, True
             rows.take(next(self._keys), job)
             self.reused_tokens += job.reused

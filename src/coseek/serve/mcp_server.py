@@ -27,6 +27,7 @@ from coseek.core.errors import CoseekError, DataError
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
+from coseek.serve.allocator import give_back_large_blocks
 from coseek.serve.app import whole_body
 from coseek.serve.budgets import HeldBytes, check_values
 from coseek.serve.connection import LEAVING, Leaving
@@ -177,6 +178,7 @@ class _Listening:
 def serve_http(server: MCPServer, settings: ListenSettings, ready: Callable[[str], None]) -> None:
     """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
     Raises `SettingError` for a port that is taken."""
+    give_back_large_blocks()
     service = _Listening(settings)
     listening = bound(settings.host, settings.port)
     app = guarded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), service)

@@ -41,6 +41,10 @@ _DEFAULT_TOKENS = 16
 """Tokens of a completion without `max_tokens`, as in OpenAI's API."""
 Write: TypeAlias = Callable[[], JsonObject]
 """Writes an answer; may be called in a thread."""
+CHARS_A_TOKEN = 8
+"""Characters of a text that are encoded first, for each token of the context."""
+_CUT_TOKENS = 64
+"""Tokens by which a text that is cut in the middle of a word may have more than it has whole, and to spare."""
 _LONG = 4_000
 """Characters from which a prompt is encoded in a thread, so that other requests are not blocked."""
 
@@ -84,7 +88,9 @@ class ModelService(Service[ModelServeSettings]):
 
     def __init__(self, folder: Path, settings: ModelServeSettings, name: str | None = None) -> None:
         self.name = name or folder.resolve().name
-        self.generation = GenerationWorker(self._sampler, settings.max_rows, settings.queue, settings.most_wait_s)
+        self.generation = GenerationWorker(
+            self._sampler, settings.max_rows, settings.cache_tokens, settings.queue, settings.most_wait_s
+        )
         self.weights: Weights | None = None
         self._folder = folder
         self._encoding = ThreadPoolExecutor(1, "coseek-encode")
@@ -179,6 +185,9 @@ class ModelService(Service[ModelServeSettings]):
         weights = self._named(asked.model)
         messages = [Message(message.role, message.content) for message in asked.messages]
         self._check_length(sum(len(message.content) for message in messages))
+        for message in messages:
+            if len(message.content) > CHARS_A_TOKEN * weights.context:
+                self._check_room(weights, len(await self._encoded(message.content)))
         try:
             ids = await self._apart(chat_ids, weights.tokenizer, messages)
         except DataError as error:
@@ -202,8 +211,10 @@ class ModelService(Service[ModelServeSettings]):
 
     async def _encoded(self, text: str) -> list[int]:
         self._check_length(len(text))
-        encode = self._open_weights().tokenizer.encode
-        return encode(text) if len(text) < _LONG else await self._apart(encode, text)
+        weights = self._open_weights()
+        if len(text) < _LONG:
+            return weights.tokenizer.encode(text)
+        return await self._apart(encoded_up_to, weights.tokenizer, text, weights.context)
 
     async def _apart(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """The result of a call in the thread that encodes: several long texts at once would hold their tokens, too."""
@@ -220,15 +231,18 @@ class ModelService(Service[ModelServeSettings]):
     ) -> GenerationRequest:
         if not ids:
             raise RefusedRequest(400, "the prompt is empty; give at least one token")
-        if len(ids) >= weights.context:
-            raise RefusedRequest(
-                400, f"the prompt has {len(ids)} tokens, which leaves no room in a context of {weights.context}"
-            )
+        self._check_room(weights, len(ids))
         if max(ids) >= weights.vocabulary:
             raise RefusedRequest(
                 400, f"the prompt holds the id {max(ids)}, and the vocabulary ends at {weights.vocabulary}"
             )
         return GenerationRequest(ids, min(max_tokens, weights.context - len(ids)), seed, kind)
+
+    def _check_room(self, weights: Weights, tokens: int) -> None:
+        if tokens >= weights.context:
+            raise RefusedRequest(
+                400, f"the prompt has at least {tokens} tokens, which leaves no room in a context of {weights.context}"
+            )
 
     def _check_product(self, tokens: list[int]) -> None:
         if sum(tokens) > self.settings.max_new_tokens:
@@ -255,11 +269,24 @@ class ModelService(Service[ModelServeSettings]):
         weights = self._open_weights()
         settings = SamplerSettings(
             max_rows=self.settings.max_rows,
+            cache_tokens=self.settings.cache_tokens,
             max_tokens=weights.context,
             dtype=weights.precision,
             patience=0.0,  # a text is returned as soon as it is done
         )
         return MixedSampler(weights.network, weights.tokenizer, settings)
+
+
+def encoded_up_to(tokenizer: HfTokenizer, text: str, most: int) -> list[int]:
+    """The ids of a text; of one that has more than `most`, those of a beginning that has more, too. While a text is
+    encoded a token takes some 400 bytes, so that a million that are refused afterwards would be most of the memory."""
+    end = CHARS_A_TOKEN * most
+    while end < len(text):
+        ids = tokenizer.encode(text[:end])
+        if len(ids) > most + _CUT_TOKENS:
+            return ids
+        end *= 2
+    return tokenizer.encode(text)
 
 
 def _texts(weights: Weights, jobs: list[GenerationJob]) -> list[WrittenText]:

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from coseek.core.errors import SettingError
 from coseek.retrieval.factory import Stamp
 from coseek.retrieval.retriever import Retriever
+from coseek.serve.allocator import give_back, give_back_large_blocks
 from coseek.serve.app import make_app
 from coseek.serve.connection import protocol_of
 from coseek.serve.middleware import App
@@ -48,6 +49,7 @@ def serve(
 
 def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
     """Listen until a signal comes."""
+    give_back_large_blocks()
     server = Server(service, app)
     listening = bound(service.settings.host, service.settings.port)
     url = url_of(listening)
@@ -147,13 +149,6 @@ class Server(uvicorn.Server):
                 if not one.is_closing():
                     selector.register(one.get_extra_info("socket"), selectors.EVENT_READ)
             return bool(selector.get_map()) and bool(selector.select(0))
-
-
-def give_back() -> None:
-    """Give memory that was freed back to the system. glibc keeps what lies between blocks in use, which after large
-    bodies and answers is much."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def _refuse_new(listening: socket.socket) -> None:

@@ -87,7 +87,7 @@ class RetrieverService(Service[ServeSettings]):
                 "make the queue longer or requests smaller"
             )
         self.names = tuple(openers)
-        self.batcher = Batcher(settings.batch, settings.queue, settings.wait_ms / 1_000)
+        self.batcher = Batcher(settings.batch, settings.queue, settings.wait_ms / 1_000, settings.most_wait_s)
         super().__init__(settings, self.batcher)
         self.indexes: dict[str, Index] = {}
         self._openers = openers

@@ -48,6 +48,8 @@ class ServeSettings(ListenSettings):
     """Milliseconds that a request waits for others while the retriever is idle."""
     queue: int = Field(default=16_384, ge=1)
     """Queries that may wait; more are answered with 503 and `Retry-After`."""
+    most_wait_s: float = Field(default=60.0, gt=0)
+    """Seconds: a request is refused in the same way where others wait and it is expected to take longer."""
     max_queries: int = Field(default=4_096, ge=1)
     """Queries of one request, at most. Search-R1's GRPO script sends up to 2,560, and stops when they are refused."""
     max_query_chars: int = Field(default=32_768, ge=1)
@@ -71,6 +73,9 @@ class ModelServeSettings(ListenSettings, Placement):
 
     max_rows: int = Field(default=64, ge=1)
     """Texts generated at once, at most."""
+    cache_tokens: int = Field(default=65_536, ge=1)
+    """Tokens that the cache has room for: the texts generated at once, times the longest of them with its prompt and
+    all tokens that it may have. One that finds no room waits; a single text may have more."""
     queue: int = Field(default=1_024, ge=1)
     """Texts that may wait; more are answered with 503 and `Retry-After`."""
     most_wait_s: float = Field(default=30.0, gt=0)
@@ -95,6 +100,8 @@ class AgentServeSettings(ListenSettings):
     """Questions answered at once, at most."""
     queue: int = Field(default=1_024, ge=1)
     """Questions that may wait; more are answered with 503 and `Retry-After`."""
+    most_wait_s: float = Field(default=30.0, gt=0)
+    """Seconds: a question is refused in the same way where it is expected to begin later, or has not begun by then."""
     max_question_chars: int = Field(default=32_768, ge=1)
     """Characters of a question, at most."""
     page: bool = True

@@ -71,6 +71,9 @@ def serve_retriever(
         float, typer.Option(min=0, help="Milliseconds that a request waits for others while the retriever is idle.")
     ] = _OURS.wait_ms,
     queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
+    most_wait: Annotated[
+        float, typer.Option(min=0.001, help="Expected seconds to an answer beside others, at most; else 503.")
+    ] = _OURS.most_wait_s,
     max_queries: Annotated[int, typer.Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
     max_topk: Annotated[int, typer.Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,
     devices: Annotated[str, typer.Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
@@ -93,6 +96,7 @@ def serve_retriever(
         "batch": batch,
         "wait_ms": wait_ms,
         "queue": queue,
+        "most_wait_s": most_wait,
         "max_queries": min(max_queries, queue),
         "max_topk": max_topk,
         "log": not quiet,
@@ -120,6 +124,9 @@ def serve_model(
         float,
         typer.Option(min=0.001, help="Expected seconds to an answer behind others, at most; else 503."),
     ] = _MODEL.most_wait_s,
+    cache_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of the cache, texts times the longest one; others wait for room.")
+    ] = _MODEL.cache_tokens,
     device: DeviceName = None,
     precision: PrecisionName = _MODEL.precision,
     weights_below: Annotated[
@@ -147,6 +154,7 @@ def serve_model(
             "max_rows": rows,
             "queue": queue,
             "most_wait_s": most_wait,
+            "cache_tokens": cache_tokens,
             "device": device or AUTO,
             "precision": precision,
             "weights_below": None if weights_below is None else str(weights_below),
@@ -178,6 +186,9 @@ def serve_agent(
     token_env: TokenEnv = None,
     rows: Annotated[int, typer.Option(min=1, help="Questions answered at once, at most.")] = _AGENT.max_rows,
     queue: Annotated[int, typer.Option(min=1, help="Questions that may wait; more get 503.")] = _AGENT.queue,
+    most_wait: Annotated[
+        float, typer.Option(min=0.001, help="Seconds in which an answer begins, expected or waited for; else 503.")
+    ] = _AGENT.most_wait_s,
     temperature: Temperature = 0.0,
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
@@ -202,8 +213,8 @@ def serve_agent(
     from coseek.serve.agent_service import AgentService
 
     given = {
-        "host": host, "port": port, "token_env": token_env, "max_rows": rows, "queue": queue, "page": page,
-        "log": not quiet,
+        "host": host, "port": port, "token_env": token_env, "max_rows": rows, "queue": queue,
+        "most_wait_s": most_wait, "page": page, "log": not quiet,
     }  # fmt: skip
     settings = make_settings(AgentServeSettings, given)
     service = AgentService(settled_for(chosen, chosen), partial(open_retriever, retriever), budgets, settings, name)

@@ -71,15 +71,15 @@ class GeneralEngine:
 
     def _masks(self, positions_BW: Tensor, columns: int) -> Tensor | Mapping[str, Tensor | None]:
         """Additive masks by layer kind, 0 where a column may be attended to, so that the module builds none."""
-        behind_BWL = positions_BW[:, :, None] - torch.arange(columns, device=self.device)
+        columns_L = torch.arange(columns, device=self.device)
         least = torch.finfo(self._dtype).min
 
         def mask(kind: str) -> Tensor | None:
             if kind == "conv":
                 return None
-            seen = behind_BWL >= 0
+            seen = positions_BW[:, :, None] >= columns_L
             if kind == "sliding_attention":
-                seen &= behind_BWL < self._window
+                seen &= (positions_BW - self._window)[:, :, None] < columns_L
             return torch.zeros((), dtype=self._dtype, device=self.device).where(seen, least)[:, None]
 
         masks = {kind: mask(kind) for kind in self._kinds}

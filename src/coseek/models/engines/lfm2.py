@@ -17,6 +17,10 @@ from transformers import Lfm2ForCausalLM, PreTrainedModel
 from coseek.models.engine import KVCache, TokenBlock
 from coseek.models.lora import merged_state_dict
 
+MOST_SCORES = 2**24
+"""Scores of queries and keys that are computed at a time, unless a single query has more: those of a whole prompt grow
+with the square of its length, and would be most of a small model's memory."""
+
 # N packed tokens of all rows · H hidden size · D size of a head · K width of the convolution
 
 
@@ -86,9 +90,10 @@ class Lfm2Engine:
     def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
         positions_N = block.positions_BW[tokens.real_BW]
-        seen_BWL = block.positions_BW[:, :, None] >= torch.arange(block.end, device=self.device)
         # Query heads that share a key-value head are concatenated along W.
-        bias = _bias(seen_BWL.repeat(1, self._heads // self._kv_heads, 1)[:, None], self._dtype)
+        asking_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
+        parts = _parts(asking_BW.shape[1], len(asking_BW) * self._kv_heads * block.end)
+        whole = self._causal(asking_BW, block.end) if len(parts) == 1 else None  # the same in all layers
         turns = self._turns_at(positions_N)
 
         def mix(number: int, layer: _Layer, projected_N: Tensor) -> Tensor:
@@ -102,7 +107,14 @@ class Lfm2Engine:
             padded[tokens.real_BW] = queries_NHD
             queries = padded.transpose(1, 2).reshape(len(block.slots_B), self._kv_heads, -1, self._dim)
             seen = (block.slots_B, slice(None), slice(0, block.end))
-            mixed = _attend(queries, self.cache.keys[number][seen], self.cache.values[number][seen], bias)
+            keys, values = self.cache.keys[number][seen], self.cache.values[number][seen]
+            if whole is not None:
+                mixed = _attend(queries, keys, values, whole)
+            else:
+                mixed = queries.new_empty(queries.shape)
+                for part in parts:
+                    bias = self._causal(asking_BW[:, part], block.end)
+                    mixed[:, :, part] = _attend(queries[:, :, part], keys, values, bias)
             mixed = mixed.view(len(block.slots_B), self._heads, -1, self._dim).transpose(1, 2)
             return mixed[tokens.real_BW].flatten(1)
 
@@ -158,6 +170,11 @@ class Lfm2Engine:
         self.cache.use(number, self._kv_heads, self._dim, keys)
         self.cache.keys[number][slots_N, :, positions_N] = keys
         self.cache.values[number][slots_N, :, positions_N] = values
+
+    def _causal(self, asking_BW: Tensor, end: int) -> Tensor:
+        """The mask of queries at these positions over the columns below `end`."""
+        seen_BWL = asking_BW[:, :, None] >= torch.arange(end, device=self.device)
+        return _bias(seen_BWL[:, None], self._dtype)
 
     def _convolve_one(self, number: int, taps_KH: Tensor, projected_N: Tensor) -> Tensor:
         """One token per row: y = C · Σ_k taps_k · (B · x)_{t-K+1+k}. The state holds the K−1 previous tokens."""
@@ -243,6 +260,12 @@ class _Tokens:
 def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """The additive mask: 0 where a column may be attended to, else −∞."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def _parts(queries: int, scores: int) -> list[slice]:
+    """Pieces of so many queries, each of which has so many scores."""
+    size = max(1, MOST_SCORES // scores)
+    return [slice(start, start + size) for start in range(0, queries, size)]
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
