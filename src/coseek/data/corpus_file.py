@@ -68,6 +68,8 @@ class CorpusFile(Corpus):
         self._passages_N4: Digests | None = None
         self._lines_N2: Digests | None = None
         """The digest of each line, as far as known."""
+        self.known_N: Longs | None = None
+        """After `rescan`: the row of each line in the earlier state, −1 for a new one."""
         self._positions = LinePositions()
         """Empty, as `_passages_N4`, for a corpus that was opened without reading it, or written."""
         self._handle = os.open(path, os.O_RDONLY)
@@ -117,6 +119,7 @@ class CorpusFile(Corpus):
         made = cls._located(path, spans_N2, passages_N4[:, 0], digest, str(path))
         made._passages_N4, made._positions, made._stamp = passages_N4, positions, stamp
         made._lines_N2 = positions.joined_lines()
+        made.known_N, positions.known = np.concatenate([np.zeros(0, dtype=np.int64), *positions.known]), []
         return made
 
     @classmethod

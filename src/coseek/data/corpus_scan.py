@@ -42,6 +42,8 @@ class LinePositions:
     passages: list[Digests] = field(default_factory=list)
     groups: list[Digests] = field(default_factory=list)
     """Of each group of lines its digest and the number of its first line."""
+    known: list[Longs] = field(default_factory=list)
+    """The row of each line in the earlier scan, −1 for a new one."""
 
     def joined_lines(self) -> Digests:
         """The digests of all lines; the pieces become one."""
@@ -107,16 +109,9 @@ def scan_lines(path: Path, known: KnownLines | None, piece_bytes: int = _PIECE_B
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
     """The bytes of a file in pieces of whole lines, about `size` bytes each."""
-    rest = b""
     with path.open("rb") as file:
-        while more := file.read(size):
-            data = rest + more
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield data[:cut]
-            rest = data[cut:]
-    if rest:
-        yield rest
+        while data := file.read(size):
+            yield data if data.endswith(b"\n") else data + file.readline()
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,7 @@ class _Piece:
         if not count:
             return
         ends_B = np.flatnonzero((self.spans_B2[:, 1] - self.spans_B2[:, 0]) % _GROUP == 0) + 1
-        firsts_G = np.unique(np.concatenate([[0], ends_B[ends_B < count]]))
+        firsts_G = np.concatenate([[0], ends_B[ends_B < count]])
         borders_G2 = np.stack(
             [self.spans_B2[firsts_G, 0], self.spans_B2[np.append(firsts_G[1:], count) - 1, 1]], axis=1
         )
@@ -157,6 +152,7 @@ class _Piece:
             passages_B4[old_B >= 0] = known.passages_N4[old_B[old_B >= 0]]
         new = np.flatnonzero(old_B < 0)
         passages_B4[new] = as_digests(b"".join(map(self._passage_digest, new.tolist())), 4)
+        found.known.append(old_B)
         found.lines.append(lines_B2)
         found.passages.append(passages_B4)
 
@@ -167,8 +163,8 @@ class _Piece:
 
     def _digests(self, spans_M2: Longs) -> Digests:
         """The digests of some spans."""
-        view = memoryview(self.data)
-        return as_digests(b"".join([line_digest(view[start:end]) for start, end in spans_M2.tolist()]), 2)
+        view, sha = memoryview(self.data), hashlib.sha256
+        return as_digests(b"".join([sha(view[start:end]).digest() for start, end in spans_M2.tolist()]), 4)[:, :2]
 
 
 def line_digest(line: bytes | memoryview) -> bytes:
