@@ -26,6 +26,8 @@ from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
 
 Longs = NDArray[np.int64]
 
+SPANS, IDS = "spans.npy", "ids.npy"
+"""The files with the positions of lines and of ids."""
 STAMP = "corpus.json"
 """The file with the stamp of a corpus file: what `open` compares."""
 _RACE_NS = 2_000_000_000
@@ -138,7 +140,7 @@ class CorpusFile(Corpus):
         """Open a corpus with the positions in `folder`. A file that may have changed is scanned again; if it has not,
         its new stamp is stored."""
         stamp = _stamp(path)
-        names = ("spans.npy", "ids.npy", LINES)
+        names = (SPANS, IDS, LINES)
         if not all((folder / name).is_file() for name in names[:2]):
             raise DataError(f"{folder} lacks the positions of its passages; rebuild it with `coseek index`")
         spans_N2, hashes_N2, *lines = (
@@ -159,9 +161,9 @@ class CorpusFile(Corpus):
 
     def keep(self, folder: Path) -> None:
         """Store the positions in `folder` for `open`, and the digests of the lines for `rescan`."""
-        np.save(folder / "spans.npy", self._spans_N2)
+        np.save(folder / SPANS, self._spans_N2)
         self._positions.keep(folder)
-        np.save(folder / "ids.npy", self._hashes_N2)
+        np.save(folder / IDS, self._hashes_N2)
         write_json(folder / STAMP, {**self._stamp})
 
     def __len__(self) -> int:
@@ -200,6 +202,8 @@ class CorpusFile(Corpus):
                 yield passage
 
     def _read(self, row: int) -> Passage:
+        if (parsed := self._positions.parsed.get(row)) is not None:
+            return parsed
         start, end = self._spans_N2[row].tolist()
         line = os.pread(self._handle, end - start, start)
         if self._lines_N2 is not None and line_digest(line) != self._lines_N2[row].tobytes():

@@ -30,6 +30,7 @@ LINES, _GROUPS = "lines.npy", "groups.npy"
 _GROUP = 8
 """Lines of a group, on average."""
 _PIECE_BYTES = 1 << 20
+_PARSED = 4_096
 _NEWLINE, _BLANK = ord("\n"), ord(" ")
 
 
@@ -44,6 +45,8 @@ class LinePositions:
     """Of each group of lines its digest and the number of its first line."""
     known: list[Longs] = field(default_factory=list)
     """The row of each line in the earlier scan, −1 for a new one."""
+    parsed: dict[int, Passage] = field(default_factory=dict)
+    """Row → new passage, of the first ones beside an earlier scan: who updates an index reads them next."""
 
     def joined_lines(self) -> Digests:
         """The digests of all lines; the pieces become one."""
@@ -151,15 +154,19 @@ class _Piece:
             old_B[left] = known.line_table.rows(lines_B2[left])
             passages_B4[old_B >= 0] = known.passages_N4[old_B[old_B >= 0]]
         new = np.flatnonzero(old_B < 0)
-        passages_B4[new] = as_digests(b"".join(map(self._passage_digest, new.tolist())), 4)
+        digests: list[bytes] = []
+        for row in new.tolist():
+            passage = self._passage(row)
+            digests.append(passage_digest(passage))
+            if known is not None and len(found.parsed) < _PARSED:
+                found.parsed[rows + row] = passage
+        passages_B4[new] = as_digests(b"".join(digests), 4)
         found.known.append(old_B)
         found.lines.append(lines_B2)
         found.passages.append(passages_B4)
 
-    def _passage_digest(self, row: int) -> bytes:
-        return passage_digest(
-            _passage(self.data[slice(*self.spans_B2[row])], f"{self.path}, line {self.numbers_B[row]}")
-        )
+    def _passage(self, row: int) -> Passage:
+        return _passage(self.data[slice(*self.spans_B2[row])], f"{self.path}, line {self.numbers_B[row]}")
 
     def _digests(self, spans_M2: Longs) -> Digests:
         """The digests of some spans."""

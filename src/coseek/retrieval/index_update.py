@@ -17,7 +17,7 @@ from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
 from coseek.data.array_file import read_array
-from coseek.data.corpus_file import CorpusFile
+from coseek.data.corpus_file import IDS, SPANS, CorpusFile
 from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import Digests, DigestTable, as_digests, first_rows
 from coseek.data.passage import Corpus
@@ -111,7 +111,7 @@ def update_index(
         if not (out / DIGESTS).is_file():
             raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")
         # In full, where the new index takes bytes over and vouches for them.
-        check_files(out, report, unread=getattr(module, "UNREAD", ()))
+        check_files(out, report, unread={SPANS, IDS, *getattr(module, "UNREAD", ())})
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
         known_N = corpus.known_N if path is not None and isinstance(corpus, CorpusFile) else None

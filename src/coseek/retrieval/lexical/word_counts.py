@@ -137,11 +137,9 @@ class Splice:
         self._in_order = bool((np.diff(rows_N[kept_N]) > 0).all())
         self._rows_F = new_M[fresh.rows_P]
         self._at_U, self._known_U = old.vocabulary.places(fresh.vocabulary)
-        self.words = len(old.vocabulary) + int((~self._known_U).sum())
-        """Words of either, with those that no longer occur."""
 
     def vocabulary(self, gone: Ints) -> bytes:
-        """The contents of the file of words, without those at the rising places `gone` among all `words`."""
+        """The contents of the file of words, without those at the rising places `gone` in `blocks`."""
         new_U = np.flatnonzero(~self._known_U)
         # An old word comes behind the new ones before it, and only old words go.
         gone = gone - np.searchsorted(self._at_U[new_U] + np.arange(len(new_U)), gone)
@@ -149,7 +147,7 @@ class Splice:
         return self._old.vocabulary.edited(self._at_U[new_U], inserted, gone)
 
     def blocks(self) -> Iterator[WordBlock]:
-        """The pairs of all `words`."""
+        """The pairs of the words of either corpus, with those that no longer occur."""
         begun = 0
         for first, last in _cuts(self._old.starts_V1) or [(0, 0)]:
             is_end = last == len(self._old.vocabulary)
@@ -199,7 +197,7 @@ def _cuts(starts_V1: Ints) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _places(rows_K: Rows32, low_F: Ints, high_F: Ints, rows_F: Rows32) -> Ints:
+def _places(rows_K: Rows32, low_F: Ints, high_F: Ints, rows_F: Ints) -> Ints:
     """Where each row belongs among the ascending `rows_K[low : high]`; a binary search for all at once."""
     while (open_F := low_F < high_F).any():
         middle_F = (low_F + high_F) // 2

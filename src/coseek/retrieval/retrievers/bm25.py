@@ -247,6 +247,7 @@ def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
 
 
 UNREAD = frozenset(["weights.npy", "maxima.npy"])
+"""Computed again by `update`."""
 
 
 def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
