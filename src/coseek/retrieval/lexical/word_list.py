@@ -79,11 +79,10 @@ class WordList(Sequence[bytes]):
     def _keys(self) -> NDArray[np.uint64]:
         """The first bytes of each word as a number, zeros behind short ones: in the order of the words."""
         padded = self.data + bytes(_KEY_BYTES)
-        at_each_byte: NDArray[np.uint64] = np.ndarray(
-            (len(padded) - _KEY_BYTES + 1,), dtype=">u8", buffer=padded, strides=(1,)
-        )
-        sizes_V = np.minimum(self._ends_V - self._firsts_V, _KEY_BYTES)
-        return at_each_byte[self._firsts_V].astype(np.uint64) & _MASKS[sizes_V]
+        at_each_byte = np.ndarray((len(self.data) + 1,), dtype=">u8", buffer=padded, strides=(1,))
+        keys_V: NDArray[np.uint64] = at_each_byte[self._firsts_V].astype(np.uint64)
+        keys_V &= _MASKS[np.minimum(self._ends_V - self._firsts_V, _KEY_BYTES)]
+        return keys_V
 
     def edited(self, at_I: Ints, inserted: Sequence[bytes], gone_G: Ints) -> bytes:
         """The contents of the file with a word inserted before each rising place `at`, and without those at `gone`."""
