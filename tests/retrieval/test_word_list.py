@@ -53,8 +53,12 @@ def test_no_word_holds_what_json_escapes(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b'["a"', b'["a", "b]', b'["a","b"]', b'["a", 1, "b"]', b'["a\\n"]', b'["\xff"]', b'["a"] ']
-)
+    "data",
+    [
+        b"", b"{}", b'["a"', b'["a", "b]', b'["a", "b", "c", "d]', b'["a","b"]', b'["a"; "b"]', b'["a", 1, "b"]',
+        b'["a\\n"]', b'["\xff"]', b'["a"] ', b'"a"',
+    ],
+)  # fmt: skip
 def test_another_file_is_refused_as_a_word_list(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "words.json").write_bytes(data)
     with pytest.raises(DataError, match="rebuild the index"):

@@ -46,13 +46,19 @@ class WordList(Sequence[bytes]):
             found.data.decode()
         except (OSError, UnicodeDecodeError):
             raise DataError(f"{path} is missing or cannot be read; {WAY_OUT}") from None
-        spaced = found._firsts_V[1:] == found._ends_V[:-1] + len(_BETWEEN)
-        size = found._ends_V[-1] + len('"]') if len(found) else len("[]")
-        framed = found.data[:2] == b'["' if len(found) else found.data == b"[]"
-        even = len(found._firsts_V) == len(found._ends_V)
-        if not (even and framed and spaced.all() and size == len(found.data)) or b"\\" in found.data:
+        if not found._is_framed() or b"\\" in found.data:
             raise DataError(f"{path} is no list of words; {WAY_OUT}")
         return found
+
+    def _is_framed(self) -> bool:
+        """Whether between the words there is what `of` writes, and nothing else."""
+        firsts_V, ends_V = self._firsts_V, self._ends_V
+        if not len(firsts_V) or len(firsts_V) != len(ends_V):
+            return self.data == b"[]"
+        framed = self.data[:2] == b'["' and self.data[ends_V[-1] :] == b'"]'
+        spaced = (firsts_V[1:] == ends_V[:-1] + len(_BETWEEN)).all()
+        view, after_V = np.frombuffer(self.data, dtype=np.uint8), ends_V[:-1] + 1
+        return bool(framed and spaced and (view[after_V] == ord(",")).all() and (view[after_V + 1] == ord(" ")).all())
 
     def __len__(self) -> int:
         return len(self._ends_V)
