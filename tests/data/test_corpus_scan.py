@@ -40,8 +40,13 @@ def test_what_an_earlier_scan_knows_changes_no_digest_and_no_span(piece_bytes: i
             f'{{"id": "{ident}", "text": "{text}"}}'.encode() for ident, text in rows
         ]
         if batch:
-            again = joined(scan_lines(path, KnownLines.read(tmp_path), piece_bytes))
-            assert all(np.array_equal(one, other) for one, other in zip(fresh, again, strict=True))
+            known = KnownLines.read(tmp_path)
+            assert known is not None
+            found = scan_lines(path, known, piece_bytes)
+            assert all(np.array_equal(one, other) for one, other in zip(fresh, joined(found), strict=True))
+            rows_N = np.concatenate(found.known)
+            assert np.array_equal(known.passages_N4[rows_N[rows_N >= 0]], fresh[2][rows_N >= 0])
+            assert (rows_N >= 0).sum() > len(rows) / 2
         scan_lines(path, None, PIECES[batch % 3]).keep(tmp_path)
         np.save(tmp_path / DIGESTS, fresh[2])
         for edit in range(10):

@@ -1,7 +1,6 @@
 """An index that is brought up to date is the one that a rebuild gives."""
 
 import gzip
-import json
 import os
 import random
 import signal
@@ -23,7 +22,6 @@ from coseek.data.digest_table import DigestTable, first_rows, stable_order
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.index_update import update_index
-from coseek.retrieval.retrievers.bm25 import vocabulary_text
 from coseek.retrieval.retrievers.dense import Dense
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,11 +91,6 @@ def test_an_updated_bm25_index_has_the_bytes_of_a_rebuilt_one(
     assert change.changed == sum(one.id in ids and texts[one.id] != (one.title, one.text) for one in after)
     assert change.removed == len(ids - {one.id for one in after})
     assert change.added + change.changed + change.kept == len(after)
-
-
-@given(st.lists(st.text(max_size=3) | st.sampled_from(['"', '", "', "\\", "\x7f", "\n", "月", "a"]), max_size=5))
-def test_a_vocabulary_is_written_as_json_whatever_its_words_hold(vocabulary: list[str]) -> None:
-    assert vocabulary_text(vocabulary) == json.dumps(vocabulary, ensure_ascii=False)
 
 
 @given(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1), max_size=30))

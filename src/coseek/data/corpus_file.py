@@ -26,6 +26,8 @@ from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
 
 Longs = NDArray[np.int64]
 
+SPANS, IDS = "spans.npy", "ids.npy"
+"""The files with the positions of lines and of ids."""
 STAMP = "corpus.json"
 """The file with the stamp of a corpus file: what `open` compares."""
 _RACE_NS = 2_000_000_000
@@ -68,6 +70,8 @@ class CorpusFile(Corpus):
         self._passages_N4: Digests | None = None
         self._lines_N2: Digests | None = None
         """The digest of each line, as far as known."""
+        self.known_N: Longs | None = None
+        """After `rescan`: the row of each line in the earlier state, −1 for a new one."""
         self._positions = LinePositions()
         """Empty, as `_passages_N4`, for a corpus that was opened without reading it, or written."""
         self._handle = os.open(path, os.O_RDONLY)
@@ -117,6 +121,7 @@ class CorpusFile(Corpus):
         made = cls._located(path, spans_N2, passages_N4[:, 0], digest, str(path))
         made._passages_N4, made._positions, made._stamp = passages_N4, positions, stamp
         made._lines_N2 = positions.joined_lines()
+        made.known_N, positions.known = np.concatenate([np.zeros(0, dtype=np.int64), *positions.known]), []
         return made
 
     @classmethod
@@ -135,7 +140,7 @@ class CorpusFile(Corpus):
         """Open a corpus with the positions in `folder`. A file that may have changed is scanned again; if it has not,
         its new stamp is stored."""
         stamp = _stamp(path)
-        names = ("spans.npy", "ids.npy", LINES)
+        names = (SPANS, IDS, LINES)
         if not all((folder / name).is_file() for name in names[:2]):
             raise DataError(f"{folder} lacks the positions of its passages; rebuild it with `coseek index`")
         spans_N2, hashes_N2, *lines = (
@@ -156,9 +161,9 @@ class CorpusFile(Corpus):
 
     def keep(self, folder: Path) -> None:
         """Store the positions in `folder` for `open`, and the digests of the lines for `rescan`."""
-        np.save(folder / "spans.npy", self._spans_N2)
+        np.save(folder / SPANS, self._spans_N2)
         self._positions.keep(folder)
-        np.save(folder / "ids.npy", self._hashes_N2)
+        np.save(folder / IDS, self._hashes_N2)
         write_json(folder / STAMP, {**self._stamp})
 
     def __len__(self) -> int:
@@ -197,6 +202,8 @@ class CorpusFile(Corpus):
                 yield passage
 
     def _read(self, row: int) -> Passage:
+        if (parsed := self._positions.parsed.get(row)) is not None:
+            return parsed
         start, end = self._spans_N2[row].tolist()
         line = os.pread(self._handle, end - start, start)
         if self._lines_N2 is not None and line_digest(line) != self._lines_N2[row].tobytes():

@@ -30,6 +30,7 @@ LINES, _GROUPS = "lines.npy", "groups.npy"
 _GROUP = 8
 """Lines of a group, on average."""
 _PIECE_BYTES = 1 << 20
+_PARSED = 4_096
 _NEWLINE, _BLANK = ord("\n"), ord(" ")
 
 
@@ -42,6 +43,10 @@ class LinePositions:
     passages: list[Digests] = field(default_factory=list)
     groups: list[Digests] = field(default_factory=list)
     """Of each group of lines its digest and the number of its first line."""
+    known: list[Longs] = field(default_factory=list)
+    """The row of each line in the earlier scan, −1 for a new one."""
+    parsed: dict[int, Passage] = field(default_factory=dict)
+    """Row → new passage, of the first ones beside an earlier scan: who updates an index reads them next."""
 
     def joined_lines(self) -> Digests:
         """The digests of all lines; the pieces become one."""
@@ -107,16 +112,9 @@ def scan_lines(path: Path, known: KnownLines | None, piece_bytes: int = _PIECE_B
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
     """The bytes of a file in pieces of whole lines, about `size` bytes each."""
-    rest = b""
     with path.open("rb") as file:
-        while more := file.read(size):
-            data = rest + more
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield data[:cut]
-            rest = data[cut:]
-    if rest:
-        yield rest
+        while data := file.read(size):
+            yield data if data.endswith(b"\n") else data + file.readline()
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class _Piece:
         if not count:
             return
         ends_B = np.flatnonzero((self.spans_B2[:, 1] - self.spans_B2[:, 0]) % _GROUP == 0) + 1
-        firsts_G = np.unique(np.concatenate([[0], ends_B[ends_B < count]]))
+        firsts_G = np.concatenate([[0], ends_B[ends_B < count]])
         borders_G2 = np.stack(
             [self.spans_B2[firsts_G, 0], self.spans_B2[np.append(firsts_G[1:], count) - 1, 1]], axis=1
         )
@@ -156,19 +154,24 @@ class _Piece:
             old_B[left] = known.line_table.rows(lines_B2[left])
             passages_B4[old_B >= 0] = known.passages_N4[old_B[old_B >= 0]]
         new = np.flatnonzero(old_B < 0)
-        passages_B4[new] = as_digests(b"".join(map(self._passage_digest, new.tolist())), 4)
+        digests: list[bytes] = []
+        for row in new.tolist():
+            passage = self._passage(row)
+            digests.append(passage_digest(passage))
+            if known is not None and len(found.parsed) < _PARSED:
+                found.parsed[rows + row] = passage
+        passages_B4[new] = as_digests(b"".join(digests), 4)
+        found.known.append(old_B)
         found.lines.append(lines_B2)
         found.passages.append(passages_B4)
 
-    def _passage_digest(self, row: int) -> bytes:
-        return passage_digest(
-            _passage(self.data[slice(*self.spans_B2[row])], f"{self.path}, line {self.numbers_B[row]}")
-        )
+    def _passage(self, row: int) -> Passage:
+        return _passage(self.data[slice(*self.spans_B2[row])], f"{self.path}, line {self.numbers_B[row]}")
 
     def _digests(self, spans_M2: Longs) -> Digests:
         """The digests of some spans."""
-        view = memoryview(self.data)
-        return as_digests(b"".join([line_digest(view[start:end]) for start, end in spans_M2.tolist()]), 2)
+        view, sha = memoryview(self.data), hashlib.sha256
+        return as_digests(b"".join([sha(view[start:end]).digest() for start, end in spans_M2.tolist()]), 4)[:, :2]
 
 
 def line_digest(line: bytes | memoryview) -> bytes:

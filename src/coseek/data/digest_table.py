@@ -22,10 +22,13 @@ class DigestTable:
         """The first row of each digest, −1 for one that is not there."""
         if not len(self._sorted_N):
             return np.full(len(digests_M2), -1)
-        places_M = np.searchsorted(self._sorted_N, digests_M2[:, 0])
-        rows_M = self._order_N[np.minimum(places_M, len(self._order_N) - 1)]
+        places_M = np.minimum(np.searchsorted(self._sorted_N, digests_M2[:, 0]), len(self._sorted_N) - 1)
+        met = np.flatnonzero(self._sorted_N[places_M] == digests_M2[:, 0])
         # Two digests that share their first half may hide one another, which costs work and no result.
-        return np.where((self._digests_N2[rows_M] == digests_M2).all(axis=1), rows_M, -1)
+        met = met[self._digests_N2[self._order_N[places_M[met]], 1] == digests_M2[met, 1]]
+        rows_M = np.full(len(digests_M2), -1)
+        rows_M[met] = self._order_N[places_M[met]]
+        return rows_M
 
 
 def first_rows(digests_N2: Digests, digests_M2: Digests) -> NDArray[np.int64]:

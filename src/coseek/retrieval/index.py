@@ -7,10 +7,11 @@ name.
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    returns a retriever
 
-It may define five more:
+It may define six more:
 
     resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
     update(corpus, settings, folder, old, report)   writes its files with what an older index has (`index_update`)
+    UNREAD                            names of files of the older index that `update` does not read
     settle(settings)                  returns the settings with defaults filled in, as stored; refuses invalid ones
     suit(settings, corpus)            returns the settings with what depends on the corpus filled in, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
@@ -18,7 +19,7 @@ It may define five more:
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,14 +226,14 @@ def open_index(
     return module.load(folder, corpus, settings)
 
 
-def check_files(folder: Path, report: Report | None = None) -> Checksums:
-    """Compare the files of an index with its checksums: all blocks with a `report`, else a sample of them. Raises
-    `DataError` with the damaged file."""
+def check_files(folder: Path, report: Report | None = None, unread: Collection[str] = ()) -> Checksums:
+    """Compare the files of an index with its checksums: with a `report` all blocks of all files that are not `unread`,
+    else a sample of them. Raises `DataError` with the damaged file."""
     sums = Checksums.read(folder)
     if report is None:
         sums.check_sample(random.Random())  # another sample at each opening; results do not depend on it
     else:
-        sums.check_all(report)
+        sums.check_all(report, unread)
     return sums
 
 

@@ -17,6 +17,7 @@ from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
 from coseek.data.array_file import read_array
+from coseek.data.corpus_file import IDS, SPANS, CorpusFile
 from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import Digests, DigestTable, as_digests, first_rows
 from coseek.data.passage import Corpus
@@ -63,14 +64,19 @@ class CorpusChange:
     removed: int
 
     @classmethod
-    def between(cls, old_M4: Digests, new_N4: Digests) -> "CorpusChange":
-        """Compare the `digests` of two corpora."""
-        same_id_N = DigestTable(old_M4[:, :2]).rows(new_N4[:, :2])
-        kept_N = (same_id_N >= 0) & (old_M4[same_id_N, 2:] == new_N4[:, 2:]).all(axis=1)
+    def between(cls, old_M4: Digests, new_N4: Digests, known_N: Rows | None = None) -> "CorpusChange":
+        """Compare the `digests` of two corpora. `known_N`: old rows of passages that are known to be kept, or −1."""
+        same_id_N = np.full(len(new_N4), -1) if known_N is None else known_N.copy()
+        left, rest = np.flatnonzero(same_id_N < 0), np.ones(len(old_M4), dtype=bool)
+        rest[same_id_N[same_id_N >= 0]] = False
+        rows_R = np.append(np.flatnonzero(rest), -1)  # ids are unique: none of `left` is that of a kept passage
+        same_id_N[left] = rows_R[DigestTable(old_M4[rest, :2]).rows(new_N4[left, :2])]
+        is_other = (old_M4[same_id_N[left], 2:] != new_N4[left, 2:]).any(axis=1)
+        changed = left[(same_id_N[left] < 0) | is_other]
         rows_N = same_id_N.copy()  # the same id first: a text that occurs twice then stays in its place
-        rows_N[~kept_N] = first_rows(old_M4[:, 2:], new_N4[~kept_N, 2:])
-        known = int((same_id_N >= 0).sum())
-        return cls(rows_N, len(new_N4) - known, known - int(kept_N.sum()), len(old_M4) - known)
+        rows_N[changed] = first_rows(old_M4[:, 2:], new_N4[changed, 2:])
+        added = int((same_id_N < 0).sum())
+        return cls(rows_N, added, len(changed) - added, len(old_M4) - len(new_N4) + added)
 
     @property
     def kept(self) -> int:
@@ -104,10 +110,13 @@ def update_index(
     with lock_beside(out, again=False):
         if not (out / DIGESTS).is_file():
             raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")
-        check_files(out, report)  # in full: the new index takes these bytes over and vouches for them
+        # In full, where the new index takes bytes over and vouches for them.
+        check_files(out, report, unread={SPANS, IDS, *getattr(module, "UNREAD", ())})
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
-        change = CorpusChange.between(cast(Digests, read_array(out / DIGESTS, "i", 4)), as_digests(corpus.digests, 4))
+        known_N = corpus.known_N if path is not None and isinstance(corpus, CorpusFile) else None
+        old_M4 = cast(Digests, read_array(out / DIGESTS, "i", 4))
+        change = CorpusChange.between(old_M4, as_digests(corpus.digests, 4), known_N)
 
         def fill(folder: Path) -> None:
             if isinstance(module, Updatable):

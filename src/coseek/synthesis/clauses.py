@@ -13,15 +13,11 @@ from itertools import pairwise, takewhile
 from coseek.agents.subject import STOP_WORDS
 from coseek.data.passage import Passage
 from coseek.synthesis.names import ENDS, Name, NameFinder, Token, key_of, sentences
+from coseek.synthesis.sentence_order import ARTICLES, COPULAS, PRONOUNS, SILENT, name_end, usual_order
 
-COPULAS = frozenset(["is", "was", "are", "were"])
-_PRONOUNS = frozenset(["he", "she", "it", "they"])
 _RELATIVE = frozenset(["who", "which", "that"])
-ARTICLES = frozenset(["a", "an", "the"])
 _BREAKS = frozenset([",", ";", ":", "(", ")", "[", "]", "–", "—", "and", "but", "or", *ENDS])
 """What ends a clause."""
-_SILENT = frozenset("\"“”'‘’«»*`") | {"also", "currently", "both", "then", "later", "subsequently"}
-"""Marks and words that say nothing here."""
 FUNCTION_WORDS = STOP_WORDS | frozenset(
     re.findall(
         r"\S+",
@@ -37,7 +33,7 @@ _PAST = frozenset(
 )
 """Words of a clause that may not hold today, or not at all."""
 _CALLED = frozenset(
-    re.findall(r"\S+", "call calls called known nicknamed titled alias née nee aka dubbed abbreviated or")
+    re.findall(r"\S+", "call calls called known nicknamed titled alias née nee aka dubbed abbreviated short or")
 )
 """Words before another name of the same thing."""
 _ASIDE = re.compile(r"[(,]")
@@ -91,7 +87,8 @@ class ClauseReader:
             return
         plain = key_of(_ASIDE.split(passage.title)[0]).removeprefix("the ").split() or subject.split()
         kinds: Sequence[str] = ()
-        for number, tokens in enumerate(sentences(passage.text)):
+        for number, sentence in enumerate(sentences(passage.text)):
+            tokens = sentence if number else usual_order(plain, sentence)
             self.nouns.update(two.text for one, two in pairwise(tokens) if one.text.lower() in ARTICLES)
             names = [one for one in self._names.find(passage.text, tokens) if not _is_modifier(tokens, one)]
             start = _start(plain, tokens, names, kinds, number == 0)
@@ -118,11 +115,12 @@ class ClauseReader:
 
     def _is_alias(self, subject: str, tokens: Sequence[Token], name: Name, start: int) -> bool:
         """Whether a name before the verb is another name of the subject, and note it."""
-        cut = [token.text.lower() for token in tokens[start : name.start] if token.text not in _SILENT]
-        if cut[-1:] in (["as"], ["by"], ["simply"]):
-            cut.pop()
+        cut = [token.text.lower() for token in tokens[start : name.start] if token.text not in SILENT]
         # `Ada (dam), otherwise Bea, is`: one word of any kind, between commas
         lone = len(cut) > 1 and cut[-2] == "," and is_content(cut[-1]) and tokens[name.end].text == ","
+        lone |= cut[-3:] == [",", "that", "is"] and tokens[name.end].text == ","
+        if cut[-1:] in (["as"], ["by"], ["simply"]):
+            cut.pop()
         if found := bool(_CALLED & set(cut[-1:])) or lone:
             self.aliases[name.key].add(subject)
             self.written.setdefault(name.key, name.text)
@@ -134,10 +132,10 @@ class ClauseReader:
             begin = next((at + 1 for at in range(name.start - 1, after - 1, -1) if tokens[at].text in _BREAKS), after)
             if place and begin == after:
                 continue  # the words behind another name are about that name
-            cut = [_lower(token) for token in tokens[begin : name.start] if token.text not in _SILENT]
+            cut = [_lower(token) for token in tokens[begin : name.start] if token.text not in SILENT]
             following = names[place + 1] if place + 1 < len(names) else None
             last = following.start if following else len(tokens)
-            behind = [token.text for token in tokens[name.end : last] if token.text not in _SILENT]
+            behind = [token.text for token in tokens[name.end : last] if token.text not in SILENT]
             whole = [*takewhile(lambda word: word not in _BREAKS, behind)]
             closed, behind = len(whole) <= _BEHIND and (len(whole) < len(behind) or not following), whole[:_BEHIND]
             owns = name.end + 1 < len(tokens) and tokens[name.end].text in "'’" and tokens[name.end + 1].text == "s"
@@ -148,7 +146,7 @@ class ClauseReader:
                 comma = place > 0 and begin == after + 1 and tokens[after].text != "and"
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)
-                direct = begin == start or cut[0] in _PRONOUNS
+                direct = begin == start or cut[0] in PRONOUNS
                 yield _clause(Clause(row, name, tuple(cut), tuple(behind), closed, "", direct, single, apart))
 
 
@@ -158,18 +156,15 @@ def _start(
     """Where the words behind the grammatical subject begin, if that is the subject of the passage: its plain name, in
     the first sentence also a longer form of it (`George Richard Torbay`), else a pronoun, its last word or its type."""
     at = 0
-    while at < len(tokens) and (tokens[at].text in _SILENT or tokens[at].text.lower() in ARTICLES):
+    while at < len(tokens) and (tokens[at].text in SILENT or tokens[at].text.lower() in ARTICLES):
         at += 1
     if at == len(tokens):
         return None
     said = tokens[at].text.lower()
-    if said in _PRONOUNS or (at and said in kinds):  # `he`, `the film`
+    if said in PRONOUNS or (at and said in kinds):  # `he`, `the film`
         return at + 1
-    count, end = 0, at
-    while end < len(tokens) and count < len(plain) and key_of(tokens[end].text) in (plain[count], ""):
-        count += bool(key_of(tokens[end].text))
-        end += 1
-    if count < len(plain):
+    end = name_end(plain, tokens, at)
+    if not end:
         end = _longer_form(plain, tokens, at) if first else 0
         name = next((one for one in names if one.start <= at < one.end), None)
         end = end or (name.end if name is not None and plain[-1:] == [name.key] else 0)
@@ -189,7 +184,7 @@ def _longer_form(plain: Sequence[str], tokens: Sequence[Token], at: int) -> int:
         token = tokens[end]
         if key_of(token.text) == plain[-1]:
             return end + 1
-        if not (token.is_capital or token.text in _SILENT or token.text == "."):
+        if not (token.is_capital or token.text in SILENT or token.text == "."):
             return 0
     return 0
 
@@ -233,7 +228,7 @@ def _clause(found: Clause) -> Clause:
     relative = next((at for at in range(1, len(cut)) if cut[at] in _RELATIVE), 0)
     if relative and cut[0] in COPULAS:  # `is a scholar who studied at`
         cut = cut[relative:]
-    if cut[0] in _PRONOUNS | _RELATIVE:
+    if cut[0] in PRONOUNS | _RELATIVE:
         cut, verbal = cut[1:], True
     copula = cut[0] if cut and cut[0] in COPULAS else ""
     cut = cut[1:] if copula else cut

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coseek.data.passage import Passage
-from coseek.synthesis.clauses import ARTICLES, FUNCTION_WORDS, Clause, ClauseReader, is_content
+from coseek.synthesis.clauses import FUNCTION_WORDS, Clause, ClauseReader, is_content
 from coseek.synthesis.names import Kind
+from coseek.synthesis.sentence_order import ARTICLES
 
 _PHRASE = 7
 """Words of a phrase before its name."""

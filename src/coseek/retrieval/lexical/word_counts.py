@@ -5,7 +5,6 @@ They are counted in chunks, so that only numbers are held for the whole corpus.
 N passages · V words · P word-passage pairs · U distinct words of a chunk
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.retrieval.lexical.postings import Ints, Rows32
+from coseek.retrieval.lexical.word_list import WordList
 
 Times = NDArray[np.unsignedinteger]
 
-BLOCK_PAIRS = 131_072
+BLOCK_PAIRS = 262_144
 """Pairs of a block: arrays of this length stay in a processor's cache."""
 
 
@@ -25,8 +25,7 @@ BLOCK_PAIRS = 131_072
 class WordCounts:
     """The counts of a corpus. Word w occupies `starts_V1[w] : starts_V1[w + 1]`; every word occurs."""
 
-    vocabulary: list[str]
-    """In the order of code points."""
+    vocabulary: WordList
     starts_V1: Ints
     rows_P: Rows32
     """Ascending within a word."""
@@ -99,7 +98,8 @@ def joined_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts
         next_V[ranks_U] += chunk.passages_U
         row += len(chunk.lengths_N)
     lengths_N = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
-    return WordCounts([words[number] for number in order_V], starts_V1, rows_P, times_P, lengths_N)
+    vocabulary = WordList.of([words[number] for number in order_V])
+    return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +135,19 @@ class Splice:
         self._places_O = np.full(len(old.lengths_N), -1, dtype=np.int32)
         self._places_O[rows_N[kept_N]] = kept_N
         self._in_order = bool((np.diff(rows_N[kept_N]) > 0).all())
-        self._rows_F = new_M[fresh.rows_P].astype(np.int32)
-        words, end = old.vocabulary, len(old.vocabulary)
-        ats = [bisect_left(words, word) for word in fresh.vocabulary]
-        self._at_U = np.array(ats, dtype=np.int64)
-        known = [at < end and words[at] == word for at, word in zip(ats, fresh.vocabulary, strict=True)]
-        self._known_U = np.array(known, dtype=bool)
-        self.vocabulary = merged(old.vocabulary, fresh.vocabulary, self._at_U, self._known_U)
-        """With the words that no longer occur."""
+        self._rows_F = new_M[fresh.rows_P]
+        self._at_U, self._known_U = old.vocabulary.places(fresh.vocabulary)
+
+    def vocabulary(self, gone: Ints) -> bytes:
+        """The contents of the file of words, without those at the rising places `gone` in `blocks`."""
+        new_U = np.flatnonzero(~self._known_U)
+        # An old word comes behind the new ones before it, and only old words go.
+        gone = gone - np.searchsorted(self._at_U[new_U] + np.arange(len(new_U)), gone)
+        inserted = [self._fresh.vocabulary[number] for number in new_U.tolist()]
+        return self._old.vocabulary.edited(self._at_U[new_U], inserted, gone)
 
     def blocks(self) -> Iterator[WordBlock]:
-        """The pairs of all words of `vocabulary`."""
+        """The pairs of the words of either corpus, with those that no longer occur."""
         begun = 0
         for first, last in _cuts(self._old.starts_V1) or [(0, 0)]:
             is_end = last == len(self._old.vocabulary)
@@ -175,7 +177,7 @@ class Splice:
         """The pairs of old words whose passages are left, in new rows: where each word starts, rows and times."""
         starts_W1 = self._old.starts_V1[first : last + 1]
         pairs, starts_W1 = slice(starts_W1[0], starts_W1[-1]), starts_W1 - starts_W1[0]
-        rows_P, times_P = self._places_O[self._old.rows_P[pairs]], self._old.times_P[pairs]
+        rows_P, times_P = self._places_O.take(self._old.rows_P[pairs]), self._old.times_P[pairs]
         counts_W = np.diff(starts_W1)
         left_P = rows_P >= 0
         if not left_P.all():
@@ -188,28 +190,6 @@ class Splice:
         return np.concatenate([[0], np.cumsum(counts_W)]), rows_P, times_P
 
 
-def merged(old: list[str], fresh: Sequence[str], at_U: Ints, known_U: NDArray[np.bool_]) -> list[str]:
-    """The old words and the fresh ones that are not known, each in front of the old word `at`."""
-    found: list[str] = []
-    last = 0
-    for new in np.flatnonzero(~known_U).tolist():
-        at = int(at_U[new])
-        found += old[last:at]
-        found.append(fresh[new])
-        last = at
-    return found + old[last:]
-
-
-def without(words: list[str], gone: Ints) -> list[str]:
-    """The words but those at the rising places `gone`."""
-    found: list[str] = []
-    last = 0
-    for place in gone.tolist():
-        found += words[last:place]
-        last = place + 1
-    return found + words[last:] if last else words
-
-
 def _cuts(starts_V1: Ints) -> list[tuple[int, int]]:
     """The first and the last word, exclusive, of blocks of about `BLOCK_PAIRS` pairs."""
     ends = np.searchsorted(starts_V1, np.arange(BLOCK_PAIRS, starts_V1[-1], BLOCK_PAIRS))
@@ -217,7 +197,7 @@ def _cuts(starts_V1: Ints) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _places(rows_K: Rows32, low_F: Ints, high_F: Ints, rows_F: Rows32) -> Ints:
+def _places(rows_K: Rows32, low_F: Ints, high_F: Ints, rows_F: Ints) -> Ints:
     """Where each row belongs among the ascending `rows_K[low : high]`; a binary search for all at once."""
     while (open_F := low_F < high_F).any():
         middle_F = (low_F + high_F) // 2

@@ -6,7 +6,6 @@ Lucene's variant; a word repeated in the query counts again. The weights are com
 bit-identical in float32 to the library bm25s; a search only sums them.
 """
 
-import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import DataError
-from coseek.core.files import read_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
@@ -30,7 +28,7 @@ from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
 from coseek.retrieval.lexical.array_writer import ArrayWriter
 from coseek.retrieval.lexical.language import language_of
-from coseek.retrieval.lexical.postings import Ints, Postings, Rows32
+from coseek.retrieval.lexical.postings import Ints, Postings, Rows32, Sums
 from coseek.retrieval.lexical.word_counts import (
     ChunkCounts,
     Splice,
@@ -39,8 +37,8 @@ from coseek.retrieval.lexical.word_counts import (
     blocks_of,
     count_words,
     joined_counts,
-    without,
 )
+from coseek.retrieval.lexical.word_list import WordList
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
 from coseek.retrieval.resumable_build import Report
@@ -144,7 +142,7 @@ class Bm25:
 def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> tuple[Postings, dict[str, int]]:
     """The postings of a corpus, and the vocabulary (word → number)."""
     counts = count(corpus, settings, chunk_rows)
-    return weighed(counts, settings), {word: number for number, word in enumerate(counts.vocabulary)}
+    return weighed(counts, settings), _numbered(counts.vocabulary)
 
 
 def count(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> WordCounts:
@@ -170,14 +168,24 @@ class _Weights:
         mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
         self._norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
         """The summand beside tf in the denominator, per passage."""
+        self._idfs_N1 = np.zeros(len(lengths_N) + 1)
+        """Of words in so many passages each, as float32 has it; 0 where none was met."""
 
     def of(self, block: WordBlock) -> Scores:
         """The weight of each pair."""
-        below_P = self._norms_N[block.rows_P]
+        below_P = self._norms_N.take(block.rows_P, mode="clip")
         below_P += block.times_P
         share_P = np.divide(block.times_P, below_P, out=below_P)
-        share_P *= np.repeat(_idf(block.counts_W, self._passages), block.counts_W)
+        share_P *= np.repeat(self._idf(block.counts_W), block.counts_W)
         return share_P.astype(np.float32)
+
+    def _idf(self, passages_W: Ints) -> Sums:
+        """The idf of words in so many passages each. Few of these numbers differ, so Python's exact logarithm is
+        affordable."""
+        found_W = self._idfs_N1[passages_W]
+        for df in set(passages_W[found_W == 0].tolist()):
+            self._idfs_N1[df] = np.float32(math.log(1 + (self._passages - df + 0.5) / (df + 0.5)))
+        return self._idfs_N1[passages_W]
 
 
 class _Numbers(dict[str, int]):
@@ -213,14 +221,6 @@ def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numb
     return count_words(np.frombuffer(found, dtype=np.int32), np.frombuffer(lengths, dtype=np.int64))
 
 
-def _idf(passages_V: Ints, passages: int) -> Scores:
-    """The idf of words in so many passages each. Few of these numbers differ, so Python's exact logarithm is
-    affordable."""
-    different = np.unique(passages_V)
-    logs = [math.log(1 + (passages - df + 0.5) / (df + 0.5)) for df in different.tolist()]
-    return np.array(logs, dtype=np.float32)[np.searchsorted(different, passages_V)]
-
-
 def _maxima(weights_P: Scores, starts_V1: Ints) -> Scores:
     """The maximum weight of each word; every word has postings."""
     return np.maximum.reduceat(weights_P, starts_V1[:-1]) if len(weights_P) else weights_P
@@ -242,7 +242,12 @@ def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
     counts = count(corpus, settings)
-    _write(blocks_of(counts), counts.vocabulary, counts.lengths_N, settings, folder)
+    _write(blocks_of(counts), counts.lengths_N, settings, folder)
+    (folder / VOCABULARY).write_bytes(counts.vocabulary.data)
+
+
+UNREAD = frozenset(["weights.npy", "maxima.npy"])
+"""Computed again by `update`."""
 
 
 def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
@@ -257,13 +262,12 @@ def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, 
     new_M = np.flatnonzero(places_N < 0)
     fresh = count((corpus[row] for row in new_M.tolist()), settings)
     splice = Splice(counts, places_N, fresh, new_M)
-    _write(splice.blocks(), splice.vocabulary, splice.lengths_N, settings, folder)
+    counts_V = _write(splice.blocks(), splice.lengths_N, settings, folder)
+    (folder / VOCABULARY).write_bytes(splice.vocabulary(np.flatnonzero(counts_V == 0)))
 
 
-def _write(
-    blocks: Iterable[WordBlock], vocabulary: list[str], lengths_N: Ints, settings: Bm25Settings, folder: Path
-) -> None:
-    """Write the index block by block; words of `vocabulary` that no longer occur are left out."""
+def _write(blocks: Iterable[WordBlock], lengths_N: Ints, settings: Bm25Settings, folder: Path) -> Ints:
+    """Write the arrays of an index block by block, without words that no longer occur. Returns each word's passages."""
     weights = _Weights(lengths_N, settings)
     counts, maxima = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
     with (
@@ -280,10 +284,10 @@ def _write(
             rows_file.append(block.rows_P)
             times_file.append(block.times_P)
     counts_V = np.concatenate(counts)
-    (folder / VOCABULARY).write_text(vocabulary_text(without(vocabulary, np.flatnonzero(counts_V == 0))), "utf-8")
     np.save(folder / "starts.npy", np.concatenate([[0], np.cumsum(counts_V[counts_V > 0])]))
     np.save(folder / "maxima.npy", np.concatenate(maxima))
     np.save(folder / "lengths.npy", lengths_N)
+    return counts_V
 
 
 def _read_counts(folder: Path) -> WordCounts:
@@ -291,14 +295,14 @@ def _read_counts(folder: Path) -> WordCounts:
     starts_V1, lengths_N = (cast(Ints, read_array(folder / f"{name}.npy", "i")) for name in ("starts", "lengths"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
-    vocabulary = _read_vocabulary(folder)
+    vocabulary = WordList.read(folder / VOCABULARY)
     _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P))
     return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    vocabulary = _read_vocabulary(folder)
+    vocabulary = WordList.read(folder / VOCABULARY)
     weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
@@ -307,21 +311,11 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     if len(maxima_V) != len(vocabulary):
         raise DataError(f"maxima.npy does not fit the other files of {folder}; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
-    return Bm25(corpus, settings, postings, {word: number for number, word in enumerate(vocabulary)})
+    return Bm25(corpus, settings, postings, _numbered(vocabulary))
 
 
-def _read_vocabulary(folder: Path) -> list[str]:
-    found = read_json(folder / VOCABULARY)
-    if not isinstance(found, list) or not set(map(type, found)) <= {str}:
-        raise DataError(f"{folder / VOCABULARY} is no list of words; {WAY_OUT}")
-    return cast(list[str], found)
-
-
-def vocabulary_text(vocabulary: list[str]) -> str:
-    """The words as `json.dumps` writes them, in half of the time where none needs an escape: words seldom do."""
-    joined = '", "'.join(vocabulary)
-    plain = joined.isprintable() and "\\" not in joined and joined.count('"') == 2 * len(vocabulary) - 2
-    return f'["{joined}"]' if plain else json.dumps(vocabulary, ensure_ascii=False)
+def _numbered(vocabulary: WordList) -> dict[str, int]:
+    return {word: number for number, word in enumerate(vocabulary.strings())}
 
 
 def _check_sizes(folder: Path, words: int, starts_V1: Ints, rows_P: Rows32, pairs: int) -> None:
