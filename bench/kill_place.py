@@ -245,7 +245,7 @@ def _timeless(path: Path) -> bytes:
 
 
 def _bits(tensor: torch.Tensor) -> tuple[str, str, str]:
-    """Type, shape and a digest of the values, bit by bit: as lists, they took longer than most commands."""
+    """Type, shape and a digest of the values, bit by bit: as lists, they are slow to write."""
     values = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return str(tensor.dtype), str(tuple(tensor.shape)), hashlib.sha256(values.numpy().tobytes()).hexdigest()
 
