@@ -81,9 +81,11 @@ quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume
 
 # One test process a core, and one thread each: two processes of two threads would wait for each other. Compiled modules
-# are kept, whatever the shell says: compiling them anew takes every process several seconds.
+# are kept, whatever the shell says: compiling them anew takes every process several seconds. A file is run by one process,
+# which makes its fixtures once; tests/conftest.py puts the long ones first.
 WORKERS ?= 2
-PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+DEALT   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(DEALT)
 
 test: env
 	$(PYTEST)
@@ -94,7 +96,7 @@ test-core: $(PYTHONS:%=test-core-%)
 test-core-%:
 	test -x .venv-core-$*/bin/python || $* -m venv .venv-core-$*
 	.venv-core-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest pytest-xdist hypothesis
-	COSEEK_CORE_ONLY=1 .venv-core-$*/bin/python -m pytest -n $(WORKERS) -m "not slow" $(CORES:%=tests/%)
+	COSEEK_CORE_ONLY=1 .venv-core-$*/bin/python -m pytest $(DEALT) -m "not slow" $(CORES:%=tests/%)
 
 # The whole package with torch on another Python than that of .venv; its quick tests, unless TESTS says otherwise.
 TESTS ?= -m "not slow"
@@ -103,7 +105,7 @@ test-full-%:
 	test -x .venv-full-$*/bin/python || $* -m venv .venv-full-$*
 	.venv-full-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	.venv-full-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	OMP_NUM_THREADS=1 .venv-full-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+	OMP_NUM_THREADS=1 .venv-full-$*/bin/python -m pytest $(DEALT) $(TESTS)
 
 # Inspect's forty libraries have an environment of their own, without torch.
 test-inspect:

@@ -1,6 +1,7 @@
 """The commands of the kill campaign: everything that takes time, in the smallest settings that pass all its stages."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,20 @@ ENCODER: JsonObject = {
 SEARCHES: JsonObject = {
     "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 40, "max_observation_tokens": 120,
                "max_tokens": 384},
-    "warm_start": {"worlds": 0, "one_shot": 0.0,
-                   "sft": {**SFT, "steps": 120, "repeat_steps": 40, "tokens_per_step": 2000, "checkpoint_every": 60,
-                           "curriculum": [], "learner": {"optimiser": {"lr": 3.0e-3}}}},
+    "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3},
 }  # fmt: skip
-"""What an agent needs to search at all, so that there is something to label."""
+DIRECT: JsonObject = {"worlds": 0, "one_shot": 0.0}
+TAUGHT: JsonObject = {
+    **AGENT, **SEARCHES,
+    "warm_start": {**DIRECT, "sft": {**SFT, "steps": 120, "repeat_steps": 40, "tokens_per_step": 2000,
+                                     "checkpoint_every": 60, "curriculum": [],
+                                     "learner": {"optimiser": {"lr": 3.0e-3}}}},
+}  # fmt: skip
+"""What an agent needs to search at all, so that there is something to label; learnt once, before the trials."""
 TOGETHER: JsonObject = {
-    "agent": {**AGENT, "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3}, **SEARCHES},
+    "agent": {**AGENT, **SEARCHES, "policy": {"folder": "in/taught"},
+              "warm_start": {**DIRECT, "sft": {**SFT, "repeat_steps": 0, "curriculum": [],
+                                               "learner": {"optimiser": {"lr": 1.0e-4}}}}},
     "start": {"recipe": ENCODER},
     "labels": {"method": "gold", "questions": 12, "samples": 2},
     "retriever": {"view": "question+query", "training": TRAINING,
@@ -164,7 +172,7 @@ S3: JsonObject = {
     "graders": {"generator": {"model": "in/generator/generator"}, "baseline": {"passages": 1}},
     "reward": {"gbr": 1.0, "gold_recall": 0.5, "valid": 0.3},
 }  # fmt: skip
-RECIPES = {"agent": AGENT, "s3": S3, "retriever": PARTS, "encoder": ENCODER, "together": TOGETHER}
+RECIPES = {"agent": AGENT, "taught": TAUGHT, "s3": S3, "retriever": PARTS, "encoder": ENCODER, "together": TOGETHER}
 ANSWERS = "run in/world --split dev --retriever in/bm25 --agent"
 STOCK = (
     ("in/world", "world make in/world --size tiny train=30 dev=12 test=6"),
@@ -175,7 +183,8 @@ STOCK = (
     ("in/messages", "data export in/run --format messages --out in/messages.jsonl"),
     ("in/hub", "push in/world some/world --hub in/hub --license other"),
     ("in/generator", f"train generator --out in/generator {' '.join(settings(GENERATOR))}"),
-    ("in/policy", "train agent in/agent.yaml learn=demonstrations --out in/first"),
+    ("in/policy", "train agent in/agent.yaml learn=demonstrations --out in/made-policy"),
+    ("in/taught", "train agent in/taught.yaml learn=demonstrations --out in/made-taught"),
 )
 """Inputs that commands make, each from those above it."""
 
@@ -198,8 +207,10 @@ def stock(place: Place, commands: Sequence[Command]) -> None:
             raise RuntimeError(f"coseek {words}: {done.said}")
         if words.startswith("world"):
             _other_forms(place.work / "in")
-    if (place.work / "in/first").exists():
-        (place.work / "in/first/policy/warm").rename(place.work / "in/policy")
+    for name in ("policy", "taught"):
+        if (run := place.work / "in" / f"made-{name}").exists():
+            (run / "policy/warm").rename(place.work / "in" / name)
+            shutil.rmtree(run)  # else every trial copies and compares it
     place.pantry.rmdir()
     (place.work / "in").rename(place.pantry)
 

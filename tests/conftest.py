@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -17,6 +18,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # Trials of the machine's speed are kept between sessions as a user's are, and not among a user's.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache")
     settings.load_profile(QUICK if config.option.markexpr == "not slow" else FULL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # `--dist loadfile` deals whole files, in this order: long ones at the end would leave a worker alone with them.
+    if hasattr(config, "workerinput"):
+        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        items.sort(key=lambda item: -slow[item.path])
 
 
 CORE = "COSEEK_CORE_ONLY"

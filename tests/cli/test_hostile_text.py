@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 from tests.cli.conftest import Type
-from tests.source_tree import PACKAGE, nodes
+from tests.source_tree import PACKAGE, dotted, nodes
 
 from coseek.cli.terminal import stdout_console, training_bar
 from coseek.core.visible import HIDDEN, visible, visible_json
@@ -82,7 +82,7 @@ def test_nothing_is_printed_past_the_function_that_shows_controls() -> None:
         for path in sorted(PACKAGE.rglob("*.py"))
         for node in nodes(path)
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("print", "typer.echo", "Console", "traceback.print_exc", "sys.stdout.write")
-        and not (node.args and isinstance(node.args[0], ast.Call) and ast.unparse(node.args[0].func) in safe)
+        and dotted(node.func, {}) in ("print", "typer.echo", "Console", "traceback.print_exc", "sys.stdout.write")
+        and not (node.args and isinstance(node.args[0], ast.Call) and dotted(node.args[0].func, {}) in safe)
     ]
     assert not found

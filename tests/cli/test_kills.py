@@ -37,7 +37,7 @@ def test_a_disturbed_command_ends_as_if_it_had_not_been_and_leaves_nothing(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["train-grpo", "train-ppo", "train-s3", "train-together", "index-dense"])
 def test_a_killed_training_ends_with_the_same_weights_and_table(name: str, tmp_path: Path) -> None:
-    rows = campaign(chosen(name), ["SIGKILL"], 2, 3, tmp_path)
+    rows = campaign(chosen(name), ["SIGKILL"], 2, 3, tmp_path, undisturbed_runs=1)
     assert len(rows) == 2 and not [row for row in rows if row.faults], table(rows)
 
 

@@ -59,7 +59,7 @@ def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path, ki
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for number in range(6):
             file.writestr(f"xl/{number}.xml", bytes(100 << 20))
     made, _ = imported(tmp_path, ["xlsx"], bomb__xlsx=bomb.getvalue(), note__txt=b"Herons fish at dawn.")

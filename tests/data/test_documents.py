@@ -234,6 +234,7 @@ def test_a_hostile_or_an_empty_file_is_told_and_harms_no_other(tmp_path: Path, n
     assert [*unread(made)] == [f"in/{name}"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_path: Path) -> None:
     slow = b"title,text\n" + b"a,b c d e f\n" * 300_000
     (tmp_path / "a.zip").write_bytes(zipped({"1.csv": slow, "2.txt": b"behind it"}))
@@ -258,6 +259,7 @@ def test_a_reader_that_is_killed_loses_only_the_file_in_its_hands(tmp_path: Path
     assert "crashed" in str(reader.records[0]["reasons"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits memory so")
 def test_a_reader_that_runs_out_of_memory_harms_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"[" + b"[],[],[],[],[],[],[],[],[],[]," * 1_500_000 + b"1]")

@@ -1,14 +1,13 @@
 """A base model in small: trained, stopped and gone on with, and opened as a generator and as a policy."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench.processes import run_workers
 from tests.pipelines.card_check import checked_card
+from tests.pipelines.typed_run import written_down
 from tests.scripted import Scripted
 
 from coseek.core.errors import DataError, SettingError
@@ -186,11 +185,8 @@ def test_two_workers_train_the_base_model_that_one_trains(tmp_path: Path) -> Non
     alone.begin(resume=False)
     alone.train()
     words = [f"{name}={json.dumps(value)}" for name, value in less.items()]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", "2", "-m", "coseek", "train", "base", "--out", str(tmp_path / "two"), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=230)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout.count("ability") == 1  # one worker measures
+    run_workers(2, written_down, tmp_path, "train", "base", "--out", str(tmp_path / "two"), *words)
+    printed = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+    assert [text.count("ability") for text in printed] == [1, 0]  # one worker measures
     one, two = (load_file(folder / "base" / "model.safetensors") for folder in (tmp_path / "alone", tmp_path / "two"))
     assert max(abs(one[name] - two[name]).max() for name in one) < 1e-5

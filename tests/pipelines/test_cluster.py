@@ -99,6 +99,7 @@ def labelled(base: Path, method: str) -> Callable[..., object]:
     return lambda out, resume=False, cluster=None: label_runs(chosen, own, out, resume, cluster=cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_labels_of_a_cluster_are_those_of_one_machine_to_the_byte_also_when_its_caller_was_killed(
     base: Path, tmp_path: Path, method: str

@@ -85,7 +85,7 @@ def test_documents_are_asked_what_they_say_and_what_people_asked_is_measured_bes
 
 
 AGENT = (
-    "warm_start.sft={steps: 2, tokens_per_step: 1500}", "warm_start.one_shot=0.02", "threads=1",
+    "warm_start.sft={steps: 2, repeat_steps: 0, tokens_per_step: 1500}", "warm_start.one_shot=0.02", "threads=1",
     "rl={steps: 1, questions_per_step: 2, group_size: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2}",
     "limits.max_turns=2", "limits.max_turn_tokens=24",
 )  # fmt: skip

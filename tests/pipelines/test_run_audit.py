@@ -129,6 +129,7 @@ def test_files_that_have_changed_or_gone_since_are_told_and_are_no_fault_of_the_
     assert "no index folder" in audit.left_out["hits"]
 
 
+@pytest.mark.slow
 def test_harmful_changes_are_found_and_harmless_ones_are_not_flagged(runs: list[Path], tmp_path: Path) -> None:
     figures = measure(runs, tmp_path / "changed", len(HARMFUL), seed=1)
     assert figures.good, (figures.share, figures.flagged, figures.tracebacks)

@@ -75,6 +75,7 @@ def saved(passages: list[Passage], path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(before=CORPORA, after=CORPORA, title_weight=st.integers(0, 2))
 def test_an_updated_bm25_index_has_the_bytes_of_a_rebuilt_one(

@@ -49,6 +49,7 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_no_request_is_lost_or_mixed_while_the_index_is_updated_again_and_again(tmp_path: Path) -> None:
     corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
     build_index(version(0, corpus), "bm25", index)

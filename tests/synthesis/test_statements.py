@@ -113,6 +113,7 @@ def test_a_second_name_leads_to_the_same_subject() -> None:
     assert graph.names_of("gus lake") == ["Gus Lake", "Ada Stone"]
 
 
+@pytest.mark.slow
 def test_a_hostile_passage_takes_linear_time() -> None:
     hostile = ("(" * 50_000, "A " * 50_000, "a X of " * 20_000, "Ab'" * 30_000, ". " * 50_000, "a b X " * 20_000)
     began = time.process_time()

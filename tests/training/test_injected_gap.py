@@ -14,13 +14,14 @@ from coseek.training.trainer.policy import Policy
 
 PAID = "rl={steps: 2, questions_per_step: 3, group_size: 2, kl: 0.05, overlong: {max_tokens: 400, margin_tokens: 390}}"
 """An untrained policy is never right; it is paid for being short, or at least held to its start."""
+SETTINGS = [*TINY, PAID, "limits.max_turns=2", "limits.max_turn_tokens=24"]
 
 
 @pytest.mark.slow
 def test_every_arm_is_made_once_by_a_sampler_that_is_wrong_by_the_gap(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = warm_run(tmp_path / "run", [*TINY, PAID])
+    run = warm_run(tmp_path / "run", SETTINGS)
     policy = run / "policy" / "warm" / "model.safetensors"
     made = policy.stat().st_mtime_ns
     compare(run, tmp_path / "out", [0.2], [0], 2)
@@ -45,10 +46,7 @@ def test_every_arm_is_made_once_by_a_sampler_that_is_wrong_by_the_gap(
 
     shutil.rmtree(arms["gap-0.2", "mask"].parent)
     times = {arm: path.stat().st_mtime_ns for arm, path in arms.items() if path.exists()}
-    assert (
-        warm_run(run, [*TINY, PAID]) == run
-        and (run / "policy" / "warm" / "model.safetensors").stat().st_mtime_ns == made
-    )
+    assert warm_run(run, SETTINGS) == run and (run / "policy" / "warm" / "model.safetensors").stat().st_mtime_ns == made
     compare(run, tmp_path / "out", [0.2], [0], 2)
     assert {arm: arms[arm].stat().st_mtime_ns for arm in times} == times
     assert capsys.readouterr().out == table
