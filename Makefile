@@ -81,8 +81,9 @@ quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume
 
 # One thread a process: two processes of two threads would wait for each other. A third process uses the cores while the
-# others wait for servers and files. Compiled modules are kept, whatever the shell says: compiling them anew takes every process several seconds. A file is run by one process,
-# which makes its fixtures once; tests/conftest.py puts the long ones first.
+# others wait for servers and files. Compiled modules are kept, whatever the shell says: compiling them anew takes every
+# process several seconds. A file is run by one process, which makes its fixtures once; tests/conftest.py puts the long
+# ones first.
 WORKERS ?= 3
 DEALT   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(DEALT)
