@@ -80,11 +80,10 @@ vulnerabilities: $(TOOLS)/made-from-these-files
 quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume
 
-# One thread a process: two processes of two threads would wait for each other. A third process uses the cores while the
-# others wait for servers and files. Compiled modules are kept, whatever the shell says: compiling them anew takes every
-# process several seconds. A file is run by one process, which makes its fixtures once; tests/conftest.py puts the long
-# ones first.
-WORKERS ?= 3
+# One test process a core, and one thread each: two processes of two threads would wait for each other. Compiled modules
+# are kept, whatever the shell says: compiling them anew takes every process several seconds. A file is run by one process,
+# which makes its fixtures once; tests/conftest.py puts the long ones first.
+WORKERS ?= 2
 DEALT   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(DEALT)
 
@@ -179,7 +178,7 @@ unit: env
 # mutmut goes on where an earlier run ended, and runs again what changed since.
 mutants: env
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
-	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS)
 	$(BIN)/python -m bench.mutation
 
 check: env

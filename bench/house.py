@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(count.is_over for count in counts))
 
 
-def all_counts() -> Iterator[Count]:
+def all_counts(only_barred: bool = False) -> Iterator[Count]:
     twice = classes_twice()
     yield Count("class names that stand twice in src", len(twice), 0, tuple(twice))
     upward = upward_imports()
@@ -85,7 +85,8 @@ def all_counts() -> Iterator[Count]:
     yield Count("words in docs", sum(words(path) for path in (ROOT / "docs").rglob("*.md")), 28_000)
     yield Count("words in README.md", words(ROOT / "README.md"), 900)
     code = sources("src", "tests", "bench")
-    yield Count("look-alike stretches of six lines or more in src, tests, bench", len(look_alikes(code)), None)
+    if not only_barred:
+        yield Count("look-alike stretches of six lines or more in src, tests, bench", len(look_alikes(code)), None)
     repeats = tuple(look_alikes(code, declared=True))
     yield Count("of logic: lines that declare compared to the letter", len(repeats), MOST_REPEATS, repeats)
     yield Count("lines of src/coseek", sum(len(lines_of(path)) for path in sources("src/coseek")), None)

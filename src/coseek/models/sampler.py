@@ -166,7 +166,7 @@ class Sampler:
         self._table.trim()
         used = self._table.used
         if used:
-            needed = (self._table.length + self._table.budget)[:used].max()
+            needed = self._table.ends[:used].max()
             self._engine.cache.trim(used, int(needed) + 1)
 
     @torch.inference_mode()
@@ -259,7 +259,7 @@ class Sampler:
             pieces.append((slot, ids[:-1]))
         self._unread = {}
         began = time.perf_counter()
-        self._reserve(int((table.length + table.budget)[: table.live].max()))
+        self._reserve(int(table.ends[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
         self._prefill_pieces(self._prefill_shared(pieces) if self.settings.share else pieces)
         self.read_s += time.perf_counter() - began

@@ -29,6 +29,12 @@ class SlotTable:
     def free(self) -> int:
         return len(self.key) - self.used
 
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Tokens that the cache holds of each row at the end of its turn, at most, but for those still to be read."""
+        ends: NDArray[np.int64] = self.length + self.budget - self.written
+        return ends
+
     def take(self, key: int) -> int:
         """Assign a free slot to a row."""
         slot = self.used
