@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there() -> "Iterator[Nodes]":
     with nodes(4) as four:
         yield four
+
+
+def coseek_ended(*words: object) -> "subprocess.CompletedProcess[str]":
+    """A command in a process of its own: this one is connected to the nodes of these tests."""
+    command = [sys.executable, "-m", "coseek.cli.main", *map(str, words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
 
 
 @dataclass(frozen=True)
@@ -111,10 +118,10 @@ def test_grades_of_nodes_are_those_of_one_machine(base: Path, there: "Nodes") ->
 def test_a_caller_that_was_killed_goes_on_over_a_cluster_of_this_machine(base: Path, tmp_path: Path) -> None:
     words = ["run", base / "world", "--agent", "faulty-expert", "--retriever", base / "index", "--cluster", "local"]
     done = stop_midway([*map(str, words), "--out", str(tmp_path / "run")], signal.SIGKILL, tmp_path / "run")
-    assert done.returncode == -signal.SIGKILL
+    assert done.returncode == -signal.SIGKILL, done.stderr
     kept = len((tmp_path / "run" / "trajectories.jsonl").read_bytes().splitlines())
-    command = [sys.executable, "-m", "coseek.cli.main", *map(str, words), "--out", str(tmp_path / "run"), "--resume"]
-    subprocess.run(command, check=True, capture_output=True)
+    ended = coseek_ended(*words, "--out", tmp_path / "run", "--resume")
+    assert ended.returncode == 0, ended.stderr
     assert 0 < kept < 200 and rows_of(tmp_path / "run") == rows_of(base / "run")
 
 
@@ -123,17 +130,7 @@ def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there:
         free.bind(("127.0.0.1", 0))
         address = "127.0.0.1:{1}".format(*free.getsockname())
     host, _, port = address.partition(":")
-    words = [
-        "run",
-        base / "world",
-        "--agent",
-        "faulty-expert",
-        "--retriever",
-        base / "index",
-        "--out",
-        tmp_path / "run",
-    ]
-    command = [sys.executable, "-m", "coseek.cli.main", *map(str, words), "--cluster", f"ray://{address}"]
+    words = ("run", base / "world", "--agent", "faulty-expert", "--retriever", base / "index")
     server = [
         sys.executable,
         "-m",
@@ -147,13 +144,17 @@ def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there:
     ]
     with subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            ended = subprocess.run(command, check=False, capture_output=True, text=True)
+            ended = coseek_ended(*words, "--out", tmp_path / "run", "--cluster", f"ray://{address}")
         finally:
             process.terminate()
     assert ended.returncode == 0, ended.stderr
     assert rows_of(tmp_path / "run") == rows_of(base / "run")
 
 
-def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
-    with pytest.raises(RunError, match="no connection to the cluster"), cluster_at("127.0.0.1:9"):
-        pass
+def test_a_cluster_that_is_not_there_is_a_sentence_at_once(base: Path, tmp_path: Path) -> None:
+    words = ("run", base / "world", "--agent", "faulty-expert", "--retriever", base / "index", "--out", tmp_path)
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
+        began = time.monotonic()
+        ended = coseek_ended(*words, "--cluster", address)
+        assert ended.returncode == 1 and f"no connection to the cluster {address}" in ended.stderr, ended.stderr
+        assert time.monotonic() - began < 60.0

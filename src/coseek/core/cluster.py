@@ -9,6 +9,7 @@ Ray is an extra, and is imported when a cluster is opened. What connects to a Ra
 
 import os
 import secrets
+import socket
 import sys
 import uuid
 from collections import OrderedDict
@@ -38,6 +39,8 @@ _AHEAD = 2
 """Items a process that are sent before the first of them is back."""
 _OPEN = 2
 """Jobs that a process keeps open: a generator and a judge, a run and the search inside it."""
+_REACH_S = 10.0
+"""Seconds within which an address must take a connection."""
 
 
 class Job(Protocol[J, S]):
@@ -185,13 +188,22 @@ def connect(address: str) -> RayCluster:
 
     if not ray.is_initialized():
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", **quiet}
+        own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if where == "local" else {}
         try:
-            ray.init(**own) if where == "local" else ray.init(where, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            if where not in ("local", "auto"):
+                _reach(where)
+            ray.init(where, **own, **quiet)
+        except (OSError, RuntimeError, ValueError) as error:
+            # The client's server sends its traceback, whose last line says what was wrong.
             said = str(error).strip().splitlines() or [type(error).__name__]
-            raise RunError(f"there is no connection to the cluster {where}: {said[0][:200]}") from None
+            raise RunError(f"there is no connection to the cluster {where}: {said[-1][:200]}") from None
     return RayCluster(settings)
+
+
+def _reach(where: str) -> None:
+    """Raise `OSError` when nobody listens at an address, for which Ray would ask again without end."""
+    host, _, port = where.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 def _is_connected() -> bool:
@@ -206,7 +218,7 @@ def check_cluster(address: str) -> tuple[str, ClusterSettings]:
     """The address and what a worker takes. Raises `SettingError` for what is no address, `MissingExtra` without Ray."""
     where, _, taken = address.partition("?")
     host, _, port = where.removeprefix("ray://").rpartition(":")
-    if where not in ("local", "auto") and not (host and port.isdecimal()):
+    if where not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise SettingError(
             f"{address!r} is no cluster; write local, auto, or ray://HOST:PORT, and behind it, where a worker takes "
             "more than one CPU, ?cpus=2&gpus=1"
