@@ -68,6 +68,19 @@ def test_a_body_that_nobody_reads_does_not_hold_its_connection() -> None:
             pytest.fail("20 KB were taken")
 
 
+def test_a_body_in_chunks_of_a_byte_does_not_hold_the_service() -> None:
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
+    with live({"echo": EchoRetriever()}, max_body_bytes=65_536) as url:
+        with connected(url) as small:
+            small.sendall(head + pieces + b"0\r\n\r\n")
+            assert small.recv(65_536).startswith(b"HTTP/1.1 200 OK\r\n")
+        with connected(url) as greedy:
+            greedy.sendall(head + b"1\r\n \r\n" * 1_000)
+            assert ended(greedy).startswith(b"HTTP/1.1 413 ")
+        assert ask(url).status_code == 200
+
+
 def test_an_empty_line_does_not_hold_a_connection_for_ever() -> None:
     with live({"echo": EchoRetriever()}, headers_s=0.2) as url, connected(url) as idle:
         idle.sendall(REQUEST)

@@ -27,6 +27,8 @@ Leaving: TypeAlias = set[Callable[[], object]]
 """Calls that are made when the client leaves."""
 _A_HEADER = 32
 """Bytes that a header costs besides its letters."""
+_A_PIECE = 512
+"""Bytes that a piece of a body counts for, at least: the parser hands over each chunk by itself, which takes time."""
 _LATE_S = 5.0
 """Seconds after `body_s` in which the application refuses a late body by itself."""
 _SLOWEST = 49_152
@@ -98,9 +100,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, self._writes))
         self.flow = _Flow(transport)
         self._deadline: asyncio.TimerHandle | None = None
-        self._head = self._unparsed = self._dropped = 0
-        """Bytes of the head so far; those that the parser keeps; those of a body that nobody reads."""
-        self._too_large = False
+        self._head = self._unparsed = self._dropped = self._counted = 0
+        """Bytes of the head so far; those that the parser keeps; those of a body that nobody reads; those that the body
+        counts for."""
+        self._too_large = (0, "")
+        """Status and sentence for a request that is."""
         self._seen = deque([(0, 0)], maxlen=_LOOKS)
         """Bytes written and received at the last looks."""
         self._leaving: Leaving = set()
@@ -125,7 +129,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._unparsed > self.limits.max_header_bytes:
-            self._refuse(431, self._head_sentence)
+            self._refuse(*self._large_head)
         idle = self.cycle is None or self.cycle.response_complete
         if idle and self._deadline is None and self.timeout_keep_alive_task is None:
             self._wait(self.limits.headers_s)  # an empty line ends the keep-alive, and begins no request
@@ -135,7 +139,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast(dict[str, object], self.scope)[LEAVING] = self._leaving
-        self._head = self._unparsed = self._dropped = 0
+        self._head = self._unparsed = self._dropped = self._counted = 0
         if self._deadline is None:
             self._wait(self.limits.headers_s)
 
@@ -158,6 +162,9 @@ class Connection(HttpToolsProtocol):
             self._dropped += len(body)
             if self._dropped > self.limits.max_body_bytes:
                 self.transport.close()
+        self._counted += max(len(body), _A_PIECE)
+        if self._counted > self.limits.max_body_bytes + _A_PIECE and len(body) < _A_PIECE:
+            self._stop_reading(413, "the request's body comes in too many small pieces; send larger ones")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -171,20 +178,21 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0
         self._head += size
         if self._head > self.limits.max_header_bytes:
-            self._too_large = True
-            raise ValueError("too large")  # the parser stops, and `send_400_response` is called
+            self._stop_reading(*self._large_head)
 
     # --- refusals
 
     @property
-    def _head_sentence(self) -> str:
-        return f"the headers have more than {self.limits.max_header_bytes} bytes; send fewer"
+    def _large_head(self) -> tuple[int, str]:
+        return 431, f"the headers have more than {self.limits.max_header_bytes} bytes; send fewer"
+
+    def _stop_reading(self, status: int, sentence: str) -> None:
+        self._too_large = status, sentence
+        raise ValueError(sentence)  # the parser stops, and calls `send_400_response`
 
     def send_400_response(self, msg: str) -> None:
-        if self._too_large:
-            self._refuse(431, self._head_sentence)
-        else:
-            self._refuse(400, "this is no HTTP/1.1 request")
+        status, sentence = self._too_large
+        self._refuse(status or 400, sentence or "this is no HTTP/1.1 request")
 
     def _refuse(self, status: int, sentence: str) -> None:
         """Answer without the application, and close."""
