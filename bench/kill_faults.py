@@ -48,6 +48,8 @@ class Trial:
     whole: Whole
     rng: random.Random
     words: list[str]
+    second: list[str]
+    """What its messages say to type afterwards."""
 
     def stop(self, how: signal.Signals) -> Done:
         """Send a signal at a random moment, or before a random change of the file system."""
@@ -111,9 +113,9 @@ def read_only(trial: Trial) -> list[Done]:
     folders = [trial.place.work, *(path for path in trial.place.work.rglob("*") if path.is_dir())]
     for folder in folders:
         folder.chmod(0o555)
-    words = trial.command.second if before else trial.words
+    words = trial.second if before else trial.words
     try:
-        return [*before, trial.place.run([*words], _drop_powers)]
+        return [*before, trial.place.run(words, _drop_powers)]
     finally:
         for folder in folders:
             if folder.exists():

@@ -85,7 +85,8 @@ def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
 def tried(command: Command, fault: str, act: Fault, place: Place, whole: Whole, rng: random.Random) -> Verdict:
     """One trial: disturb, start again, compare."""
     prepare(command, place)
-    ends = act(Trial(command, place, whole, rng, words_of(command, command.first)))
+    first, second = words_of(command, command.first), words_of(command, command.second)
+    ends = act(Trial(command, place, whole, rng, first, second))
     again = place.run(words_of(command, command.second))
     names = differing(place.outcome(), whole.outcome)
     refused = again.code != 0 and (names or again.code != 2)  # it was complete, and is not overwritten

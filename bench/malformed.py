@@ -18,6 +18,7 @@ import importlib
 import os
 import pkgutil
 import random
+import re
 import resource
 import shutil
 import signal
@@ -53,8 +54,16 @@ REFUSED, REPORTED, HARMLESS, ANOTHER = "refused", "reported", "harmless", "as an
 TAKEN, ODD, TRACED, HUNG, CHANGED = "wrongly taken", "other exit", "traceback", "hang", "files changed"
 OUTCOMES = (REFUSED, REPORTED, HARMLESS, ANOTHER, TAKEN, ODD, TRACED, HUNG, CHANGED)
 BAD = (TAKEN, ODD, TRACED, HUNG, CHANGED)
-OPTIONAL = ("generation_config.json", "README.md")
-"""Files without which a model folder is whole."""
+OPTIONAL = (
+    "generation_config.json",
+    "README.md",
+    "sentence_bert_config.json",
+    "questions.dev.jsonl",
+    "questions.test.jsonl",
+)
+"""Files without which a folder is whole."""
+_NOTE = re.compile(r"…$|^\d{4}-\d\d-\d\d ")
+"""A line about progress."""
 _OWN = (".lock", STAMP)
 """Files that coseek keeps for itself: locks, and the stamp of a corpus, which is renewed when its time changes."""
 
@@ -75,7 +84,8 @@ class Ended:
         """Whether the command refused with a sentence for each mistake, and nothing else but notes of its progress."""
         lines = self.err.splitlines()
         said = [line for line in lines if line.startswith("coseek: ")]
-        return self.code == 2 and bool(said) and not self.out and all(line.endswith("…") for line in {*lines} - {*said})
+        notes = {*lines} - {*said}
+        return self.code == 2 and bool(said) and not self.out and all(map(_NOTE.search, notes))
 
 
 @dataclass
@@ -135,6 +145,9 @@ class Place:
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir()
         self.old = self.old or snapshot(self.whole)
+        for stamp in self.whole.rglob(STAMP):  # no part of a snapshot
+            remove(self.home / stamp.relative_to(self.whole))
+            shutil.copy2(stamp, self.home / stamp.relative_to(self.whole))
         old, now = self.old, snapshot(self.home)
         for name in now.keys() - old.keys():
             remove(self.home / name)
@@ -157,6 +170,7 @@ class Place:
         first = self.run(words)
         seconds = time.monotonic() - began
         self.mend()
+        time.sleep(max(0.0, 1.1 - (time.monotonic() - began)))  # records name the second in which they were written
         second = self.run(words)
         self.mend()
         if first.code != 0:
@@ -241,7 +255,8 @@ def attempt_of(kind: Kind, place: Place, rng: random.Random) -> tuple[Words, str
     real = Path(os.path.realpath(file))
     name = file.relative_to(place.home)
     said, broken = break_file(real, rng)
-    if said == "gone" and file.name in OPTIONAL:
+    # A hub lists no empty folders: a file in whose place there is one is not in the repository.
+    if (said == "gone" or (said == "folder_there" and name.parts[0] == "hub")) and file.name in OPTIONAL:
         broken = OTHER
     return words, f"{name}: {said}", broken
 

@@ -4,19 +4,48 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.serve.live import live
 
+from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
+from coseek.data.passage import Corpus, Hit
 from coseek.data.run import Run
+from coseek.retrieval.index import open_index
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import Retriever
 
 
 def rows(run: Path) -> list[JsonObject]:
     """The trajectories without their clocks, in an order of their own."""
     plain = ({**trajectory.to_json(), "timings": None} for trajectory in Run(run).trajectories())
     return sorted(plain, key=lambda row: (str(row["question"]), str(row["seed"])))
+
+
+class Interrupted:
+    """A retriever that fails after `left` searches."""
+
+    def __init__(self, retriever: Retriever, left: int = 1_000) -> None:
+        self.name = retriever.name
+        self.corpus: Corpus | None = retriever.corpus
+        self.left, self._retriever = left, retriever
+
+    @property
+    def identity(self) -> str:
+        return self._retriever.identity
+
+    def seen(self, query: QueryLike) -> str:
+        return self._retriever.seen(query)
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        self.left -= 1
+        if self.left < 0:
+            raise RetrieverError("the shelf fell down")
+        return self._retriever.search(queries, k)
 
 
 def stop_midway(
@@ -81,6 +110,21 @@ def test_resuming_a_finished_run_changes_nothing(world: Path, index: Path, tmp_p
     before = (tmp_path / "r" / "trajectories.jsonl").read_bytes()
     assert coseek(*words, "--resume").code == 0
     assert (tmp_path / "r" / "trajectories.jsonl").read_bytes() == before
+
+
+def test_questions_that_a_dead_retriever_ended_are_asked_again(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    served = Interrupted(open_index(index))
+    with live({"bm25": served}) as url:
+        words = ("run", world, "--split", "dev", "--count", 6, "--agent", "expert", "--retriever", url, "--out")
+        assert coseek(*words, tmp_path / "whole").code == 0
+        served.left = 1
+        assert coseek(*words, tmp_path / "r").code == 0
+        assert any(row["stop"] == "retriever_error" for row in rows(tmp_path / "r"))
+        served.left = 1_000
+        assert coseek(*words, tmp_path / "r", "--resume").code == 0
+    assert rows(tmp_path / "r") == rows(tmp_path / "whole")
 
 
 def test_more_samples_change_none_of_the_first(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:

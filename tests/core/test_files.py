@@ -1,3 +1,4 @@
+import errno
 import gzip
 import json
 import os
@@ -141,6 +142,11 @@ def fill(folder: Path) -> None:
     (folder / "deep" / "a.txt").write_text("new", encoding="utf-8")
 
 
+def test_the_mark_that_editors_write_before_a_text_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert [row for _, row in read_jsonl(tmp_path / "rows.jsonl")] == [{"a": 1}, {"a": 2}]
+
+
 def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
     atomic_folder(tmp_path / "index", lambda folder: (folder / "old.txt").touch())
     atomic_folder(tmp_path / "index", fill)
@@ -159,6 +165,16 @@ def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path: Path) -> No
         atomic_folder(tmp_path / "index", broken)
     assert (tmp_path / "index" / "deep" / "a.txt").read_text(encoding="utf-8") == "new"
     assert list(tmp_path.iterdir()) == [tmp_path / "index"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="Linux's disk that is always full")
+def test_a_full_disk_is_told_as_one_when_a_library_in_rust_meets_it(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    with pytest.raises(OSError, match="No space left") as told:
+        atomic_folder(tmp_path / "model", lambda part: tokenizer.save("/dev/full"))
+    assert told.value.errno == errno.ENOSPC and told.value.filename == str(tmp_path / "model")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_replacement_cut_in_two_is_undone(tmp_path: Path) -> None:

@@ -278,6 +278,15 @@ def test_a_repository_that_is_not_there_or_is_two_things_is_named(models: Path, 
     assert pull("me/agent", tmp_path / "here", hub, kind="dataset").what == "data set"
 
 
+def test_a_model_that_lost_its_weights_is_not_fetched(models: Path, hub: FolderHub, tmp_path: Path) -> None:
+    push(models / "policy", "me/agent", hub)
+    (weights,) = hub.root.rglob("*.safetensors")
+    weights.unlink()
+    with pytest.raises(DataError, match=r"me/agent in .* holds a model without weights"):
+        pull("me/agent", tmp_path / "here", hub)
+    assert not (tmp_path / "here").exists()
+
+
 def test_what_cannot_be_opened_is_not_sent(models: Path, hub: FolderHub, tmp_path: Path) -> None:
     (tmp_path / "run" / "policy").mkdir(parents=True)
     shutil.copytree(models / "policy", tmp_path / "run" / "policy" / "trained")

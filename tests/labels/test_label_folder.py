@@ -7,10 +7,11 @@ import pytest
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import SCHEMA, Candidate, LabelSet
+from coseek.labels.label_set import SCHEMA, Candidate, DroppedTurn, LabelSet
 from coseek.retrieval.query import Query
 
 PAGES = [Passage(f"p{n}", f"Page {n}", f"word{n} " * 100) for n in range(3)]
@@ -48,6 +49,33 @@ def test_rows_that_were_broken_are_refused_before_anything_is_removed(tmp_path: 
     with pytest.raises(DataError):
         LabelFolder.begin(tmp_path, {}, "by hand", resume=True).recover()
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("turn", [{"question_id": True}, {"seed": "1"}, {"search": -1}, {"search": True}])
+def test_a_row_that_names_no_search_turn_is_refused_by_its_number(tmp_path: Path, turn: JsonObject) -> None:
+    labels = made(tmp_path)
+    row = {**DroppedTurn(LABEL.turn, "no-positive").to_json(), **turn}
+    labels.dropped_path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"dropped\.jsonl, line 1: a search turn is a question"):
+        list(labels.dropped())
+
+
+def test_rows_of_turns_that_the_runs_do_not_have_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    labels = made(tmp_path)
+    labels.arrange([LABEL.turn])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(DataError, match="which the runs do not have; choose another --out"):
+        labels.recover([TurnId("another", 0, 0)])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_link_to_nothing_is_no_folder_without_dropped_turns(tmp_path: Path) -> None:
+    labels = made(tmp_path)
+    labels.dropped_path.unlink()
+    assert not list(labels.dropped())
+    labels.dropped_path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"dropped\.jsonl"):
+        list(labels.dropped())
 
 
 def test_a_row_of_another_schema_is_refused_by_its_number(tmp_path: Path) -> None:

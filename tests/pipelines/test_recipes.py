@@ -190,6 +190,23 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between
     assert same(weights(again.folder, "trained"), weights(whole.folder, "trained"))
 
 
+def test_a_kill_between_a_model_and_its_cards_leaves_no_model_without_them(tmp_path: Path) -> None:
+    from coseek.pipelines.agent import AgentTraining
+
+    training = AgentTraining(load_recipe("from-nothing", TINY), tmp_path / "run")
+    training.begin(resume=False)
+    training.prepare_data()
+    training.make_policy()
+    start = training.policy_folder("start")
+    cards = {name: (start / name).read_bytes() for name in ("coseek.yaml", "README.md")}
+    for name in cards:
+        (start / name).unlink()
+    again = AgentTraining(load_recipe("from-nothing", TINY), tmp_path / "run")
+    again.begin(resume=True)
+    again.make_policy()
+    assert {name: (start / name).read_bytes() for name in cards} == cards
+
+
 @pytest.mark.slow
 def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

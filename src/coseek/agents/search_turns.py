@@ -6,6 +6,7 @@ from typing import cast
 
 from coseek.agents.grammar import Action, Grammar
 from coseek.agents.protocol import Protocol
+from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
@@ -22,6 +23,14 @@ class TurnId:
     search: int
     """Index in `Trajectory.searches`, from 0."""
 
+    def __post_init__(self) -> None:
+        numbers = [one for one in (self.seed, self.search) if isinstance(one, int) and not isinstance(one, bool)]
+        if not isinstance(self.question_id, str) or len(numbers) < 2 or self.search < 0:
+            raise DataError(
+                f"a search turn is a question's id, a seed and an index from 0, not {self.question_id!r:.80}, "
+                f"{self.seed!r:.80} and {self.search!r:.80}"
+            )
+
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, str(self.seed), str(self.search)
@@ -32,7 +41,7 @@ class TurnId:
     @classmethod
     def from_json(cls, row: JsonObject) -> "TurnId":
         """Read from any JSON row that names a turn."""
-        return cls(str(row["question_id"]), cast(int, row["seed"]), cast(int, row["search"]))
+        return cls(cast(str, row["question_id"]), cast(int, row["seed"]), cast(int, row["search"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ WRONG_SHAPE: Faults = (LookupError, ValueError, TypeError, AttributeError, Asser
 LONGEST_LINE = 1 << 27
 """Characters of a line of a JSONL file, at most."""
 BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+_RUST_DISK_FAULT = re.compile(r"\(os error (\d+)\)")
+"""A fault of the disk as tokenizers and safetensors tell it, whose exceptions are no `OSError`s."""
 RECORDS = ("run.yaml", "recipe.yaml", "labels.yaml")
 """Records of a start. They are written first and are no result."""
 
@@ -42,11 +45,12 @@ def as_path(given: object, what: str) -> Path:
 
 
 def open_text(path: Path) -> IO[str]:
-    """Open UTF-8 text for reading; `.gz` files through gzip. Raises `DataError` without such a file."""
+    """Open UTF-8 text for reading, without the mark that some editors write before it; `.gz` files through gzip.
+    Raises `DataError` without such a file."""
     check_is_file(path)
     if path.suffix == ".gz":
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8-sig"))
+    return path.open(encoding="utf-8-sig")
 
 
 def check_is_file(path: Path) -> None:
@@ -302,7 +306,13 @@ def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
     make_folder(path.parent)
     recover_folder(path)
     with part_folder(path) as part:
-        fill(part)
+        try:
+            fill(part)
+        except Exception as error:
+            if (found := _RUST_DISK_FAULT.search(str(error))) is None:
+                raise
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
         sync(part)
         os.chmod(part, 0o755)
         replace_folder(part, path)

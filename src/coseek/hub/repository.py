@@ -200,6 +200,8 @@ def _fetch(repo: str, kind: RepoKind, names: list[str], stored: Revision, hub: H
             shutil.rmtree(path)
     if kind_of(part) is None:
         raise DataError(f"{repo} in {hub.place} holds no model, encoder or data set that coseek reads; choose another")
+    if kind == "model" and not any(name.endswith(".safetensors") for name in names):
+        raise DataError(f"{repo} in {hub.place} holds a model without weights (*.safetensors); choose another")
     try:
         check_content(part, kind, names)
     except DataError as error:

@@ -6,7 +6,8 @@ as an uninterrupted one. A folder whose turns are all done is sealed.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
@@ -93,22 +94,29 @@ class LabelFolder:
 
     def sets(self) -> Iterator[LabelSet]:
         """The stored label sets."""
-        return _read(self.sets_path, lambda row: LabelSet.from_json(self.texts.restore(row)))
+        return _read(self.sets_path, self._set_of)
 
     def dropped(self) -> Iterator[DroppedTurn]:
         """The turns without a label, each with its reason."""
         return _read(self.dropped_path, DroppedTurn.from_json)
 
-    def recover(self) -> set[TurnId]:
+    def recover(self, known: Collection[TurnId] | None = None) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets. A broken row is refused before anything is removed, the seal included."""
-        for path in (self.dropped_path, self.sets_path):
-            check_whole_rows(path, _turn_of)
+        sets. A broken row, and one of a turn that is not `known`, is refused before anything is removed, the seal
+        included."""
+        turns: set[TurnId] = set()
+        check_whole_rows(self.dropped_path, lambda row: turns.add(DroppedTurn.from_json(row).turn))
+        check_whole_rows(self.sets_path, lambda row: turns.add(self._set_of(row).turn))
+        if known is not None and (others := sorted(turns.difference(known), key=lambda turn: turn.key)):
+            raise DataError(f"{self.folder} has a row of {others[0]}, which the runs do not have; choose another --out")
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         self._seal(closed=False)
         cut_last_turn(self.sets_path)
         return self._turns()
+
+    def _set_of(self, row: JsonObject) -> LabelSet:
+        return LabelSet.from_json(self.texts.restore(row))
 
     def _turns(self) -> set[TurnId]:
         """The turns with rows."""
@@ -223,10 +231,10 @@ def _turn_of(row: JsonObject) -> TurnId:
     with shaped("a row of labels", "delete it, and go on with --resume"):
         question = row.get("question")
         ident = question["id"] if isinstance(question, dict) else row["question_id"]
-        return TurnId(str(ident), int(cast(int, row["seed"])), int(cast(int, row["search"])))
+        return TurnId(cast(str, ident), cast(int, row["seed"]), cast(int, row["search"]))
 
 
 def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
-    if not path.exists():
+    if not os.path.lexists(path):  # a link to nothing is refused by its reader
         return
     yield from parse_rows(path, make)

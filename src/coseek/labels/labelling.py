@@ -67,7 +67,8 @@ def make_labels(
 
 def unlabelled(labels: LabelFolder, order: Iterable[TurnId]) -> dict[TurnId, None]:
     """The turns without a label in the folder, which is mended after a kill, in order."""
-    done = labels.recover()
+    order = dict.fromkeys(order)
+    done = labels.recover(order)
     return dict.fromkeys(turn for turn in order if turn not in done)
 
 

@@ -26,6 +26,7 @@ from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
+from coseek.hub.card import FILE as MODEL_CARD
 from coseek.models.laptop import make_policy
 from coseek.models.new_tokens import add_tokens, spelt_words
 from coseek.models.pretrained import load_model
@@ -220,17 +221,22 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def make_policy(self) -> None:
         """Make an untrained laptop policy with its tokenizer, or give the recipe's model its new tokens."""
-        folder, policy, seed = self.policy_folder("start"), self.recipe.policy, self.recipe.seed
-        if folder.exists():
+        folder = self.policy_folder("start")
+        if self.recipe.policy.unchanged is not None or (folder / MODEL_CARD).exists():
             return
+        if not folder.exists():
+            self._make_start(folder)
+        self._card.write(folder)  # also where a kill came between the model and its cards
+        write_policy_card(self, "start", folder, self.data_folder)
+
+    def _make_start(self, folder: Path) -> None:
+        policy, seed = self.recipe.policy, self.recipe.seed
         texts = () if policy.folder and not policy.words else texts_of(self.recipe, Dataset(self.data_folder))
         if policy.folder is None:
             make_policy(policy.laptop, texts, self.special_tokens, folder, seed)
         else:
             source, tags = model_path(policy.folder), self.special_tokens if policy.marks else ()
             add_tokens(source, tags, spelt_words(source, texts, policy.words), folder, seed)
-        self._card.write(folder)
-        write_policy_card(self, "start", folder, self.data_folder)
 
     @property
     def _card(self) -> AgentCard:

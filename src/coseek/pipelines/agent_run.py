@@ -68,7 +68,8 @@ def run_agent(
     say: Callable[[str], None] | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[Run, list[Question]]:
-    """Answer the questions that the run folder `out` does not hold yet. Returns the run and all its questions.
+    """Answer the questions that the run folder `out` does not hold yet, and with `resume` those that a fault ended.
+    Returns the run and all its questions.
 
     Every part is opened and checked before the folder is written, the agent by the processes of a `cluster` if there is
     one. `tell` is called with (ended, total), `say` with a line about what the calls to a server cost.
@@ -84,6 +85,7 @@ def run_agent(
         protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
         kept = Run.begin(out, recorded, resume)
+        kept.drop_faults()
         if agent is None:
             assert cluster is not None
             answer_over(cluster, kept, settings, questions, tell or (lambda *_: None))

@@ -53,7 +53,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def make_start(self) -> None:
         if self.recipe.start is None:
             super().make_start()
-        else:
+        elif not self.start_folder.exists():
             source = model_path(self.recipe.start)
             save_model(load_model(source, self.recipe.in_float32()), HfTokenizer.load(source), self.start_folder)
 

@@ -36,6 +36,7 @@ from coseek.graders.generator import (
     load_generator_prompt,
 )
 from coseek.hardware.precision import Precision
+from coseek.hub.card import FILE as MODEL_CARD
 from coseek.hub.card import shown_table
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
@@ -92,7 +93,7 @@ class ReaderTraining(TrainingRun[R], ABC):
         the first makes, evaluates and saves."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        if self.workers.first and not self.start_folder.exists():
+        if self.workers.first:
             self.make_start()
         if self.workers.agree(self.trained_folder.exists):
             return
@@ -119,9 +120,11 @@ class ReaderTraining(TrainingRun[R], ABC):
         policy.save(self.trained_folder, extra)
 
     def make_start(self) -> None:
-        """Write the model that training begins with: an untrained one."""
-        make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
-        self._write_card(self.start_folder, "start")
+        """Write the model that training begins with, an untrained one, and its card, unless they are there."""
+        if not self.start_folder.exists():
+            make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+        if not (self.start_folder / MODEL_CARD).exists():
+            self._write_card(self.start_folder, "start")
 
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
         """Write the model card of the folder `name`, with the table of figures once there is one."""

@@ -145,7 +145,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         try:
             super()._save_checkpoint(model, trial)
         except RuntimeError as error:
-            if "inline_container" not in str(error):
+            if not any(sign in str(error) for sign in ("inline_container", "iostream")):
                 raise
             # torch's writer of zip files says no more where the disk is full.
             raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None

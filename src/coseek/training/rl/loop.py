@@ -110,6 +110,7 @@ def train_rl(
             state.advance(step + 1, state.position + sampled.questions)
             for callback in callbacks:
                 callback.after_step(report)
+    state.release()
     return report.row
 
 

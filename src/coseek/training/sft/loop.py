@@ -113,6 +113,7 @@ def _round(
         if done % settings.checkpoint_every == 0 or done == total:
             state.save()
         progress.advance(done, f"loss {loss:.2f}")
+    state.release()
     return cast(Mapping[str, float], state.notes.get("evaluation", {}))
 
 

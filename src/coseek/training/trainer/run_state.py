@@ -26,8 +26,8 @@ from coseek.training.trainer.workers import ALONE, Workers
 class RunState:
     """The saved progress of a run. Opening it with `resume` restores the learners from the last checkpoint.
 
-    The first worker locks the folder as long as this object exists. A run that stopped before its first checkpoint
-    starts again, with the same result.
+    The first worker locks the folder until `release`, or as long as this object exists. A run that stopped before its
+    first checkpoint starts again, with the same result.
     """
 
     def __init__(
@@ -106,6 +106,11 @@ class RunState:
         }
         save_checkpoint(self._checkpoints, state, self._workers)
         self._saved = True
+
+    def release(self) -> None:
+        """Release the folder. Called at the end of a training: a stop (Ctrl-C) that arrives in a finaliser is lost."""
+        if self._lock is not None:
+            self._lock.release()
 
     def keep(self, alarm: bool, patience: int) -> None:
         """Update the healthy checkpoint: see `keep_healthy`."""
