@@ -54,13 +54,8 @@ REFUSED, REPORTED, HARMLESS, ANOTHER = "refused", "reported", "harmless", "as an
 TAKEN, ODD, TRACED, HUNG, CHANGED = "wrongly taken", "other exit", "traceback", "hang", "files changed"
 OUTCOMES = (REFUSED, REPORTED, HARMLESS, ANOTHER, TAKEN, ODD, TRACED, HUNG, CHANGED)
 BAD = (TAKEN, ODD, TRACED, HUNG, CHANGED)
-OPTIONAL = (
-    "generation_config.json",
-    "README.md",
-    "sentence_bert_config.json",
-    "questions.dev.jsonl",
-    "questions.test.jsonl",
-)
+_SPLITS = ("questions.train.jsonl", "questions.dev.jsonl", "questions.test.jsonl")
+OPTIONAL = ("generation_config.json", "README.md", "sentence_bert_config.json", "verdict.jsonl", *_SPLITS)
 """Files without which a folder is whole."""
 _NOTE = re.compile(r"…$|^\d{4}-\d\d-\d\d ")
 """A line about progress."""

@@ -278,6 +278,16 @@ def test_a_repository_that_is_not_there_or_is_two_things_is_named(models: Path, 
     assert pull("me/agent", tmp_path / "here", hub, kind="dataset").what == "data set"
 
 
+def test_the_lock_of_a_killed_push_goes_with_the_next_one_also_where_nothing_is_left_to_send(
+    models: Path, hub: FolderHub
+) -> None:
+    push(models / "policy", "me/agent", hub)
+    lock = hub.root / "model" / "me" / ".agent.lock"
+    lock.write_text("4194300 on elsewhere\n")
+    assert not push(models / "policy", "me/agent", hub).where
+    assert not lock.exists()
+
+
 def test_a_model_that_lost_its_weights_is_not_fetched(models: Path, hub: FolderHub, tmp_path: Path) -> None:
     push(models / "policy", "me/agent", hub)
     (weights,) = hub.root.rglob("*.safetensors")

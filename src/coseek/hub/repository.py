@@ -17,7 +17,7 @@ import yaml
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import atomic_folder, check_link, check_not_file
 from coseek.core.fingerprint import file_digest
-from coseek.core.lock import lock_beside
+from coseek.core.lock import lock_beside, sweep_lock_beside
 from coseek.hub.card import PULLED
 from coseek.hub.publication import Content, RepoKind, check_content, is_published, kind_of, publication_of
 
@@ -70,6 +70,7 @@ class FolderHub:
         folder = self._folder(repo, kind)
         if not folder.is_dir():
             return None
+        sweep_lock_beside(folder)
         paths = [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]
         for path in paths:
             check_link(path)

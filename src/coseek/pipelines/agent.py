@@ -221,22 +221,17 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def make_policy(self) -> None:
         """Make an untrained laptop policy with its tokenizer, or give the recipe's model its new tokens."""
-        folder = self.policy_folder("start")
-        if self.recipe.policy.unchanged is not None or (folder / MODEL_CARD).exists():
+        folder, policy, seed = self.policy_folder("start"), self.recipe.policy, self.recipe.seed
+        if policy.unchanged is not None or (folder / MODEL_CARD).exists():
             return
-        if not folder.exists():
-            self._make_start(folder)
-        self._card.write(folder)  # also where a kill came between the model and its cards
-        write_policy_card(self, "start", folder, self.data_folder)
-
-    def _make_start(self, folder: Path) -> None:
-        policy, seed = self.recipe.policy, self.recipe.seed
         texts = () if policy.folder and not policy.words else texts_of(self.recipe, Dataset(self.data_folder))
-        if policy.folder is None:
+        if policy.folder is None and not folder.exists():
             make_policy(policy.laptop, texts, self.special_tokens, folder, seed)
-        else:
+        elif policy.folder is not None and not folder.exists():
             source, tags = model_path(policy.folder), self.special_tokens if policy.marks else ()
             add_tokens(source, tags, spelt_words(source, texts, policy.words), folder, seed)
+        self._card.write(folder)  # also where a kill came between the model and its cards
+        write_policy_card(self, "start", folder, self.data_folder)
 
     @property
     def _card(self) -> AgentCard:
