@@ -27,9 +27,7 @@ Select: TypeAlias = Annotated[
         help="Only some questions: sources=nq,hotpotqa or hops=2,3 or types=bridge; may be repeated.",
     ),
 ]
-Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Resume what is in --out; what a fault ended is repeated.")
-]
+Resume: TypeAlias = Annotated[bool, typer.Option("--resume", help="Resume what is in --out.")]
 OutFolder: TypeAlias = Annotated[Path, typer.Option(help="The folder to write.")]
 BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
 CacheFile: TypeAlias = Annotated[
