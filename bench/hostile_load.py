@@ -6,8 +6,8 @@
 The server is the command as a user starts it, in a process of its own. Two thirds of the clients are good, and every
 answer of theirs is compared with what the library gives; the others take turns in doing harm. In the end the server is
 told to stop under load. Bars: no 5xx but a 503 that says when to retry, every accepted request answered, and answered
-rightly, no connection that hangs, memory and descriptors at most 5 % above those of the first minute, exit 0. Exit 1
-when one is missed.
+rightly, no connection that hangs, memory at most 5 % higher in the last minute than in the second, no more descriptors,
+exit 0. Exit 1 when one is missed.
 """
 
 import argparse
@@ -34,10 +34,11 @@ from bench.hostile_servers import MODEL, TOKEN_ENV, Target, target_of
 
 SERVERS = ("retriever", "model", "agent", "mcp")
 MOST_GROWTH = 0.05
-FIRST_S = 60.0
-"""The first part of a run, or a half of it where it is shorter."""
+PART_S = 60.0
+"""Length of the two parts of a run that are compared, or a third of it where that is shorter. Medians of 20 seconds
+differ by 5 % in a server whose memory does not grow."""
 MOST_FILES = 32
-"""Descriptors by which a server may hold more than in its first part: connections under way differ."""
+"""Descriptors by which a server may hold more in the end: connections under way differ."""
 STOP_S = 150.0
 
 
@@ -58,14 +59,20 @@ class Usage:
             self.files.append(len(os.listdir(f"/proc/{pid}/fd")))
 
     def ends(self) -> tuple[slice, slice]:
-        """The last third of the first part, and as long a piece before the end."""
-        first = min(FIRST_S, self.times[-1] / 2)
-        upto = sum(at <= first for at in self.times)
-        size = max(1, upto // 3)
-        return slice(upto - size, upto), slice(len(self.times) - size, None)
+        """The part after the first one, and the last one."""
+        size = max(1, round(min(PART_S, self.times[-1] / 3) / self.times[-1] * len(self.times)))
+        return slice(size, 2 * size), slice(len(self.times) - size, None)
+
+    def by_minute(self) -> list[float]:
+        """Median memory of each minute."""
+        minutes = [int(at // 60) for at in self.times]
+        return [
+            median(size for size, of in zip(self.megabytes, minutes, strict=True) if of == minute)
+            for minute in sorted(set(minutes))
+        ]
 
     def growth(self) -> float:
-        """Median memory at the end over that at the end of the first part, less 1."""
+        """Median memory of the last part over that of the second, less 1."""
         first, last = self.ends()
         return median(self.megabytes[last]) / median(self.megabytes[first]) - 1
 
@@ -88,8 +95,8 @@ class Outcome:
             (not faults["unanswered"], f"accepted requests without an answer: {faults['unanswered']}"),
             (not faults["wrong"], f"answers that differ from the library's: {faults['wrong']}"),
             (not faults["hung"], f"connections that hang: {faults['hung']}"),
-            (self.usage.growth() <= MOST_GROWTH, f"memory after the first part: {self.usage.growth():+.1%}"),
-            (last <= first + MOST_FILES, f"descriptors: {first:.0f} in the first part, {last:.0f} in the last"),
+            (self.usage.growth() <= MOST_GROWTH, f"memory, last part over second: {self.usage.growth():+.1%}"),
+            (last <= first + MOST_FILES, f"descriptors, second and last part: {first:.0f}, {last:.0f}"),
             (self.code == 0 and not self.tracebacks, f"exit {self.code}, {self.tracebacks} tracebacks"),
         ]
 
@@ -161,7 +168,7 @@ def report(name: str, outcome: Outcome) -> bool:
     good = sorted(tally.seconds) or [0.0]
     first, last = usage.ends()
     print(
-        "\n| good answers | p50 s | p99 s | MB first | MB last | MB peak | files peak | stopped in s |\n"
+        "\n| good answers | p50 s | p99 s | MB second | MB last | MB peak | files peak | stopped in s |\n"
         + "|---" * 8
         + "|"
     )
@@ -169,6 +176,7 @@ def report(name: str, outcome: Outcome) -> bool:
     sizes = [median(usage.megabytes[first]), median(usage.megabytes[last]), max(usage.megabytes), max(usage.files)]
     shown = [*(f"{one:.2f}" for one in numbers), *(f"{one:.0f}" for one in sizes), f"{outcome.stop_s:.1f}"]
     print(f"| {len(good)} | {' | '.join(shown)} |\n")
+    print(f"MB by minute: {', '.join(f'{size:.0f}' for size in usage.by_minute())}\n")
     for reached, sentence in outcome.bars():
         print(f"{'ok    ' if reached else 'MISSED'} {sentence}")
     for example in tally.examples:

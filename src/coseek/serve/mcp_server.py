@@ -24,6 +24,7 @@ from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
 from coseek.agents.sources import reply_of
 from coseek.core.errors import CoseekError, DataError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
@@ -44,8 +45,10 @@ MOST_WAITING = 256
 """Calls that may wait for the one under way; more fail."""
 LONGEST = 32_768
 """Characters of a query or question, at most."""
-MOST_BYTES = 4_194_304
-"""Bytes of a body, at most, as in the library; it reads them in the event loop."""
+MOST_BYTES = 16 * LONGEST
+"""Bytes of a body, at most: JSON may write a character in twelve. The library reads it in the event loop."""
+MOST_VALUES = 4_096
+"""Values in a body, at most; a call has a dozen."""
 ABOUT = "Search a collection of passages, and read a passage whole by its id."
 ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
 
@@ -175,10 +178,11 @@ class _Listening:
         self.held = HeldBytes(self.settings.max_held_bytes)
 
 
-def serve_http(server: MCPServer, settings: ListenSettings, ready: Callable[[str], None]) -> None:
+def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> None:
     """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
     Raises `SettingError` for a port that is taken."""
     give_back_large_blocks()
+    settings = make_settings(ListenSettings, {"port": port, "max_body_bytes": MOST_BYTES, "max_values": MOST_VALUES})
     service = _Listening(settings)
     listening = bound(settings.host, settings.port)
     app = guarded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), service)

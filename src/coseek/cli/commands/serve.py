@@ -30,7 +30,7 @@ from coseek.models.shipped import model_path
 from coseek.retrieval.factory import check_source, index_cards, open_retriever, require_library, stamp_of
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.settings import AgentServeSettings, ListenSettings, ModelServeSettings, ServeSettings
+from coseek.serve.settings import AgentServeSettings, ModelServeSettings, ServeSettings
 
 app = new_app()
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
@@ -250,7 +250,7 @@ def serve_mcp(
     chosen = settings_for(agent, protocol, prompt_template, tokenizer, device) if agent else None
     if chosen is not None:
         refuse_knowing(chosen.name)
-    from coseek.serve.mcp_server import MOST_BYTES, KnowledgeTools, make_server, serve_http
+    from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
     opened = open_retriever(retriever)
     tools = KnowledgeTools(opened, topk)
@@ -260,8 +260,7 @@ def serve_mcp(
     if http is None:
         server.run("stdio")
     else:
-        settings = make_settings(ListenSettings, {"port": http, "max_body_bytes": MOST_BYTES})
-        serve_http(server, settings, lambda url: tell(f"coseek serves {retriever} at {url}"))
+        serve_http(server, http, lambda url: tell(f"coseek serves {retriever} at {url}"))
 
 
 def check_libraries() -> None:
