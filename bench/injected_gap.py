@@ -12,6 +12,7 @@ questions, greedy. Arms that are there are kept, one that was stopped goes on; a
 
 import argparse
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,9 +53,10 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy
 
 CORRECTIONS = ("off", "truncate", "mask")
-FIRST_NOISE, TRIALS, CLOSE = 0.02, 8, 0.03
-"""The first s that is tried, the most trials, and the relative error of the gap that ends them."""
-TRIAL_RUNS = 64
+FIRST_NOISE, TRIALS, CLOSE = 0.01, 8, 0.05
+"""The least s, the most trials between two, and the relative error of the gap that ends them."""
+TRIAL_RUNS, DRAWS = 64, 3
+"""Runs of a trial, and draws of the noise."""
 
 
 class GapBackend(LocalBackend):
@@ -116,19 +118,30 @@ class GapStudy:
         return rollout(Agent(self.protocol, sampler), self.retriever, questions, seeds, self.recipe.limits)
 
     def noise_of(self, gap: float) -> float:
-        """The s of a gap: the gap is about proportional to it. The trials' seed is 0 for all arms."""
-        settings = self.settings("off", 0, 1)
-        questions = (self.dev * TRIAL_RUNS)[:TRIAL_RUNS]
-        backend = self.backend(settings, FIRST_NOISE)
-        sampler = self.sampler(backend, settings.temperature)
+        """The s of a gap, by halving the interval of its logarithm: where texts begin to break, the gap leaps."""
+        low, high = FIRST_NOISE, FIRST_NOISE
+        while self.gap_of(high) < gap:
+            low, high = high, 2 * high
         for _ in range(TRIALS):
-            backend.refresh()
-            runs = self.roll_out(sampler, questions, range(TRIAL_RUNS))
-            found = logprob_gap(backend.policy, make_batch(runs), TRIAL_RUNS)["logprob_gap"]
+            noise = math.sqrt(low * high)
+            found = self.gap_of(noise)
             if abs(found - gap) <= CLOSE * gap:
                 break
-            backend.noise *= gap / found
-        return backend.noise
+            low, high = (noise, high) if found < gap else (low, noise)
+        return noise
+
+    def gap_of(self, noise: float) -> float:
+        """The mean gap of the warm policy over some draws of the noise, the same for all s."""
+        settings = self.settings("off", 0, 1)
+        questions = (self.dev * TRIAL_RUNS)[:TRIAL_RUNS]
+        backend = self.backend(settings, noise)
+        sampler = self.sampler(backend, settings.temperature)
+        found = []
+        for backend.seed in range(DRAWS):
+            backend.refresh()
+            runs = self.roll_out(sampler, questions, range(TRIAL_RUNS))
+            found.append(logprob_gap(backend.policy, make_batch(runs), TRIAL_RUNS)["logprob_gap"])
+        return fmean(found)
 
     def train(self, folder: Path, settings: RlSettings, noise: float) -> JsonObject:
         """Train one arm; returns what it came to."""

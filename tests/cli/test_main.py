@@ -103,6 +103,17 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(newcomer: Path, coseek: Type
     assert "Resume with: coseek wait-here --resume" in outcome.err
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_stop_that_a_finaliser_swallows_stops_all_the_same(
+    newcomer: Path, coseek: Type, name: str, code: int
+) -> None:
+    stops = f"import signal, time, weakref\n    weakref.finalize(RunError('x'), signal.raise_signal, signal.{name})"
+    put(newcomer, f"end_by_{name.lower()}", f"{stops}\n    time.sleep(5)\n    print('went on')")
+    outcome = coseek(f"end-by-{name.lower()}")
+    assert outcome.code == code
+    assert "went on" not in outcome.out and "ignored" not in outcome.err
+
+
 def test_a_missing_library_is_a_line_that_installs_it(newcomer: Path, coseek: Type) -> None:
     put(newcomer, "train_here", "raise ModuleNotFoundError(name='transformers.models')")
     outcome = coseek("train-here")
