@@ -150,7 +150,7 @@ test-tinker: engine-tinker
 engine-ray:
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,train,dense,remote]' ray==2.60.0 pytest hypothesis
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,train,dense,remote,serve]' ray==2.60.0 pytest hypothesis
 
 test-ray: engine-ray
 	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/pipelines/test_ray.py
