@@ -6,8 +6,8 @@
 The server is the command as a user starts it, in a process of its own. Two thirds of the clients are good, and every
 answer of theirs is compared with what the library gives; the others take turns in doing harm. In the end the server is
 told to stop under load. Bars: no 5xx but a 503 that says when to retry, every accepted request answered, and answered
-rightly, no connection that hangs, memory at most 5 % higher in the last minute than in the second, no more descriptors,
-exit 0. Exit 1 when one is missed.
+rightly, no connection that hangs, memory at most 5 % and descriptors at most 32 more in the last minute than in the
+second, exit 0. Exit 1 when one is missed.
 """
 
 import argparse

@@ -53,8 +53,8 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy
 
 CORRECTIONS = ("off", "truncate", "mask")
-FIRST_NOISE, TRIALS, CLOSE = 0.01, 8, 0.05
-"""The least s, the most trials between two, and the relative error of the gap that ends them."""
+FIRST_NOISE, TRIALS, CLOSE = 0.01, 10, 0.1
+"""The first s that is tried, the most trials between two, and the relative error of the gap that ends them."""
 TRIAL_RUNS, DRAWS = 64, 3
 """Runs of a trial, and draws of the noise."""
 
@@ -119,16 +119,16 @@ class GapStudy:
 
     def noise_of(self, gap: float) -> float:
         """The s of a gap, by halving the interval of its logarithm: where texts begin to break, the gap leaps."""
-        low, high = FIRST_NOISE, FIRST_NOISE
+        low, high = FIRST_NOISE / 2, FIRST_NOISE
         while self.gap_of(high) < gap:
             low, high = high, 2 * high
         for _ in range(TRIALS):
             noise = math.sqrt(low * high)
             found = self.gap_of(noise)
             if abs(found - gap) <= CLOSE * gap:
-                break
+                return noise
             low, high = (noise, high) if found < gap else (low, noise)
-        return noise
+        raise SystemExit(f"no noise gives a gap of {gap:g}: at s = {noise:.4g} it is {found:.4g}; name another gap")
 
     def gap_of(self, noise: float) -> float:
         """The mean gap of the warm policy over some draws of the noise, the same for all s."""
@@ -137,7 +137,8 @@ class GapStudy:
         backend = self.backend(settings, noise)
         sampler = self.sampler(backend, settings.temperature)
         found = []
-        for backend.seed in range(DRAWS):
+        for seed in range(DRAWS):
+            backend.seed = seed
             backend.refresh()
             runs = self.roll_out(sampler, questions, range(TRIAL_RUNS))
             found.append(logprob_gap(backend.policy, make_batch(runs), TRIAL_RUNS)["logprob_gap"])

@@ -13,11 +13,11 @@ from tests.serve.live import live
 
 from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
-from coseek.data.passage import Corpus, Hit
+from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.retrieval.index import open_index
 from coseek.retrieval.query import QueryLike
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import LayeredRetriever
 
 
 def rows(run: Path) -> list[JsonObject]:
@@ -26,26 +26,16 @@ def rows(run: Path) -> list[JsonObject]:
     return sorted(plain, key=lambda row: (str(row["question"]), str(row["seed"])))
 
 
-class Interrupted:
+class Interrupted(LayeredRetriever):
     """A retriever that fails after `left` searches."""
 
-    def __init__(self, retriever: Retriever, left: int = 1_000) -> None:
-        self.name = retriever.name
-        self.corpus: Corpus | None = retriever.corpus
-        self.left, self._retriever = left, retriever
-
-    @property
-    def identity(self) -> str:
-        return self._retriever.identity
-
-    def seen(self, query: QueryLike) -> str:
-        return self._retriever.seen(query)
+    name, identity, left = "interrupted", "interrupted", 1_000
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         self.left -= 1
         if self.left < 0:
             raise RetrieverError("the shelf fell down")
-        return self._retriever.search(queries, k)
+        return self.over.search(queries, k)
 
 
 def stop_midway(
