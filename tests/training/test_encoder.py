@@ -14,6 +14,7 @@ import torch
 from bench.processes import forked, run_workers
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of
 from tests.training.tiny_labels import label, write_labels
@@ -27,11 +28,18 @@ from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.retrieval.vectors.encoder import Encoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.views import render_view
 from coseek.training.encoder.collator import FeatureBuilder
 from coseek.training.encoder.evaluation import HeldOut, ranks_of
-from coseek.training.encoder.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
+from coseek.training.encoder.laptop_encoder import make_laptop_encoder
+from coseek.training.encoder.recipe import (
+    HeldOutSettings,
+    LaptopEncoderSettings,
+    load_retriever_recipe,
+    retriever_recipe_names,
+)
 from coseek.training.encoder.trainer import STATE, WEIGHTS, drop_old_checkpoints, last_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -192,6 +200,18 @@ def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path) -
 def test_frozen_layers_and_embeddings_stay_as_they_are(given_folders: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="1 layers"):
         train(given_folders, tmp_path / "out", "training.freeze_layers=1", "training.steps=1")
+
+
+def test_wide_vectors_are_trained_stored_and_served(given_folders: Path, tmp_path: Path) -> None:
+    shape = LaptopEncoderSettings(hidden=16, heads=2, feed_forward=16, vocabulary=300, dimension=40)
+    made = tmp_path / "given" / "encoder"
+    make_laptop_encoder(shape, ["some words"], made, seed=0)
+    (tmp_path / "given" / "labels").symlink_to(given_folders / "labels")
+    training = train(tmp_path / "given", tmp_path / "out", "training.steps=1", "training.optimiser.lr=0.003")
+    before, after = (load_file(folder / "1_Dense" / "model.safetensors") for folder in (made, training.encoder_folder))
+    assert not torch.equal(before["linear.weight"], after["linear.weight"])
+    served = Encoder.open(training.encoder_folder, DenseSettings(encoder=str(training.encoder_folder)))
+    assert served.encode(["some words"], prompt="", max_tokens=8, batch_size=1).shape == (1, 40)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=5), st.integers(0, 3))

@@ -1,6 +1,6 @@
 """Laptop encoder: a sentence-transformers folder of stock modules, small enough to train from random weights.
 
-It is a BERT of one layer with a tokenizer trained on laptop worlds. `[SEP]` is a special token of the tokenizer, as
+It is a small BERT with a tokenizer trained on laptop worlds. `[SEP]` is a special token of the tokenizer, as
 views with separators need. All bytes are in the vocabulary, so no name is unknown.
 """
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, FIRST, LAST = "[PAD]", "[CLS]", "[SEP]"
+TOKENS = "token_embeddings"
+"""What the library calls the vectors of the tokens."""
 
 
 def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], folder: Path, seed: int) -> None:
@@ -30,7 +32,8 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+    from torch import nn
     from transformers import BertConfig, BertModel
 
     from coseek.models.pretrained import quiet
@@ -50,9 +53,14 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
         torch.manual_seed(seed)
         BertModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        body = Transformer(str(folder), max_seq_length=settings.max_tokens)
-        pooling = Pooling(settings.hidden, settings.pooling)
-        model = SentenceTransformer(modules=[body, pooling, Normalize()], device="cpu")
+        modules: list[nn.Module] = [Transformer(str(folder), max_seq_length=settings.max_tokens)]
+        if settings.dimension is not None:
+            # A text names many things: in a narrow vector they cover each other.
+            modules.append(
+                Dense(settings.hidden, settings.dimension, activation_function=nn.ReLU(), module_input_name=TOKENS)
+            )
+        modules += [Pooling(settings.dimension or settings.hidden, settings.pooling), Normalize()]
+        model = SentenceTransformer(modules=modules, device="cpu")
         model.save(str(folder), create_model_card=False)
 
 

@@ -25,7 +25,9 @@ class LaptopEncoderSettings(Settings):
     """Shape of an encoder with random initial weights; the defaults make about 0.6 M parameters."""
 
     hidden: int = Field(default=128, ge=8)
-    """Hidden size, and dimension of the vectors."""
+    """Hidden size, and dimension of the vectors without `dimension`."""
+    dimension: int | None = Field(default=None, ge=8)
+    """Dimension of the vectors: a dense layer with ReLU widens the vector of every token before they are pooled."""
     layers: int = Field(default=1, ge=1)
     """Attention layers."""
     heads: int = Field(default=4, ge=1)
