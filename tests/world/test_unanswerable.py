@@ -1,9 +1,11 @@
 """Worlds with unanswerable questions: these have no answer in any passage, and nothing else has changed."""
 
 import random
+import re
 from functools import cache
 from typing import cast
 
+import pytest
 from tests.agents.test_expert import run as run_expert
 
 from coseek.agents.actions import NOT_FOUND
@@ -11,15 +13,18 @@ from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.data.trajectory import Author
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import SyntheticSettings
 from coseek.training.encoder.synthetic import synthetic_labels
+from coseek.training.sft import drills
 from coseek.training.sft.drills import make_drills
 from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.oracle import SUPPORT
+from coseek.world.passages import spaced
 from coseek.world.questions import plan_of
 from coseek.world.world import World, WorldSettings, make_world
 
@@ -76,10 +81,34 @@ def test_lessons_are_made_of_the_passages_that_are_there() -> None:
     assert all(sampler.drill(3, random.Random(seed)).passages for seed in range(100))
 
 
+def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drills, "MAX_OBSERVATION_TOKENS", 10_000)  # the tokens are bytes here
+    protocol = load_protocol("search-r1", "laptop")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    named = {name: one for one in world().oracle.facts.values() for name in one.names if name != one.name}
+    named |= {one.title: one for one in world().oracle.facts.values()}
+    counts = {True: 0, False: 0}
+    for drill in make_drills(world(), protocol, tokenizer, 200, random.Random(0), 1.0, bm25()):
+        before, observation, *lines = drill.segments
+        assert all(request.text.removeprefix("<think>") in before.text for request in lines[::2])
+        shown = {" ".join(title.split()) for title in re.findall(r"\(\d \) (.*?) :", observation.text)}
+        for request, reply in zip(lines[::2], lines[1::2], strict=True):
+            assert (request.author, reply.author) == (Author.ENVIRONMENT, Author.AGENT)
+            asked = re.search(r" I need the (.*?) of (.*) \.$", request.text)
+            assert asked is not None
+            entity = named[asked[2]]
+            fact, found = entity.fact(asked[1]), reply.text.removesuffix("</think>") != " Not found ."
+            counts[found] += 1
+            assert fact is not None and found == (" ".join(spaced(entity.title).split()) in shown)
+            assert not found or reply.text.startswith(f" The {asked[1]} of {asked[2]} is {fact.value} .")
+    assert min(counts.values()) > 0.25 * sum(counts.values())
+
+
 def test_the_recipe_that_teaches_to_decline_shows_it_within_its_budget_of_searches() -> None:
     recipe = load_recipe("abstain-laptop")
     assert recipe.warm_start is not None and recipe.data.world is not None and recipe.data.world.unanswerable == 0.3
-    assert recipe.warm_start.world.unanswerable == 0.3 == (recipe.data.unseen or recipe.data.world).unanswerable
+    assert recipe.warm_start.world.unanswerable == 0.5 and recipe.data.unseen is not None
+    assert recipe.data.unseen.unanswerable == 0.3
     wide = {"max_turn_tokens": 4000, "max_observation_tokens": 9000, "max_tokens": 90000}  # the tokens are bytes here
     protocol = recipe.load_protocol()
     expert = ScriptedAgentModel(

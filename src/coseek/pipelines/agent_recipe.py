@@ -132,6 +132,8 @@ class WarmStartSettings(Settings):
     """Settings of a throw-away world; seeds follow from the recipe's."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
+    asking: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the drills that ask for facts one by one, and find some of them missing."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the questions that are also demonstrated in `direct` and `rag`, the table's baselines."""
     also: dict[str, float] = Field(default={})

@@ -1,39 +1,61 @@
 """Drills: reading exercises of two passages, with every fact in them stated as in a demonstration's thought.
 
 Extracting a value from a passage is what an untrained policy learns last. A demonstration has about one such value per
-hundred tokens, a drill about eight. A drill is a trajectory of a question with 0 hops, so that a curriculum can select
-drills.
+hundred tokens, a drill about eight. Some drills ask for facts one by one, and answer that a fact is not found where its
+passage is missing: a demonstration has about one such decision per search. A drill is a trajectory of a question with 0
+hops, so that a curriculum can select drills.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coseek.agents.protocol import Protocol
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.models.model import Tokenizer
+from coseek.retrieval.retriever import Retriever
 from coseek.world.facts import Entity
 from coseek.world.world import World
 
 MAX_OBSERVATION_TOKENS = 256
 
 
+SHOWN, ASKED = 2, 3
+"""Passages of a drill, and facts of one entity that are asked for, at most."""
+OTHERS = 1
+"""Facts of another shown entity that are asked for, at most."""
+SYMMETRIC = "spouse"
+"""A fact that the other entity's passage states as well."""
+
+
 def make_drills(
-    world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random
+    world: World,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    count: int,
+    rng: random.Random,
+    asking: float = 0.0,
+    retriever: Retriever | None = None,
 ) -> Iterator[Trajectory]:
-    """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name."""
+    """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name; a share
+    `asking` shows what the `retriever` of the world's passages finds for an entity, in half of the cases without its
+    own passage."""
     entities = [one for one in world.oracle.facts.values() if one.facts and world.corpus.has(one.id)]
     alike: dict[str, list[Entity]] = {}
     for entity in entities:
         alike.setdefault(entity.kind, []).append(entity)
     for number in range(count):
-        first = rng.choice(entities)
-        second = rng.choice(alike[first.kind] if rng.random() < 0.5 else entities)
-        yield _drill(f"drill-{number}", world, (first, second), protocol, tokenizer, rng)
+        first, ident = rng.choice(entities), f"drill-{number}"
+        if asking and rng.random() < asking:
+            assert retriever is not None
+            yield _asking(ident, world, first, retriever, protocol, tokenizer, rng)
+        else:
+            second = rng.choice(alike[first.kind] if rng.random() < 0.5 else entities)
+            yield _telling(ident, world, (first, second), protocol, tokenizer, rng)
 
 
-def _drill(
+def _telling(
     ident: str,
     world: World,
     entities: tuple[Entity, Entity],
@@ -42,23 +64,71 @@ def _drill(
     rng: random.Random,
 ) -> Trajectory:
     hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
-    shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
-    sentences = [
+    told = [
         f" The {fact.noun} of {rng.choice(entity.names)} is {fact.value} ."
         for entity in dict.fromkeys(entities)
         for fact in entity.facts
     ]
-    rng.shuffle(sentences)
+    rng.shuffle(told)
+    return _drill(ident, hits, [("", "".join(told))], protocol, tokenizer)
+
+
+def _asking(
+    ident: str,
+    world: World,
+    entity: Entity,
+    retriever: Retriever,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    rng: random.Random,
+) -> Trajectory:
+    name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
+    (found,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
+    hits = [hit for hit in found if not missing or hit.passage.id != entity.id][:SHOWN]
+    shown = {hit.passage.id for hit in hits}
+    asked: list[tuple[str, str]] = []
+    others = [one for ident in sorted(shown - {entity.id}) if (one := world.oracle.facts.get(ident)) is not None]
+    for one, most in ((entity, ASKED), *((other, OTHERS) for other in others)):
+        own = name if one is entity else rng.choice(_clear_names(one))
+        for fact in rng.sample(one.facts, min(most, len(one.facts))):
+            if one.id in shown:
+                asked.append((f" I need the {fact.noun} of {own} .", f" The {fact.noun} of {own} is {fact.value} ."))
+            elif fact.noun != SYMMETRIC:
+                asked.append((f" I need the {fact.noun} of {own} .", " Not found ."))
+    rng.shuffle(asked)
+    return _drill(ident, hits, asked, protocol, tokenizer)
+
+
+def _clear_names(entity: Entity) -> list[str]:
+    """The names that no other entity has."""
+    return [name for name in entity.names if name != entity.name or entity.name == entity.title]
+
+
+def _drill(
+    ident: str, hits: Sequence[Hit], lines: Sequence[tuple[str, str]], protocol: Protocol, tokenizer: Tokenizer
+) -> Trajectory:
+    """Passages, then lines of what is asked for, which is not learnt, and what is said."""
+    shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
     think = protocol.tag_for(Author.AGENT)  # a protocol without a thought (s3) gets the bare facts
     opening, closing = (think.opening, think.closing) if think is not None else ("", "")
-    ids = (*tokenizer.encode(opening), *tokenizer.encode_data("".join(sentences)), *tokenizer.encode(closing))
+    segments = []
+    if any(asked for asked, _ in lines):  # before a search: so that a name alone does not tell that it was found
+        need = "".join(sorted(asked for asked, _ in lines))
+        needed = (*tokenizer.encode(opening), *tokenizer.encode_data(need), *tokenizer.encode(closing))
+        segments.append(Segment(Author.ENVIRONMENT, "", tokenizer.decode(needed), needed))
+    segments.append(Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown))
+    for number, (asked, said) in enumerate(lines):
+        request = (*tokenizer.encode(opening if asked and not number else ""), *tokenizer.encode_data(asked))
+        begun = tokenizer.encode("" if asked or number else opening)
+        ids = (*begun, *tokenizer.encode_data(said), *tokenizer.encode(closing if number == len(lines) - 1 else ""))
+        if request:
+            segments.append(Segment(Author.ENVIRONMENT, "", tokenizer.decode(request), request))
+        tag = think.name if think else ""
+        segments.append(Segment(Author.AGENT, tag, tokenizer.decode(ids), ids, (0.0,) * len(ids)))
     return Trajectory(
         question=Question(ident, "", hops=0),
         protocol=protocol.name,
-        segments=(
-            Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown),
-            Segment(Author.AGENT, think.name if think else "", tokenizer.decode(ids), ids, (0.0,) * len(ids)),
-        ),
+        segments=tuple(segments),
         searches=(),
         stop=StopReason.COMPLETE,
     )
