@@ -53,6 +53,7 @@ ABOUT: dict[Kind, tuple[str, str]] = {
     ),
 }
 """Kind → what a model is, and its limits."""
+ARTICLE: dict[Kind, str] = {"policy": "a", "encoder": "an"}
 DATA = "worlds that the recipe draws from its seed; no text by people, no other model's weights or outputs"
 MEASURED = (
     "Measured at the end of that training, in worlds that it was not trained on, before the weights were rounded to "
@@ -138,6 +139,9 @@ class ShippedRun:
     def _fill(self, part: Path) -> None:
         shutil.copytree(self.trained, part, ignore=shutil.ignore_patterns(CARD, ADAPTER), dirs_exist_ok=True)
         parameters = sum(halve(path) for path in sorted(part.rglob("*.safetensors")))
+        tokenizer = read_json(part / "tokenizer.json")
+        whole = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))  # two fifths of the library's bytes
+        (part / "tokenizer.json").write_text(whole, encoding="utf-8")
         config = cast(JsonObject, read_json(part / "config.json"))
         write_json(part / "config.json", {**config, "dtype": "float16"})
         (part / CARD).write_text(self._card(part, parameters), encoding="utf-8")
@@ -149,7 +153,7 @@ class ShippedRun:
         hashes = {path.relative_to(part).as_posix(): file_digest(path) for path in sorted(part.rglob("*.safetensors"))}
         return ModelCard(
             kind="generator" if self.kind == "policy" else "encoder",
-            title=f"{self.name}: a {self.kind} shipped with coseek",
+            title=f"{self.name}: {ARTICLE[self.kind]} {self.kind} shipped with coseek",
             about=about.format(name=self.name),
             facts={
                 "parameters": f"{parameters:,}, in float16",
