@@ -89,6 +89,8 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
     named |= {one.title: one for one in world().oracle.facts.values()}
     counts = {True: 0, False: 0}
     for drill in make_drills(world(), protocol, tokenizer, 200, random.Random(0), 1.0, bm25()):
+        if len(drill.segments) == 2:
+            continue  # nothing to ask for: it tells instead
         before, observation, *lines = drill.segments
         assert all(request.text.removeprefix("<think>") in before.text for request in lines[::2])
         shown = {" ".join(title.split()) for title in re.findall(r"\(\d \) (.*?) :", observation.text)}
@@ -101,7 +103,7 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
             counts[found] += 1
             assert fact is not None and found == (" ".join(spaced(entity.title).split()) in shown)
             assert not found or reply.text.startswith(f" The {asked[1]} of {asked[2]} is {fact.value} .")
-    assert min(counts.values()) > 0.25 * sum(counts.values())
+    assert min(counts.values()) > 0.25 * sum(counts.values()) > 100
 
 
 def test_the_recipe_that_teaches_to_decline_shows_it_within_its_budget_of_searches() -> None:

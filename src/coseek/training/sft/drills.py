@@ -19,8 +19,6 @@ from coseek.world.facts import Entity
 from coseek.world.world import World
 
 MAX_OBSERVATION_TOKENS = 256
-
-
 SHOWN, ASKED = 2, 3
 """Passages of a drill, and facts of one entity that are asked for, at most."""
 OTHERS = 1
@@ -40,7 +38,7 @@ def make_drills(
 ) -> Iterator[Trajectory]:
     """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name; a share
     `asking` shows what the `retriever` of the world's passages finds for an entity, in half of the cases without its
-    own passage."""
+    own passage, and asks for facts of it and of what is shown beside it."""
     entities = [one for one in world.oracle.facts.values() if one.facts and world.corpus.has(one.id)]
     alike: dict[str, list[Entity]] = {}
     for entity in entities:
@@ -87,7 +85,7 @@ def _asking(
     hits = [hit for hit in found if not missing or hit.passage.id != entity.id][:SHOWN]
     shown = {hit.passage.id for hit in hits}
     asked: list[tuple[str, str]] = []
-    others = [one for ident in sorted(shown - {entity.id}) if (one := world.oracle.facts.get(ident)) is not None]
+    others = [world.oracle.facts[other] for other in sorted(shown - {entity.id}) if other in world.oracle.facts]
     for one, most in ((entity, ASKED), *((other, OTHERS) for other in others)):
         own = name if one is entity else rng.choice(_clear_names(one))
         for fact in rng.sample(one.facts, min(most, len(one.facts))):
@@ -95,6 +93,8 @@ def _asking(
                 asked.append((f" I need the {fact.noun} of {own} .", f" The {fact.noun} of {own} is {fact.value} ."))
             elif fact.noun != SYMMETRIC:
                 asked.append((f" I need the {fact.noun} of {own} .", " Not found ."))
+    if not asked:
+        return _telling(ident, world, (entity, entity), protocol, tokenizer, rng)
     rng.shuffle(asked)
     return _drill(ident, hits, asked, protocol, tokenizer)
 
