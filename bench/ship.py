@@ -53,7 +53,6 @@ ABOUT: dict[Kind, tuple[str, str]] = {
     ),
 }
 """Kind → what a model is, and its limits."""
-ARTICLE: dict[Kind, str] = {"policy": "a", "encoder": "an"}
 DATA = "worlds that the recipe draws from its seed; no text by people, no other model's weights or outputs"
 MEASURED = (
     "Measured at the end of that training, in worlds that it was not trained on, before the weights were rounded to "
@@ -139,9 +138,8 @@ class ShippedRun:
     def _fill(self, part: Path) -> None:
         shutil.copytree(self.trained, part, ignore=shutil.ignore_patterns(CARD, ADAPTER), dirs_exist_ok=True)
         parameters = sum(halve(path) for path in sorted(part.rglob("*.safetensors")))
-        tokenizer = read_json(part / "tokenizer.json")
-        whole = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))  # two fifths of the library's bytes
-        (part / "tokenizer.json").write_text(whole, encoding="utf-8")
+        compact = json.dumps(read_json(part / "tokenizer.json"), ensure_ascii=False, separators=(",", ":"))
+        (part / "tokenizer.json").write_text(compact, encoding="utf-8")
         config = cast(JsonObject, read_json(part / "config.json"))
         write_json(part / "config.json", {**config, "dtype": "float16"})
         (part / CARD).write_text(self._card(part, parameters), encoding="utf-8")
@@ -153,7 +151,7 @@ class ShippedRun:
         hashes = {path.relative_to(part).as_posix(): file_digest(path) for path in sorted(part.rglob("*.safetensors"))}
         return ModelCard(
             kind="generator" if self.kind == "policy" else "encoder",
-            title=f"{self.name}: {ARTICLE[self.kind]} {self.kind} shipped with coseek",
+            title=f"{self.name}: {self.kind} shipped with coseek",
             about=about.format(name=self.name),
             facts={
                 "parameters": f"{parameters:,}, in float16",

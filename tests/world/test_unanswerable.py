@@ -88,7 +88,7 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
     named = {name: one for one in world().oracle.facts.values() for name in one.names if name != one.name}
     named |= {one.title: one for one in world().oracle.facts.values()}
     counts = {True: 0, False: 0}
-    for drill in make_drills(world(), protocol, tokenizer, 200, random.Random(0), 1.0, bm25()):
+    for drill in make_drills(world(), protocol, tokenizer, 200, random.Random(0), asking=1.0):
         if len(drill.segments) == 2:
             continue  # nothing to ask for: it tells instead
         before, observation, *lines = drill.segments

@@ -56,12 +56,11 @@ def demonstrate(
     in_worlds = uses_worlds(settings)
     if in_worlds:
         worlds = list(throw_away_worlds(recipe))
-        indexes = [Bm25.over(world.corpus) for world in worlds]
-        places = iter([(index, world.questions["train"]) for index, world in zip(indexes, worlds, strict=True)])
-        for world, index in zip(worlds, indexes, strict=True):
+        places = ((Bm25.over(world.corpus), world.questions["train"]) for world in worlds)
+        for world in worlds:
             rng = random.Random(f"{recipe.seed}/drills/{world.settings.seed}")
             count = round(settings.drills * len(world.questions["train"]))
-            shown += make_drills(world, protocol, tokenizer, count, rng, settings.asking, index)
+            shown += make_drills(world, protocol, tokenizer, count, rng, settings.asking)
         progress.stage("demonstrations", settings.worlds)
     else:
         places = iter([(retriever, questions(recipe.data.train))])

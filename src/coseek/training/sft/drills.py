@@ -15,6 +15,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.models.model import Tokenizer
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.facts import Entity
 from coseek.world.world import World
 
@@ -34,19 +35,18 @@ def make_drills(
     count: int,
     rng: random.Random,
     asking: float = 0.0,
-    retriever: Retriever | None = None,
 ) -> Iterator[Trajectory]:
     """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name; a share
-    `asking` shows what the `retriever` of the world's passages finds for an entity, in half of the cases without its
-    own passage, and asks for facts of it and of what is shown beside it."""
+    `asking` shows what BM25 finds for an entity, in half of the cases without its own passage, and asks for facts of it
+    and of what is shown beside it."""
     entities = [one for one in world.oracle.facts.values() if one.facts and world.corpus.has(one.id)]
     alike: dict[str, list[Entity]] = {}
     for entity in entities:
         alike.setdefault(entity.kind, []).append(entity)
+    retriever = Bm25.over(world.corpus) if asking else None
     for number in range(count):
         first, ident = rng.choice(entities), f"drill-{number}"
-        if asking and rng.random() < asking:
-            assert retriever is not None
+        if retriever is not None and rng.random() < asking:
             yield _asking(ident, world, first, retriever, protocol, tokenizer, rng)
         else:
             second = rng.choice(alike[first.kind] if rng.random() < 0.5 else entities)
@@ -111,20 +111,23 @@ def _drill(
     shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
     think = protocol.tag_for(Author.AGENT)  # a protocol without a thought (s3) gets the bare facts
     opening, closing = (think.opening, think.closing) if think is not None else ("", "")
-    segments = []
-    if any(asked for asked, _ in lines):  # before a search: so that a name alone does not tell that it was found
-        need = "".join(sorted(asked for asked, _ in lines))
-        needed = (*tokenizer.encode(opening), *tokenizer.encode_data(need), *tokenizer.encode(closing))
-        segments.append(Segment(Author.ENVIRONMENT, "", tokenizer.decode(needed), needed))
-    segments.append(Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown))
-    for number, (asked, said) in enumerate(lines):
-        request = (*tokenizer.encode(opening if asked and not number else ""), *tokenizer.encode_data(asked))
-        begun = tokenizer.encode("" if asked or number else opening)
-        ids = (*begun, *tokenizer.encode_data(said), *tokenizer.encode(closing if number == len(lines) - 1 else ""))
-        if request:
-            segments.append(Segment(Author.ENVIRONMENT, "", tokenizer.decode(request), request))
-        tag = think.name if think else ""
-        segments.append(Segment(Author.AGENT, tag, tokenizer.decode(ids), ids, (0.0,) * len(ids)))
+    tag = think.name if think else ""
+
+    def written(author: Author, opening: str, text: str, closing: str) -> Segment:
+        ids = (*tokenizer.encode(opening), *tokenizer.encode_data(text), *tokenizer.encode(closing))
+        learnt = author is Author.AGENT
+        return Segment(author, tag if learnt else "", tokenizer.decode(ids), ids, (0.0,) * len(ids) if learnt else ())
+
+    segments = [Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown)]
+    if needed := "".join(sorted(asked for asked, _ in lines)):
+        # Before the passages as well, as in an episode: else a name that occurs twice was found.
+        segments.insert(0, written(Author.ENVIRONMENT, opening, needed, closing))
+    for number, (asked, said) in enumerate(lines, start=1):
+        if asked:
+            segments.append(written(Author.ENVIRONMENT, opening, asked, ""))
+            opening = ""
+        segments.append(written(Author.AGENT, opening, said, closing if number == len(lines) else ""))
+        opening = ""
     return Trajectory(
         question=Question(ident, "", hops=0),
         protocol=protocol.name,
