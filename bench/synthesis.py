@@ -17,14 +17,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
+from coseek.data.gold_path import PathStep, gold_path
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.measure.table import Table
@@ -39,27 +38,6 @@ BAR = 0.95
 LAPTOPS, DRAWN = 3, (0, 10)
 """Laptop worlds; seeds of drawn lexicons, the last one exclusive."""
 COLUMNS = ("world", "seed", "questions", "1 / 2 / 3 / 4 hops", "true", "need their hops", "seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of a question's path, as the data set tells it."""
-
-    passage: str
-    source: str
-    target: str
-    before: str
-    behind: str
-    back: bool
-
-    @classmethod
-    def path_of(cls, question: Question) -> "list[Step]":
-        rows = cast(list[JsonObject], question.meta["path"])
-        cut = [str(row["phrase"]).partition(" … ") for row in rows]
-        return [
-            cls(str(row["passage"]), str(row["from"]), str(row["to"]), before, behind, row["back"] is True)
-            for row, (before, _, behind) in zip(rows, cut, strict=True)
-        ]
 
 
 class Truth:
@@ -92,7 +70,7 @@ class Truth:
 
     def is_true(self, question: Question) -> bool:
         """Whether every step is a fact, and the last one leads to the answers alone."""
-        path = Step.path_of(question)
+        path = gold_path(question)
         if [step.passage for step in path] != [*question.gold_ids] or question.hops != len(path):
             return False
         if any(self._known(one.target) != self._known(two.source) for one, two in pairwise(path)):
@@ -101,7 +79,7 @@ class Truth:
         accepted = set(last.names) if last is not None else {path[-1].target}
         return all(map(self._holds, path)) and set(question.answers) <= accepted
 
-    def _holds(self, step: Step) -> bool:
+    def _holds(self, step: PathStep) -> bool:
         entity = self._facts.get(step.passage)  # a passage with an outdated fact is no entity's
         subject, value = (step.target, step.source) if step.back else (step.source, step.target)
         if entity is None or subject not in entity.names:
@@ -115,16 +93,17 @@ class Truth:
         alike = (one for one in self._facts.values() if one.word == entity.word)
         return sum(self._known(fact.value) == found and fact.noun == noun for one in alike for fact in one.facts) == 1
 
-    def _words(self, fact: Fact, step: Step) -> bool:
+    def _words(self, fact: Fact, step: PathStep) -> bool:
         """Whether a fact is worded by the phrase of a step: some clause of its relation ends with these words."""
+        said, _, rest = step.phrase.partition(" … ")
         return any(
-            f" {before.strip()}".endswith(f" {step.before}") and behind.strip().startswith(step.behind)
+            f" {before.strip()}".endswith(f" {said}") and behind.strip().startswith(rest)
             for before, behind in self._clauses[fact.noun]
         )
 
     def needs_all(self, question: Question) -> bool:
         """Whether each passage of the path is needed: no other one joins two of its names."""
-        path = Step.path_of(question)
+        path = gold_path(question)
         names = [self._known(name) for name in (path[0].source, *(step.target for step in path))]
         for first, one in enumerate(names):
             for second in range(first + 1, len(names)):

@@ -1,20 +1,27 @@
 """The scripted expert: right with the evidence, silent about what it has not seen, faulty only as set."""
 
 import random
+import re
 from functools import cache
+from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
+from coseek.core.files import Json
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.measure.answers import exact_match
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.synthesis.settings import SynthesisSettings
+from coseek.synthesis.synthesis import synthesize
 from coseek.world.questions import kind_of, plan_of
 from coseek.world.world import World, WorldSettings, make_world
 
@@ -216,3 +223,36 @@ def test_a_world_of_other_relations_is_answered_and_its_mistakes_are_no_crash() 
     assert mean(right) >= 0.8
     for question in drawn.questions["dev"]:
         assert run(ExpertAgent(ExpertSettings(blind_guess=1)), question, index=index)[0][-1].answer
+
+
+def test_the_perfect_expert_follows_the_path_of_a_question_made_from_passages(tmp_path: Path) -> None:
+    world().corpus.save(tmp_path / "in" / "corpus.jsonl")
+    synthesize(tmp_path / "in", tmp_path / "out", SynthesisSettings(count=200, dev=0, test=0, unanswerable=0))
+    made = Dataset(tmp_path / "out").questions("train")
+    right = []
+    for question in made:
+        moves, searches = run(ExpertAgent(PERFECT.model_copy(update={"restate": True})), question)
+        right.append(exact_match(moves[-1].answer, question.answers))
+        for at, move in enumerate(moves):
+            read = " ".join(hit.passage.text for search in searches[:at] for hit in search.hits)
+            told = re.findall(r" : ([^:]+?) \. ", f"{move.thought} ".partition(" Now :")[0] + " . ")
+            assert not told or told[0].endswith("?") or f" {told[0]} " in read, move.thought
+    assert {question.hops for question in made} == {1, 2, 3, 4}
+    assert mean(right) >= 0.9
+
+
+def test_what_is_still_asked_of_a_made_question_begins_with_what_was_found(tmp_path: Path) -> None:
+    path: list[Json] = [
+        {"passage": "a", "from": "Dark Hunter", "to": "Galo Branwell ( singer )", "written": "Galo Branwell",
+         "phrase": "with … as voice", "back": False, "question": "Dark Hunter is with whom as voice?",
+         "rest": "Galo Branwell ( singer ) is born in which city?"},
+        {"passage": "b", "from": "Galo Branwell ( singer )", "to": "Julmere", "phrase": "born in", "back": False,
+         "question": "Galo Branwell ( singer ) is born in which city?"},
+    ]  # fmt: skip
+    question = Question("q", "?", ("Julmere",), ("a", "b"), 2, {"kind": "chain", "path": path})
+    hits = (Hit(Passage("a", "Dark Hunter", "…"), 1.0),)
+    expert = ExpertAgent(PERFECT.model_copy(update={"restate": True}))
+    move = expert.write(EpisodeState(question, (Search("", hits),)), random.Random(0))
+    asked = "Galo Branwell is born in which city?"
+    assert move.thought == f" Dark Hunter , with as voice : Galo Branwell . Now : {asked} I need : {asked} ."
+    assert move.queries == (" Galo Branwell born in",)

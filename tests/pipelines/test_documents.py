@@ -96,7 +96,10 @@ def test_an_agent_is_trained_from_the_shipped_base_on_questions_made_of_the_docu
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked_town(tmp_path, capsys)
-    command = ("train", "agent", "documents", "data.folder=town", "data.synthesis.count=40", *AGENT, "--out", "out")
+    shown = "warm_start.demonstrator=expert"  # who follows the paths of made questions
+    command = (
+        "train", "agent", "documents", "data.folder=town", "data.synthesis.count=40", shown, *AGENT, "--out", "out"
+    )  # fmt: skip
     done = type_in(capsys, *command)
     assert done.code == 0, done.err
     assert "made from its passages" in done.err

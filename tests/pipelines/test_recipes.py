@@ -475,7 +475,7 @@ def test_a_dry_run_refuses_what_the_run_itself_would_refuse(tmp_path: Path, monk
 
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
-    with pytest.raises(SettingError, match="the expert demonstrates in laptop worlds only"):
+    with pytest.raises(SettingError, match="the expert's throw-away worlds are laptop worlds"):
         dry_run(load_recipe("from-nothing", OWN_DATA))
 
 

@@ -221,11 +221,13 @@ class QuestionMaker:
                 "passage": graph.corpus[hop.row].id,
                 "from": graph.names_of(hop.source)[0],
                 "to": graph.names_of(hop.target)[0],
+                "written": graph.names_of(hop.target)[0] if hop.back else hop.statement.name,
                 "phrase": str(hop.phrase),
                 "back": hop.back,
                 "question": single,
+                "rest": question_of(graph, chain[place:]) if place < len(chain) else "",
             }
-            for hop, single in zip(chain, asked, strict=True)
+            for place, (hop, single) in enumerate(zip(chain, asked, strict=True), start=1)
         ]
         gates: JsonObject = {name: verdict.to_json() for name, verdict in candidate.verdicts.items()}
         meta: JsonObject = {"kind": "chain", "path": path, "gates": gates}

@@ -52,7 +52,10 @@ def plan_of(question: Question) -> tuple[Step, ...]:
     """The plan in a question's meta. Raises `DataError` for a question of no laptop world."""
     rows = question.meta.get("plan")
     if not isinstance(rows, list) or not rows:
-        raise DataError(f"question {question.id!r} has no plan; only questions of `coseek world make` have one")
+        raise DataError(
+            f"question {question.id!r} has no plan; only questions of `coseek world make` and `coseek data synthesize` "
+            "have one"
+        )
     return tuple(Step(**{name: str(value) for name, value in cast(JsonObject, row).items()}) for row in rows)
 
 

@@ -1,4 +1,5 @@
-"""Expert: the scripted demonstrator of the laptop world. It knows the plan of a question, and not the answer.
+"""Expert: the scripted demonstrator. It knows the plan of a laptop world's question, or the path of one made from
+passages, and not the answer.
 
 It states a fact only after a search has found the passage with it, one hop per search, in short sentences of one form:
 what was found, then what is needed next. Its mistakes are deliberate and can be set, so that a policy warm-started on
@@ -15,6 +16,7 @@ from pydantic import Field
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
+from coseek.data.gold_path import gold_path
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
@@ -47,13 +49,13 @@ class ExpertSettings(Settings):
 
 
 PROMPT_TEMPLATE = "laptop"
-NEEDS = "the plan of a laptop world's question"
+NEEDS = "the plan of a laptop world's question, or the path of one made from passages"
 
 PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
 
 
 class ExpertAgent:
-    """A scripted agent for questions of a laptop world; questions without a plan are refused."""
+    """A scripted agent for questions with a plan or a path; others are refused."""
 
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()
@@ -70,7 +72,7 @@ class ExpertAgent:
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from what was found so far, at least with the title found first."""
-        plan = plan_of(so_far.question)
+        plan = _plan(so_far.question)
         done, _ = progress(plan, so_far.searches)
         if done == len(plan):
             return _conclude(so_far.question, plan, self.settings.restate)
@@ -78,7 +80,7 @@ class ExpertAgent:
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
-        plan = plan_of(question)
+        plan = _plan(question)
         done, misses = progress(plan, searches)
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
@@ -95,7 +97,7 @@ class ExpertAgent:
 
     def _report(self, question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
         """State what was found, or that nothing was, and what is needed next."""
-        needed = f"I need {wanted(question, plan[done])} ."
+        needed = f"I need {_wanted(question, plan[done])} ."
         if misses:
             return f"Not found . {needed}"
         if not done:
@@ -134,23 +136,51 @@ def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int
 
 def _worth(so_far: EpisodeState) -> tuple[str, ...]:
     """The gold passages found so far."""
-    wanted = {step.gold_id for step in plan_of(so_far.question)}
+    wanted = {step.gold_id for step in _plan(so_far.question)}
     found = (hit.passage.id for search in so_far.searches for hit in search.hits)
     return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
 
 
+def _plan(question: Question) -> tuple[Step, ...]:
+    """The plan of a laptop world's question, or the path of a made one, whose steps have a phrase for a relation."""
+    steps: list[Step] = []
+    for one in gold_path(question):
+        known = steps[-1].sub_answer if steps else one.source
+        steps.append(
+            Step(
+                entity=one.source,
+                mention=known,
+                word="",
+                relation=one.phrase.replace(" … ", " "),
+                gold_id=one.passage,
+                sub_answer=one.written,
+                sub_question=one.question.replace(one.source, known, 1),
+                rest=spaced(one.rest.replace(one.target, one.written, 1)) if one.rest else "",
+            )
+        )
+    return tuple(steps) or plan_of(question)
+
+
+def _wanted(question: Question, step: Step) -> str:
+    return wanted(question, step) if step.word else f": {step.sub_question}"
+
+
 def _found(question: Question, step: Step) -> str:
+    if not step.word:
+        return f"{step.mention} , {step.relation} : {step.sub_answer} ."
     return f"T{wanted(question, step)[1:]} is {step.sub_answer} ."
 
 
 def _query(question: Question, step: Step, misses: int) -> str:
-    """Query name and relation; after a miss, name and type; then the name as an alias."""
+    """Query name and relation; after a miss, name and type, or a made step's question; then the name as an alias."""
     if kind_of(question) == "constraint":
         values = " ".join(str(row["value"]) for row in constraints_of(question))
         return f"{step.relation} {values}" if misses % 2 == 0 else values
     # The expert cannot know a person's type before it has read the passage.
     # The kind is the beginning of a passage's id.
     word = "" if step.gold_id.startswith("person-") else f" {step.word}"
+    if misses % 3 == 1 and not step.word:
+        return step.sub_question
     return step.mention + (f" {step.relation}", word, " also known as")[misses % 3]
 
 
@@ -187,7 +217,7 @@ def _give_up(question: Question, plan: Sequence[Step], done: int, searches: Sequ
              rng: random.Random) -> Move:  # fmt: skip
     """Decline a question that is marked as unanswerable, and guess the answer of any other."""
     answer = _last_resort(question, plan, done, searches, rng) if question.answerable else NOT_FOUND
-    return Move(spaced(f"I can not find {wanted(question, plan[done])} ."), answer=spaced(answer))
+    return Move(spaced(f"I can not find {_wanted(question, plan[done])} ."), answer=spaced(answer))
 
 
 def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],

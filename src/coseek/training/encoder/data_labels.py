@@ -12,11 +12,10 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from coseek.agents.search_turns import TurnId
-from coseek.core.files import JsonObject
 from coseek.data.documents.worker import TITLE_STEP
+from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.labels.label_set import Candidate, LabelSet
@@ -65,16 +64,15 @@ def is_held_out(passage: Passage, share: float, seed: int) -> bool:
 def _searches(question: Question, corpus: Corpus) -> Iterator[LabelledSearch]:
     if not question.answerable or not question.gold_ids:
         return
-    path = question.meta.get("path")
-    if not isinstance(path, list):
+    path = gold_path(question)
+    if not path:
         for number, ident in enumerate(question.gold_ids):
             yield LabelledSearch(question, number, question.question, corpus.by_id(ident), question.answers)
         return
-    steps = cast(list[JsonObject], path)
     found = {question.question: (question.gold_ids[0], question.answers)}
-    for step in steps:
-        for query in (str(step["question"]), f"{step['from']} {step['phrase']}"):
-            found.setdefault(query, (str(step["passage"]), (str(step["to"]),)))
+    for step in path:
+        for query in (step.question, f"{step.source} {step.phrase}"):
+            found.setdefault(query, (step.passage, (step.target,)))
     for number, (query, (ident, sought)) in enumerate(found.items()):
         yield LabelledSearch(question, number, query, corpus.by_id(ident), sought)
 

@@ -1,0 +1,47 @@
+"""Gold path: the steps that lead to the answer of a question made from passages (`coseek data synthesize`)."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from coseek.core.files import JsonObject
+from coseek.data.question import Question
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """One step of a question's path, as its meta tells it."""
+
+    passage: str
+    """Id of the passage that states it."""
+    source: str
+    """The name that it starts from: its title, where it has one."""
+    target: str
+    """The name that it leads to: its title, where it has one."""
+    written: str
+    """The target as the passage writes it."""
+    phrase: str
+    """What the passage says between both; `…` stands for a name within it."""
+    back: bool
+    """From the value to the subject."""
+    question: str
+    """The question of this step alone."""
+    rest: str
+    """What is still asked once this step is known; empty behind the last one."""
+
+
+def gold_path(question: Question) -> tuple[PathStep, ...]:
+    """The path of a question; empty for questions that have none."""
+    rows = question.meta.get("path")
+    return tuple(
+        PathStep(
+            passage=str(row["passage"]),
+            source=str(row["from"]),
+            target=str(row["to"]),
+            written=str(row.get("written", row["to"])),
+            phrase=str(row["phrase"]),
+            back=row["back"] is True,
+            question=str(row["question"]),
+            rest=str(row.get("rest", "")),
+        )
+        for row in (cast(list[JsonObject], rows) if isinstance(rows, list) else ())
+    )
