@@ -29,9 +29,15 @@ class PathStep:
     """What is still asked once this step is known; empty behind the last one."""
 
 
+NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
+"""Keys of a step, without which a list is some other path."""
+
+
 def gold_path(question: Question) -> tuple[PathStep, ...]:
     """The path of a question; empty for questions that have none."""
     rows = question.meta.get("path")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= NEEDED for row in rows):
+        return ()
     return tuple(
         PathStep(
             passage=str(row["passage"]),
@@ -43,5 +49,5 @@ def gold_path(question: Question) -> tuple[PathStep, ...]:
             question=str(row["question"]),
             rest=str(row.get("rest", "")),
         )
-        for row in (cast(list[JsonObject], rows) if isinstance(rows, list) else ())
+        for row in cast(list[JsonObject], rows)
     )
