@@ -91,8 +91,7 @@ def check_settings(recipe: AgentRecipe) -> None:
     wrong.of(_check_data, recipe.data)
     if warm_start is None and recipe.learn == "demonstrations":
         wrong.say("learn: demonstrations needs some; give the recipe a warm_start")
-    expert_worlds = warm_start.worlds if warm_start is not None and warm_start.demonstrator == "expert" else 0
-    if expert_worlds and recipe.data.world is None:
+    if warm_start is not None and warm_start.uses_worlds and recipe.data.world is None:
         wrong.say(
             "the expert's throw-away worlds are laptop worlds; for other data take warm_start.demonstrator=rules, or "
             "warm_start.worlds=0 where questions have a path"

@@ -141,6 +141,11 @@ class WarmStartSettings(Settings):
     sft: SftSettings = SftSettings()
     """The supervised training."""
 
+    @property
+    def uses_worlds(self) -> bool:
+        """Whether the demonstrations are of throw-away worlds."""
+        return self.demonstrator == "expert" and self.worlds > 0
+
 
 class SelectSettings(QuestionFilter):
     """The choice of training questions."""

@@ -88,9 +88,8 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     agents = [TableRow(name, policy, own, t) for t in (0.0, 1.0) for name, policy in pair]
     agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
-    by_rules = warm is not None and warm.demonstrator == "rules"
-    along_paths = warm is not None and warm.demonstrator == "expert" and warm.worlds == 0
-    rules = [TableRow("rules", "", own, 0.0)] if by_rules or along_paths else []
+    shown_on_data = warm is not None and warm.demonstrator in ("rules", "expert") and not warm.uses_worlds
+    rules = [TableRow("rules", "", own, 0.0)] if shown_on_data else []
     if by_generator(training):
         shown = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
         return [*agents, *(TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None), *rules]

@@ -19,7 +19,7 @@ from coseek.data.question import Question
 from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import Tokenizer
-from coseek.pipelines.agent_recipe import AgentRecipe, WarmStartSettings
+from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stored_runs import stored_demonstrations
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -53,7 +53,7 @@ def demonstrate(
     demonstrator = demonstrators[settings.demonstrator]
     shown: list[Trajectory] = []
     places: Iterator[tuple[Retriever, Sequence[Question]]]
-    in_worlds = uses_worlds(settings)
+    in_worlds = settings.uses_worlds
     if in_worlds:
         worlds = list(throw_away_worlds(recipe))
         places = ((Bm25.over(world.corpus), world.questions["train"]) for world in worlds)
@@ -86,10 +86,6 @@ def demonstrate(
     return shown
 
 
-def uses_worlds(settings: WarmStartSettings) -> bool:
-    return settings.demonstrator == "expert" and settings.worlds > 0
-
-
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
     """The worlds of the demonstrations: their words are those of all worlds, their facts are not."""
     settings = recipe.warm_start
@@ -101,7 +97,7 @@ def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
 def texts_of(recipe: AgentRecipe, dataset: Dataset) -> Iterator[str]:
     """The tokenizer's training texts: throw-away worlds, or the corpus and the training questions."""
     settings = recipe.warm_start
-    if settings is not None and uses_worlds(settings):
+    if settings is not None and settings.uses_worlds:
         for world in islice(throw_away_worlds(recipe), TOKENIZER_WORLDS):
             yield from texts_in(world.corpus, world.questions["train"])
     else:

@@ -142,7 +142,8 @@ def _worth(so_far: EpisodeState) -> tuple[str, ...]:
 
 
 def _plan(question: Question) -> tuple[Step, ...]:
-    """The plan of a laptop world's question, or the path of a made one, whose steps have a phrase for a relation."""
+    """The plan of a laptop world's question, or the path of a made one, whose steps have a phrase for a relation
+    and no word."""
     steps: list[Step] = []
     for one in gold_path(question):
         known = steps[-1].sub_answer if steps else one.source
