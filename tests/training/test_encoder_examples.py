@@ -15,7 +15,7 @@ from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.encoder.collator import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.recipe import SyntheticSettings
-from coseek.training.encoder.synthetic import KINDS, synthetic_labels, texts_of
+from coseek.training.encoder.synthetic import KINDS, synthetic_labels, texts_of, throw_away_worlds
 from coseek.world.oracle import SUPPORT
 from coseek.world.world import WorldSettings, make_world
 
@@ -119,6 +119,15 @@ def test_a_lessons_negatives_never_tell_the_fact() -> None:
             for ident in one.negatives:
                 assert world.oracle.relevance(one.question, one.passage(ident), hop) < SUPPORT
     assert synthetic_labels(world, "train", SyntheticSettings(), seed=3) == found
+
+
+def test_worlds_take_their_lexicons_in_turn() -> None:
+    settings = SyntheticSettings(worlds=3, world=WorldSettings(size="tiny", train=5, dev=0, test=0))
+    mixed = settings.model_copy(update={"lexicons": ("drawn", "laptop")})
+    assert [world.settings.lexicon for world in throw_away_worlds(settings, 0)] == ["laptop"] * 3
+    made = list(throw_away_worlds(mixed, 0))
+    assert [world.settings.lexicon for world in made] == ["drawn", "laptop", "drawn"]
+    assert len({world.settings.seed for world in made}) == 3
 
 
 def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() -> None:

@@ -38,10 +38,12 @@ KINDS: Mapping[str, Callable[[Step], str]] = {
 
 
 def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]:
-    """Make worlds that share their vocabulary and no facts."""
+    """Make worlds that share no facts; those of one lexicon share its vocabulary."""
+    lexicons = settings.lexicons or (settings.world.lexicon,)
     for number in range(settings.worlds):
         own = derive_seed(seed, "retriever world", number) % 2**31
-        yield make_world(settings.world.model_copy(update={"seed": own}))
+        lexicon = lexicons[number % len(lexicons)]
+        yield make_world(settings.world.model_copy(update={"seed": own, "lexicon": lexicon}))
 
 
 def texts_of(world: World) -> Iterator[str]:
