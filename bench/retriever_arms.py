@@ -38,6 +38,7 @@ from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.measure.score import ScoredRun, score_run
 from coseek.models.pretrained import load_model
+from coseek.models.shipped import model_path
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
@@ -47,8 +48,10 @@ from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
 from coseek.world.questions import plan_of
 
-BM25, ZERO_SHOT = "BM25", "zero-shot"
-"""Retrievers that learn from no label."""
+BM25, ZERO_SHOT, BASE = "BM25", "zero-shot", "base"
+"""Retrievers that learn from no label: `base` is the shipped encoder."""
+RANDOM, BEST = "random", "oracle"
+"""The worst retriever and the best one, which knows the plan of every question."""
 HYBRID = "gac+oracle-rank"
 SETS = {"test": "data", "unseen": "unseen"}
 """Set of questions → the world that is searched. Labels come from the train split of `data`."""
@@ -83,7 +86,7 @@ class Arm:
     """One retriever: what it learns from, and what it sees of a turn."""
 
     source: str
-    """`BM25`, `zero-shot`, or one of `METHODS`."""
+    """A retriever without labels, or one of `METHODS`."""
     view: str
 
     @property
@@ -244,10 +247,23 @@ class Place:
             source = self.training.set_folders[world]
             if arm.source == BM25:
                 build_index(source, "bm25", out, {"view": arm.view})
+            elif arm.source == RANDOM:
+                build_index(source, "random", out, {})
             else:
-                encoder = self.start if arm.source == ZERO_SHOT else self.encoder(arm)
-                build_index(source, "dense", out, {"encoder": str(encoder), "view": arm.view})
+                build_index(source, "dense", out, {"encoder": str(self._encoder_of(arm)), "view": arm.view})
         return open_index(out, self.corpora[world])
+
+    def _encoder_of(self, arm: Arm) -> Path:
+        if arm.source == BASE:
+            return model_path("base", "encoder")
+        return self.start if arm.source == ZERO_SHOT else self.encoder(arm)
+
+    def _all_knowing(self, world: str, questions: Sequence[Question]) -> Retriever:
+        """BM25's results and the gold passages, in the order of the world's oracle."""
+        over = self.retriever(Arm(BM25, "query"), world)
+        maker = self._maker(METHODS["dr-synth"], self._parts(over, 0.0, CallCounts(), world))
+        assert isinstance(maker, DrSynth)
+        return OracleRetriever(maker.rankings, questions)
 
     # --- labels
 
@@ -290,13 +306,15 @@ class Place:
             turns = [*maker.roll_out(self.labelled, _unheard)]
         return make_labels(labels, maker, turns, tally)
 
-    def _parts(self, retriever: Retriever, temperature: float, tally: CallCounts) -> LabelResources:
+    def _parts(
+        self, retriever: Retriever, temperature: float, tally: CallCounts, world: str = "data"
+    ) -> LabelResources:
         return LabelResources(
             folder=self.folder / "labels",
             found_by=retriever,
             open_agent=lambda: self.speaker(temperature),
             scorer_name=ORACLE,
-            world=self.training.data_folder,
+            world=self.training.set_folders[world],
             likelihood_name=str(self.generator),
             tally=tally,
         )
@@ -339,8 +357,10 @@ class Place:
 
     def scored(self, arm: Arm, name: str) -> ScoredRun:
         """The agent over a retriever, always its likeliest words, on a set of questions."""
-        folder, retriever = self.folder / "runs" / f"{arm.slug}.{name}", self.retriever(arm, SETS[name])
-        return score_run(arm.slug, self._runs(folder, self._greedy, retriever, self.questions(name)))
+        folder, questions = self.folder / "runs" / f"{arm.slug}.{name}", self.questions(name)
+        world = SETS[name]
+        retriever = self._all_knowing(world, questions) if arm.source == BEST else self.retriever(arm, world)
+        return score_run(arm.slug, self._runs(folder, self._greedy, retriever, questions))
 
     @cached_property
     def _greedy(self) -> AgentWithLimits:

@@ -50,21 +50,24 @@ from coseek.rewards.reward import Given, Reward, RewardFault, RewardFunction
 from coseek.rewards.reward import make_reward as _make_reward
 from coseek.training.encoder.recipe import load_retriever_recipe
 from coseek.world import world
-from coseek.world.settings import WorldSettings
+from coseek.world.frozen import chosen_world
 
 PathLike: TypeAlias = str | Path
 Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
 """Settings over others: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
 
 
-def make_world(folder: PathLike, size: str = "small", seed: int = 0, **settings: object) -> Dataset:
+def make_world(
+    folder: PathLike, size: str = "small", seed: int = 0, *, name: str | None = None, **settings: object
+) -> Dataset:
     """Write a laptop world, a generated data set, into a folder, and open it (`coseek world make`).
 
     `size` is `tiny`, `compact`, `small` or `large`; `settings` are the fields of `WorldSettings`, such as `train=500`.
-    A world that is there already is replaced; a folder that holds anything else raises `DataError`.
+    `name` is a frozen world (`world-1`), in place of all of these. A world that is there already is replaced; a folder
+    that holds anything else raises `DataError`.
     """
     path = as_path(folder, "the folder of a world")
-    chosen = make_settings(WorldSettings, {"size": size, "seed": seed, **settings})
+    chosen = chosen_world({"size": size, "seed": seed, **settings}, name)
     world.make_world(chosen).save(path)
     return Dataset(path)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Limits
@@ -30,6 +30,7 @@ from coseek.rewards.reward import RewardSpec
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
+from coseek.world.frozen import frozen_world
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -54,7 +55,7 @@ class DataSettings(Settings):
     """Corpus and questions: exactly one of `world`, `imported` and `folder`."""
 
     world: WorldSettings | None = None
-    """A laptop world, made for the run."""
+    """A laptop world, made for the run; a name stands for a frozen one (`world-1`)."""
     imported: ImportSettings | None = None
     """Public data, imported for the run."""
     folder: str | None = None
@@ -78,6 +79,11 @@ class DataSettings(Settings):
     """Split of the evaluations during training."""
     test: str = "test"
     """Split of the final measurement."""
+
+    @field_validator("world", "unseen", mode="before")
+    @classmethod
+    def _frozen(cls, given: object) -> object:
+        return frozen_world(given).settings if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":

@@ -1,5 +1,6 @@
 """Laptop worlds: a generated encyclopedia with questions and an oracle, in memory or as a data-set folder."""
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder, read_json, write_json
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -14,6 +16,7 @@ from coseek.data.question import Question, save_questions
 from coseek.data.unanswerable import twins, withhold
 from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import make_facts
+from coseek.world.frozen import frozen_worlds
 from coseek.world.oracle import Oracle
 from coseek.world.passages import write_passages
 from coseek.world.questions import make_questions, plan_of
@@ -34,6 +37,12 @@ class World:
     questions: Mapping[str, list[Question]]
     """By split, without empty splits."""
     oracle: Oracle
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all passages and questions."""
+        asked = (json.dumps(one.to_json(), sort_keys=True) for split in SPLITS for one in self.questions.get(split, ()))
+        return digest_of(self.corpus.digest, *asked)
 
     def save(self, folder: Path) -> None:
         """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing."""
@@ -65,7 +74,10 @@ class World:
 
 
 def make_world(settings: WorldSettings) -> World:
-    """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged."""
+    """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged.
+
+    Raises `DataError` where the settings are a frozen world's, and the result is not.
+    """
     lexicon = lexicon_of(settings)
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
     told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
@@ -76,7 +88,14 @@ def make_world(settings: WorldSettings) -> World:
     _stage(settings, "order").shuffle(passages)
     oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
     corpus = Corpus((one for one in passages if one.id not in withheld), "the laptop world")
-    return World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
+    made = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
+    for name, frozen in frozen_worlds().items():
+        if frozen.settings == settings and frozen.sha256 != made.digest:
+            raise DataError(
+                f"this version of coseek makes another {name} (sha256 {made.digest}) than the frozen one "
+                f"({frozen.sha256}); use the version of your other figures, or other settings"
+            )
+    return made
 
 
 def _withheld(questions: Mapping[str, list[Question]], settings: WorldSettings) -> set[str]:

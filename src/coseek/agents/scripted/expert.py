@@ -145,8 +145,9 @@ def _plan(question: Question) -> tuple[Step, ...]:
     """The plan of a laptop world's question, or the path of a made one, whose steps have a phrase for a relation
     and no word."""
     steps: list[Step] = []
-    for one in gold_path(question):
-        known = steps[-1].sub_answer if steps else one.source
+    path = gold_path(question)
+    for before, one in zip((None, *path), path, strict=False):
+        known = before.written if before and before.target == one.source else one.source
         steps.append(
             Step(
                 entity=one.source,
@@ -195,6 +196,10 @@ def _bad_query(step: Step, rng: random.Random) -> str:
 def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
     if kind_of(question) != "comparison":
         fact, answer = _found(question, plan[-1]), plan[-1].sub_answer
+        if not plan[-1].word and answer not in question.answers:
+            answer = question.answers[
+                0
+            ]  # of what the steps of a path lead to, some real questions ask for another name
         return Move(spaced(f"{fact} Now : {answer} ." if restate else fact), answer=spaced(answer))
     verdict, answer = _compare(question, plan)
     found = [_found(question, step) for step in plan]

@@ -8,8 +8,8 @@ import typer
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, check_not_file
-from coseek.core.settings import dump_settings, make_settings
-from coseek.world.settings import WorldSettings
+from coseek.core.settings import dump_settings
+from coseek.world.frozen import chosen_world
 from coseek.world.world import make_world
 
 app = new_app()
@@ -28,6 +28,7 @@ def make(
     ] = None,
     size: Annotated[str, typer.Option(help="tiny, compact, small or large.")] = "small",
     seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 0,
+    name: Annotated[str | None, typer.Option(help="A frozen world, such as world-1, in place of settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a laptop world as the ordinary files of a data set.
@@ -35,7 +36,7 @@ def make(
     A world in DIR is replaced; a folder that holds anything else is refused.
     """
     refuse_strangers(folder)
-    chosen = make_settings(WorldSettings, assignments(settings or [], onto={"size": size, "seed": seed}))
+    chosen = chosen_world(assignments(settings or [], onto={"size": size, "seed": seed}), name)
     made = make_world(chosen)
     made.save(folder)
     if as_json:

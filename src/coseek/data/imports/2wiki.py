@@ -1,13 +1,27 @@
 """2WikiMultihopQA: questions with their own passages, and optionally a corpus of distractors.
 
-Reads the data set's own fields only. Distractor files hold `{"title", "text"}` rows; repeated passages count once.
+Reads the data set's own fields only. Distractor files hold `{"title", "text"}` rows; repeated passages count once. The
+evidence triples of a question, [subject, relation, object], become its gold path (`coseek.data.gold_path`).
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from coseek.data.imports._contexts import contexts, own_gold, question_of
+from coseek.core.files import Json
+from coseek.data.imports._contexts import contexts, gold_titles, own_gold, question_of
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
+from coseek.data.question import Question
+
+
+class Evidence(NamedTuple):
+    """A triple that a gold passage states about what it is named after."""
+
+    subject: str
+    relation: str
+    object: str
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
@@ -23,7 +37,81 @@ def read(sources: Sequence[Path]) -> ImportedData:
     for row in distractors:
         shelf.add(row.text("title"), row.text("text"))
     notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(shelf)
-    made = [(row, own_gold(row, shelf)) for row in questions]
-    return ImportedData(
-        shelf.passages, tuple(question_of(row, gold, len(gold), "evidences") for row, gold in made), notes
-    )
+    made = tuple(_with_path(row, own_gold(row, shelf)) for row in questions)
+    return ImportedData(shelf.passages, made, notes)
+
+
+def _with_path(row: SourceRow, gold: list[str]) -> Question:
+    question = question_of(row, gold, len(gold), "evidences")
+    texts = {context.title: context.text for context in contexts(row)}
+    path = path_of(question.question, _evidences(row), gold_titles(row), gold, texts)
+    return replace(question, meta={**question.meta, "path": path}) if path else question
+
+
+def _evidences(row: SourceRow) -> list[Evidence]:
+    found: list[Evidence] = []
+    for item in row.items("evidences") if row.has("evidences") else ():
+        match item:
+            case [str() as subject, str() as relation, str() as value]:
+                found.append(Evidence(subject, relation, value))
+            case _:
+                raise row.wrong("evidences", "a list of [subject, relation, object]")
+    return found
+
+
+def path_of(
+    question: str, evidences: Sequence[Evidence], titles: Sequence[str], gold: Sequence[str], texts: Mapping[str, str]
+) -> list[Json]:
+    """The steps of a question, each fact behind the one that names its subject; one for several objects of a relation.
+
+    Passages of the subjects are found by title; where a title is written otherwise, by their order. Empty where that
+    leaves a subject without a passage.
+    """
+    subjects = list(dict.fromkeys(one.subject for one in evidences))
+    title_of = {subject: title for subject in subjects for title in titles if _key(title) == _key(subject)}
+    if len(title_of) < len(subjects):
+        if len(subjects) != len(titles):
+            return []
+        title_of = dict(zip(subjects, titles, strict=True))
+    ids = dict(zip(titles, gold, strict=True))
+    steps: list[Json] = []
+    for one in _in_order(evidences):
+        title, known = title_of[one.subject], any(_key(each.object) == _key(one.subject) for each in evidences)
+        name = _plain(title) if known else _as_written(question, (title, _plain(title), one.subject))
+        reached = next((title_of[each] for each in subjects if _key(each) == _key(one.object)), None)
+        steps.append({
+            "passage": ids[title],
+            "from": name,
+            "to": one.object if reached is None else _plain(reached),
+            "written": _as_written(texts.get(title, ""), (one.object,)),
+            "phrase": one.relation,
+            "back": False,
+            "question": f"What is the {one.relation} of {name}?",
+        })  # fmt: skip
+    return steps
+
+
+def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
+    """Every fact once, and behind it those about its object."""
+    left = list({(_key(one.subject), one.relation): one for one in reversed(evidences)}.values())[::-1]
+    waiting: list[Evidence] = []
+    while left or waiting:
+        one = waiting.pop(0) if waiting else left[0]
+        left.remove(one)
+        yield one
+        waiting = [each for each in left if _key(each.subject) == _key(one.object)]
+
+
+def _as_written(text: str, names: Sequence[str]) -> str:
+    """The first of several names that a text holds, in its own spelling; the last name where it holds none."""
+    found = (re.search(re.escape(name), text, re.IGNORECASE) for name in names)
+    return next((match[0] for match in found if match), names[-1])
+
+
+def _plain(title: str) -> str:
+    """A title without what it adds in parentheses."""
+    return title.partition(" (")[0]
+
+
+def _key(name: str) -> str:
+    return _plain(name).casefold().strip()
