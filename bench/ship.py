@@ -48,8 +48,8 @@ ABOUT: dict[Kind, tuple[str, str]] = {
     "encoder": (
         "A sentence encoder for dense search (coseek index DATA --retriever dense --encoder {name}), which has seen "
         "no agent's searches.",
-        "It encodes short generated English. Text by people is outside its training, and its rankings there are not "
-        "measured here.",
+        "It encodes short generated English: drawn words, and the words and relations of laptop worlds, whose facts it "
+        "has not seen. Text by people is outside its training, and its rankings there are not measured here.",
     ),
 }
 """Kind → what a model is, and its limits."""

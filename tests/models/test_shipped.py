@@ -15,8 +15,14 @@ from coseek.models.laptop import make_policy
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
 from coseek.models.shipped import WEIGHTS, Kind, model_path, shipped_models
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.training.encoder.recipe import SyntheticSettings
+from coseek.training.encoder.synthetic import synthetic_labels
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +102,20 @@ def test_a_float16_encoder_gives_the_vectors_of_its_weights_in_float32(tmp_path:
     assert {weight.dtype for weight in loaded.values() if weight.is_floating_point()} == {torch.float32}
     found = {name.split("auto_model.")[-1].removeprefix("0.model."): weight for name, weight in loaded.items()}
     assert all(torch.equal(found[name], weight.float()) for name, weight in stored.items())
+
+
+def test_the_shipped_encoder_understands_short_queries_better_than_bm25() -> None:
+    world = make_world(WorldSettings(seed=404, size="tiny", train=0, dev=120, test=0))
+    for kind, least in (("short name+relation", 0.1), ("sub-question", -0.05)):
+        settings = SyntheticSettings.model_validate({"kinds": {kind: 1.0}})
+        asked = synthetic_labels(world, "dev", settings, seed=0)[kind]
+        encoder = Dense.over(world.corpus, DenseSettings(encoder="base", batch_size=64))
+        recall = [
+            sum(
+                one.positive in {hit.passage.id for hit in hits}
+                for one, hits in zip(asked, retriever.search([one.query for one in asked], 3), strict=True)
+            )
+            / len(asked)
+            for retriever in (encoder, Bm25.over(world.corpus))
+        ]
+        assert recall[0] >= recall[1] + least, (kind, recall, len(asked))
