@@ -4,9 +4,11 @@ there costs.
     coseek train agent terse-laptop --out build/terse                   the agent; 20 minutes on one thread
     python -m bench.world_order [--world world-1] [--agent build/terse] [--questions 2000]
 
-The agent is frozen and asks greedily. *good encoder* is the shipped `base`, which has seen no search of an agent;
-*oracle* shows the passages of the plan first. Bar: EM rises from random over BM25 and the encoder to the oracle, by at
-least .05 each time, the intervals of the differences above zero.
+The agent is frozen and asks greedily; retrievers read its query alone, but for the good encoder, which has learnt from
+its searches to read its reasoning, too (AgentIR). *oracle* shows the passages of the plan first. Bar: EM rises from
+random over BM25 and the good encoder to the oracle, by at least .05 each time, the intervals of the differences above
+zero. Beside them stand the shipped encoder `base`, which has seen no search of an agent, and BM25 that reads the
+reasoning.
 
 Power: from the share of questions on which two retrievers disagree (d), the questions that a paired test needs to find
 a difference of 3 points in four of five experiments: (1.96 + .84)² (d − .03²) / .03² (McNemar; Connor 1987); and from
@@ -29,10 +31,9 @@ from coseek.measure.intervals import Interval, bootstrap_mean, paired_difference
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table, show
 
-ORDER = (Arm(RANDOM, "query"), Arm(BM25, "query"), Arm(BASE, "query"), Arm(BEST, "query"))
+ORDER = (Arm(RANDOM, "query"), Arm(BM25, "query"), Arm("dr-synth", "reasoning+query"), Arm(BEST, "query"))
 """From the worst to the best."""
-ABOVE = (Arm(BM25, "reasoning+query"),)
-"""Measured beside them: what the words of the agent's reasoning add."""
+BESIDE = (Arm(BASE, "query"), Arm(BM25, "reasoning+query"))
 LEAST_GAP = 0.05
 POINTS, NORMAL = 0.03, 1.96 + 0.84
 """The difference that is to be found; quantiles of a two-sided test at 5 % with power .8."""
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = Scale(args.questions, agent=(f"data.world={args.world}",))
     place = Place(0, args.work / args.world, args.agent, Path("none"), scale)
     began = time.perf_counter()
-    runs = {arm: place.scored(arm, "test") for arm in (*ORDER, *ABOVE)}
+    runs = {arm: place.scored(arm, "test") for arm in (*ORDER, *BESIDE)}
     minutes = (time.perf_counter() - began) / 60
     rows = [(arm.source, arm.view, *(show(mean_of(run, name)) for name in METRICS)) for arm, run in runs.items()]
     print(Table(("retriever", "view", *METRICS), tuple(rows)).markdown())

@@ -1,4 +1,5 @@
-"""Gold path: the steps that lead to the answer of a question made from passages (`coseek data synthesize`)."""
+"""Gold path: the steps that lead to the answer of a question, where it was made from passages (`coseek data
+synthesize`) or says its evidence (2WikiMultihopQA)."""
 
 from dataclasses import dataclass
 from typing import cast

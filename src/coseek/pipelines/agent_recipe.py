@@ -124,7 +124,7 @@ class WarmStartSettings(Settings):
     """Supervised training on demonstrations."""
 
     demonstrator: Literal["expert", "rules", "gold", "runs"] = "expert"
-    """`expert` needs laptop worlds, or questions made from passages and `worlds: 0`; `rules` works on any corpus;
+    """`expert` needs laptop worlds, or questions with gold paths and `worlds: 0`; `rules` works on any corpus;
     `gold` writes the gold answer at once, for protocols that only answer; `runs` are stored runs of any agent."""
     runs: tuple[str, ...] = ()
     """Run folders of `demonstrator: runs`, of the recipe's protocol."""

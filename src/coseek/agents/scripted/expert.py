@@ -1,5 +1,5 @@
-"""Expert: the scripted demonstrator. It knows the plan of a laptop world's question, or the path of one made from
-passages, and not the answer.
+"""Expert: the scripted demonstrator. It knows the plan of a laptop world's question, or the gold path of another, and
+not the answer.
 
 It states a fact only after a search has found the passage with it, one hop per search, in short sentences of one form:
 what was found, then what is needed next. Its mistakes are deliberate and can be set, so that a policy warm-started on
@@ -49,7 +49,7 @@ class ExpertSettings(Settings):
 
 
 PROMPT_TEMPLATE = "laptop"
-NEEDS = "the plan of a laptop world's question, or the path of one made from passages"
+NEEDS = "the plan of a laptop world's question, or a gold path (questions made from passages, or 2Wiki's)"
 
 PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
 
@@ -142,8 +142,8 @@ def _worth(so_far: EpisodeState) -> tuple[str, ...]:
 
 
 def _plan(question: Question) -> tuple[Step, ...]:
-    """The plan of a laptop world's question, or the path of a made one, whose steps have a phrase for a relation
-    and no word."""
+    """The plan of a laptop world's question, or the gold path of another, whose steps have a phrase for a relation and
+    no word."""
     steps: list[Step] = []
     path = gold_path(question)
     for before, one in zip((None, *path), path, strict=False):
