@@ -43,7 +43,7 @@ SPREADS = (0.01, 0.02, 0.03)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", default="world-1", help="a frozen world")
+    parser.add_argument("--world", default="world-1", help="a reference world")
     parser.add_argument("--agent", type=Path, default=ROOT / "build" / "terse", help="where the agent is, or goes")
     parser.add_argument("--questions", type=int, default=2000)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "world-order", help="everything made stays here")

@@ -50,7 +50,7 @@ from coseek.rewards.reward import Given, Reward, RewardFault, RewardFunction
 from coseek.rewards.reward import make_reward as _make_reward
 from coseek.training.encoder.recipe import load_retriever_recipe
 from coseek.world import world
-from coseek.world.frozen import chosen_world
+from coseek.world.reference import chosen_world
 
 PathLike: TypeAlias = str | Path
 Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
@@ -63,7 +63,7 @@ def make_world(
     """Write a laptop world, a generated data set, into a folder, and open it (`coseek world make`).
 
     `size` is `tiny`, `compact`, `small` or `large`; `settings` are the fields of `WorldSettings`, such as `train=500`.
-    `name` is a frozen world (`world-1`), in place of all of these. A world that is there already is replaced; a folder
+    `name` is a reference world (`world-1`), in place of all these. A world that is there already is replaced; a folder
     that holds anything else raises `DataError`.
     """
     path = as_path(folder, "the folder of a world")

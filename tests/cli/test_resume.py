@@ -107,7 +107,9 @@ def test_questions_that_a_dead_retriever_ended_are_asked_again(
 ) -> None:
     served = Interrupted(open_index(index))
     with live({"bm25": served}) as url:
-        words = ("run", world, "--split", "dev", "--count", 6, "--agent", "expert", "--retriever", url, "--out")
+        far = tmp_path / "far.yaml"
+        far.write_text(f"retriever: remote\nurl: {url}\nindex: bm25\nretries: 1\nbackoff_s: 0\n", encoding="utf-8")
+        words = ("run", world, "--split", "dev", "--count", 6, "--agent", "expert", "--retriever", far, "--out")
         assert coseek(*words, tmp_path / "whole").code == 0
         served.left = 1
         assert coseek(*words, tmp_path / "r").code == 0

@@ -30,7 +30,7 @@ from coseek.rewards.reward import RewardSpec
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
-from coseek.world.frozen import frozen_world
+from coseek.world.reference import reference_world
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -55,7 +55,7 @@ class DataSettings(Settings):
     """Corpus and questions: exactly one of `world`, `imported` and `folder`."""
 
     world: WorldSettings | None = None
-    """A laptop world, made for the run; a name stands for a frozen one (`world-1`)."""
+    """A laptop world, made for the run; a name stands for a reference world (`world-1`)."""
     imported: ImportSettings | None = None
     """Public data, imported for the run."""
     folder: str | None = None
@@ -82,8 +82,8 @@ class DataSettings(Settings):
 
     @field_validator("world", "unseen", mode="before")
     @classmethod
-    def _frozen(cls, given: object) -> object:
-        return frozen_world(given).settings if isinstance(given, str) else given
+    def _named(cls, given: object) -> object:
+        return reference_world(given).settings if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":

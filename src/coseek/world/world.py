@@ -16,10 +16,10 @@ from coseek.data.question import Question, save_questions
 from coseek.data.unanswerable import twins, withhold
 from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import make_facts
-from coseek.world.frozen import frozen_worlds
 from coseek.world.oracle import Oracle
 from coseek.world.passages import write_passages
 from coseek.world.questions import make_questions, plan_of
+from coseek.world.reference import reference_worlds
 from coseek.world.settings import SPLITS, WorldSettings
 
 SCHEMA = 1
@@ -76,7 +76,7 @@ class World:
 def make_world(settings: WorldSettings) -> World:
     """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged.
 
-    Raises `DataError` where the settings are a frozen world's, and the result is not.
+    Raises `DataError` where the settings are a reference world's, and the result is not.
     """
     lexicon = lexicon_of(settings)
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
@@ -89,11 +89,11 @@ def make_world(settings: WorldSettings) -> World:
     oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
     corpus = Corpus((one for one in passages if one.id not in withheld), "the laptop world")
     made = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
-    for name, frozen in frozen_worlds().items():
-        if frozen.settings == settings and frozen.sha256 != made.digest:
+    for name, known in reference_worlds().items():
+        if known.settings == settings and known.sha256 != made.digest:
             raise DataError(
-                f"this version of coseek makes another {name} (sha256 {made.digest}) than the frozen one "
-                f"({frozen.sha256}); use the version of your other figures, or other settings"
+                f"this version of coseek makes another {name} (sha256 {made.digest}) than the published one "
+                f"({known.sha256}); use the version of your other figures, or other settings"
             )
     return made
 

@@ -9,7 +9,7 @@ from coseek.cli.terminal import AsJson, assignments, new_app, print_json, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, check_not_file
 from coseek.core.settings import dump_settings
-from coseek.world.frozen import chosen_world
+from coseek.world.reference import chosen_world
 from coseek.world.world import make_world
 
 app = new_app()
@@ -28,7 +28,7 @@ def make(
     ] = None,
     size: Annotated[str, typer.Option(help="tiny, compact, small or large.")] = "small",
     seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 0,
-    name: Annotated[str | None, typer.Option(help="A frozen world, such as world-1, in place of settings.")] = None,
+    name: Annotated[str | None, typer.Option(help="A reference world, such as world-1, in place of settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a laptop world as the ordinary files of a data set.

@@ -4,7 +4,6 @@ Reads the data set's own fields only. Distractor files hold `{"title", "text"}` 
 evidence triples of a question, [subject, relation, object], become its gold path (`coseek.data.gold_path`).
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,9 +102,12 @@ def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
 
 
 def _as_written(text: str, names: Sequence[str]) -> str:
-    """The first of several names that a text holds, in its own spelling; the last name where it holds none."""
-    found = (re.search(re.escape(name), text, re.IGNORECASE) for name in names)
-    return next((match[0] for match in found if match), names[-1])
+    """The first of several names that a text holds, in its own capitals; the last name where it holds none."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a few capitals become two letters
+        text = lowered
+    found = ((lowered.find(name.lower()), len(name)) for name in names)
+    return next((text[place : place + length] for place, length in found if place >= 0), names[-1])
 
 
 def _plain(title: str) -> str:
