@@ -27,13 +27,15 @@ import numpy as np
 from bench.real_sets import ROOT
 from bench.retriever_arms import BASE, BEST, BM25, RANDOM, Arm, Place, Scale
 
-from coseek.measure.intervals import Interval, bootstrap_mean, paired_difference
+from coseek.measure.intervals import bootstrap_mean, paired_difference
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table, show
 
 ORDER = (Arm(RANDOM, "query"), Arm(BM25, "query"), Arm("dr-synth", "reasoning+query"), Arm(BEST, "query"))
 """From the worst to the best."""
 BESIDE = (Arm(BASE, "query"), Arm(BM25, "reasoning+query"))
+METRICS = ("em", "recall", "searches")
+COLUMNS = ("better − worse", "EM", "p", "disagree", "questions to find 3 points")
 LEAST_GAP = 0.05
 POINTS, NORMAL = 0.03, 1.96 + 0.84
 """The difference that is to be found; quantiles of a two-sided test at 5 % with power .8."""
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     runs = {arm: place.scored(arm, "test") for arm in (*ORDER, *BESIDE)}
     minutes = (time.perf_counter() - began) / 60
-    rows = [(arm.source, arm.view, *(show(mean_of(run, name)) for name in METRICS)) for arm, run in runs.items()]
+    rows = [(arm.source, arm.view, *(mean(run, name) for name in METRICS)) for arm, run in runs.items()]
     print(Table(("retriever", "view", *METRICS), tuple(rows)).markdown())
     table, kept = gaps(runs)
     print(table.markdown())
@@ -63,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if kept else 1
 
 
-METRICS = ("em", "recall", "searches")
-COLUMNS = ("better − worse", "EM", "p", "disagree", f"questions to find {POINTS}")
+def values(run: ScoredRun, metric: str) -> dict[str, float]:
+    """Question → value, of those whose run had no fault."""
+    return {ident: row.metrics[metric] for ident, row in run.questions.items() if metric in row.metrics}
 
 
-def mean_of(run: ScoredRun, metric: str) -> Interval | None:
-    values = [row.metrics[metric] for row in run.questions.values() if metric in row.metrics]
-    return bootstrap_mean(values, np.random.default_rng(0))
+def mean(run: ScoredRun, metric: str) -> str:
+    return show(bootstrap_mean([*values(run, metric).values()], np.random.default_rng(0)))
 
 
 def gaps(runs: dict[Arm, ScoredRun]) -> tuple[Table, bool]:
@@ -77,8 +79,7 @@ def gaps(runs: dict[Arm, ScoredRun]) -> tuple[Table, bool]:
     rows: list[tuple[str, ...]] = []
     kept = True
     for worse, better in pairwise(ORDER):
-        below, above = ({key: row.metrics["em"] for key, row in runs[arm].questions.items() if "em" in row.metrics}
-                        for arm in (worse, better))  # fmt: skip
+        below, above = (values(runs[arm], "em") for arm in (worse, better))
         found = paired_difference(below, above, np.random.default_rng(0))
         assert found is not None
         gap = found.difference
