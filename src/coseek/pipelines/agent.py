@@ -280,10 +280,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         assert settings is not None
         if self.workers.agree((self.policy_folder("warm") / CARD).exists):
             return None
+        searched = self.retrievers["data"], Dataset(self.data_folder)
         runs = self.workers.agree(
-            lambda: demonstrate(
-                self.recipe, self.protocol, self.tokenizer, self.retrievers["data"], self.questions, self.progress
-            )
+            lambda: demonstrate(self.recipe, self.protocol, self.tokenizer, *searched, self.progress)
         )
         policy = self._open_policy("start", settings.sft.learner)
         rewarded = self.stages[0].recipe if self.stages else self.recipe

@@ -136,6 +136,9 @@ class WarmStartSettings(Settings):
     """Throw-away worlds of the expert, so that no fact can be memorised; 0: the training split."""
     world: WorldSettings = WorldSettings(size="compact", train=400, dev=0, test=0)
     """Settings of a throw-away world; seeds follow from the recipe's."""
+    made: SynthesisSettings | None = None
+    """How questions are made from the corpus: the expert demonstrates those of their train split, too, beside
+    the training questions (`worlds: 0`)."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
     asking: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -146,6 +149,14 @@ class WarmStartSettings(Settings):
     """Other protocols to teach, with the share of the questions demonstrated in each."""
     sft: SftSettings = SftSettings()
     """The supervised training."""
+
+    @model_validator(mode="after")
+    def _made_ones_are_shown(self) -> "WarmStartSettings":
+        if self.made is not None and (self.demonstrator != "expert" or self.worlds):
+            raise ValueError(
+                "made: only the expert demonstrates made questions, and not in throw-away worlds; set worlds=0"
+            )
+        return self
 
     @property
     def uses_worlds(self) -> bool:

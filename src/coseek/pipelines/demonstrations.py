@@ -1,7 +1,7 @@
 """Demonstrations: trajectories of scripted agents in the policy's token ids, for supervised training."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -23,6 +23,8 @@ from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stored_runs import stored_demonstrations
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.synthesis.graph import HopGraph
+from coseek.synthesis.maker import QuestionMaker
 from coseek.training.sft.drills import make_drills
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world.world import World, make_world
@@ -36,10 +38,11 @@ def demonstrate(
     protocol: Protocol,
     tokenizer: Tokenizer,
     retriever: Retriever,
-    questions: Callable[[str], Sequence[Question]],
+    dataset: Dataset,
     progress: Progress,
 ) -> list[Trajectory]:
-    """All demonstrations of a recipe's warm start. Throw-away worlds are always searched with BM25."""
+    """All demonstrations of a recipe's warm start. Throw-away worlds are always searched with BM25; the retriever
+    searches the data set."""
     settings = recipe.warm_start
     assert settings is not None
     if settings.demonstrator == "runs":
@@ -63,8 +66,8 @@ def demonstrate(
             shown += make_drills(world, protocol, tokenizer, count, rng, settings.asking)
         progress.stage("demonstrations", settings.worlds)
     else:
-        places = iter([(retriever, questions(recipe.data.train))])
         progress.stage("demonstrations", 1)
+        places = iter([(retriever, [*dataset.questions(recipe.data.train), *made_questions(recipe, dataset)])])
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
@@ -84,6 +87,15 @@ def demonstrate(
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
     return shown
+
+
+def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:
+    """The questions that a warm start makes from the passages of the data set; none by default."""
+    settings = recipe.warm_start.made if recipe.warm_start else None
+    if settings is None:
+        return []
+    maker = QuestionMaker(HopGraph(dataset.corpus, settings.support), settings)
+    return maker.make(lambda what, done, total: None).get("train", [])
 
 
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:

@@ -1,0 +1,42 @@
+"""Demonstrations of questions made from the passages that the policy will search."""
+
+from pathlib import Path
+
+import pytest
+
+from coseek.core.errors import SettingError
+from coseek.core.progress import NoProgress
+from coseek.data.dataset import Dataset
+from coseek.data.gold_path import gold_path
+from coseek.library import make_world
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.demonstrations import demonstrate, made_questions
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+MADE = "warm_start.made={count: 30, dev: 0.1, test: 0.1}"
+
+
+def test_made_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
+    data = make_world(tmp_path / "w", size="compact", train=10, dev=0, test=0)
+    recipe = load_recipe(
+        "from-nothing", ["warm_start.worlds=0", "warm_start.one_shot=0", "limits.max_tokens=100000", MADE]
+    )
+    made = made_questions(recipe, data)
+    assert made == made_questions(recipe, Dataset(data.folder)) and 10 <= len(made) <= 30
+    assert all(map(gold_path, made))
+    protocol = recipe.load_protocol()
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    shown = demonstrate(recipe, protocol, tokenizer, Bm25.over(data.corpus), data, NoProgress())
+    assert [run.question for run in shown] == [*data.questions("train"), *made]
+
+
+def test_no_question_is_made_by_default(tmp_path: Path) -> None:
+    data = make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=0)
+    assert made_questions(load_recipe("from-nothing"), data) == []
+
+
+@pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, made: {}}"])
+def test_who_does_not_demonstrate_made_questions_is_refused_them(other: str) -> None:
+    with pytest.raises(SettingError, match="only the expert demonstrates made questions"):
+        load_recipe("from-nothing", [MADE, other])
