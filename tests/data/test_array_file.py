@@ -68,6 +68,13 @@ def test_whole_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
             assert found.dtype == array.dtype and np.array_equal(found, array)
 
 
+def test_a_type_by_its_old_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.npy"
+    path.write_bytes(stored(np.arange(3, dtype="<i8")).replace(b"'<i8'", b"'<a8'"))
+    with pytest.raises(DataError, match="no whole array"):
+        read_array(path, "i")
+
+
 @settings(max_examples=at_most(200))
 @given(at=st.integers(0, 200), bit=st.integers(0, 7), end=st.integers(0, 200))
 def test_a_flipped_bit_or_a_cut_ends_in_no_other_error(

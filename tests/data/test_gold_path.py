@@ -42,7 +42,8 @@ def wiki(question: str, evidences: list[list[str]], **texts: str) -> Question:
     row: dict[str, Json] = {
         "_id": "q", "question": question, "answer": "x",
         "context": [[title.replace("_", " "), [text]] for title, text in texts.items()],
-        "supporting_facts": [[title.replace("_", " "), 0] for title in texts], "evidences": [[*each] for each in evidences],
+        "supporting_facts": [[title.replace("_", " "), 0] for title in texts],
+        "evidences": [[*each] for each in evidences],
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "2wiki.json")

@@ -11,9 +11,10 @@ from coseek.core.errors import DataError
 
 # A header is a Python literal of any content, and may ask for any amount of memory.
 UNREADABLE = (
-    OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, TypeError, LookupError, OverflowError, MemoryError
+    OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, TypeError, LookupError, OverflowError, MemoryError,
+    DeprecationWarning,
 )  # fmt: skip
-"""What numpy raises for a broken file."""
+"""What numpy raises for a broken file; the last for an old name of a type, where warnings are errors."""
 WAY_OUT = "rebuild the index with `coseek index`"
 _BEGINS = b"\x93NUMPY"
 
