@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_each_of_two_entities_is_followed_to_its_end() -> None:
     assert [(step.source, step.target) for step in gold_path(made)] == [
         ("Up", "A"), ("A", "1900"), ("Down", "B"), ("B", "1901"),
     ]  # fmt: skip
+
+
+def test_all_facts_about_one_object_stand_behind_it() -> None:
+    evidences = [["Up", "director", "A"], ["Down", "director", "B"], ["A", "born", "1900"], ["A", "country", "X"]]
+    made = wiki("Which, Up or Down?", evidences, Up="By A.", Down="By B.", A="In X, 1900.")
+    assert [step.target for step in gold_path(made)] == ["A", "1900", "X", "B"]
+
+
+def test_a_path_without_an_accepted_answer_ends_at_its_last_name() -> None:
+    made = wiki("Who?", [["Up", "director", "A"]], Up="By A.")
+    seen = (Search("Up", (Hit(Passage("Up", "Up", ""), 1.0),)),)
+    move = ExpertAgent.perfect().write(EpisodeState(replace(made, answers=()), seen), random.Random(0))
+    assert move.answer == " A"
 
 
 def test_an_evidence_about_another_passage_leaves_no_path() -> None:

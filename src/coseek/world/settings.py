@@ -8,7 +8,7 @@ from coseek.core.settings import Settings
 
 Split = Literal["train", "dev", "test"]
 Size = Literal["tiny", "compact", "small", "large"]
-Lexicon = Literal["laptop", "drawn", "held-out"]
+LexiconName = Literal["laptop", "drawn", "held-out"]
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 MAX_HOPS = 4
@@ -38,7 +38,7 @@ class WorldSettings(Settings):
 
     seed: int = 0
     """Seed of the facts."""
-    lexicon: Lexicon = "laptop"
+    lexicon: LexiconName = "laptop"
     """The words: those that all laptop worlds share, or names, relations and wordings drawn by the seed. No relation is
     in a `drawn` lexicon and in a `held-out` one."""
     size: Size = "small"

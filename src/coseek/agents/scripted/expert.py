@@ -196,10 +196,8 @@ def _bad_query(step: Step, rng: random.Random) -> str:
 def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
     if kind_of(question) != "comparison":
         fact, answer = _found(question, plan[-1]), plan[-1].sub_answer
-        if not plan[-1].word and answer not in question.answers:
-            answer = question.answers[
-                0
-            ]  # of what the steps of a path lead to, some real questions ask for another name
+        if not plan[-1].word and question.answers and answer not in question.answers:
+            answer = question.answers[0]  # a comparison asks for none of the names that its path leads to
         return Move(spaced(f"{fact} Now : {answer} ." if restate else fact), answer=spaced(answer))
     verdict, answer = _compare(question, plan)
     found = [_found(question, step) for step in plan]

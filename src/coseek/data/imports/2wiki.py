@@ -93,12 +93,10 @@ def path_of(
 def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
     """Every fact once, and behind it those about its object."""
     left = list({(_key(one.subject), one.relation): one for one in reversed(evidences)}.values())[::-1]
-    waiting: list[Evidence] = []
-    while left or waiting:
-        one = waiting.pop(0) if waiting else left[0]
-        left.remove(one)
+    while left:
+        one = left.pop(0)
         yield one
-        waiting = [each for each in left if _key(each.subject) == _key(one.object)]
+        left.sort(key=lambda each: _key(each.subject) != _key(one.object))
 
 
 def _as_written(text: str, names: Sequence[str]) -> str:

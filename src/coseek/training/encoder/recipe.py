@@ -16,7 +16,7 @@ from coseek.hub.card import UNKNOWN, License
 from coseek.retrieval.views import View, load_views
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
-from coseek.world.settings import Lexicon, WorldSettings
+from coseek.world.settings import LexiconName, WorldSettings
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
 
@@ -52,7 +52,7 @@ class SyntheticSettings(Settings):
     """Worlds whose texts a new tokenizer is trained on. Six hold every word of the laptop lexicon."""
     world: WorldSettings = WorldSettings(size="compact", train=500, dev=0, test=0)
     """Settings of a world; each has a different seed."""
-    lexicons: tuple[Lexicon, ...] = ()
+    lexicons: tuple[LexiconName, ...] = ()
     """Lexicons of the worlds, which take them in turn; empty: that of `world` alone."""
     held_out: WorldSettings = WorldSettings(seed=8, size="small", train=0, dev=400, test=0)
     """World for the evaluation, on its split dev; the pool is its corpus."""
