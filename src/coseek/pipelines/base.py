@@ -1,41 +1,61 @@
-"""Train a base model: a laptop policy that reads passages of worlds whose every word is drawn, before any protocol.
+"""Train a base model: a laptop policy that reads passages before any protocol: those of worlds whose every word is
+drawn, and those of a user's corpus.
 
     coseek train base --out runs/base
+    coseek train base data/mine --out runs/base-mine
 
-`reader.py` lists the files; the table has an ability a row. Policies start from OUT/base (`policy.folder`), and it
-answers as a generator as it is.
+`reader.py` lists the files; with a corpus, OUT/made is the data set with the questions made from it. The table has an
+ability a row. Policies start from OUT/base (`policy.folder`), and it answers as a generator as it is.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 
 from coseek.core.errors import DataError
 from coseek.core.fingerprint import fingerprint
 from coseek.core.hub import missing
+from coseek.core.prompt_file import one_line
+from coseek.data.dataset import Dataset
 from coseek.data.identities import Identities
+from coseek.data.passage import Corpus
+from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import Generator
 from coseek.measure.score import Scores
 from coseek.measure.table import Table, group_table, scores_json
-from coseek.models.pretrained import load_model, save_model
+from coseek.models.new_tokens import add_tokens, spelt_words
+from coseek.models.pretrained import load_model
 from coseek.models.shipped import model_path, shipped_models
-from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table, facts_read
 from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.pipelines.data_folder import check_data_folder
+from coseek.pipelines.demonstrations import texts_in
+from coseek.pipelines.part_identities import data_set_identities
 from coseek.pipelines.reader import ReaderTraining
 from coseek.pipelines.run_record import write_tables
+from coseek.synthesis.synthesis import synthesize
 from coseek.training.sft.base_tasks import BaseTasks
 from coseek.training.sft.curriculum import Draw
-from coseek.training.sft.synthetic import WorldSampler
+from coseek.training.sft.synthetic import CorpusSampler, ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world import english
+from coseek.world.passages import spaced
 from coseek.world.world import World, make_world
 
 WHOLE_WORDS = {1000: (english.COMMON,), 100: (english.ADJECTIVES, english.NOUNS, english.KIND_WORDS, english.ROLES)}
 """How often the tokenizer meets words of these lists, so that it learns them whole."""
 TEXT_WORLDS = 1_000_000
 """Number of the first world whose text the tokenizer learns from; examples come from lower numbers."""
+
+DRAWN, LAPTOP, OWN = "a drawn world", "a laptop world", "own questions"
+"""What is held out; `OWN` are the corpus' own questions."""
+MADE = "made"
+"""Folder of the data set with the questions made from the corpus."""
+METRIC_MARKS = {DRAWN: "", LAPTOP: "laptop "}
+"""Held out → what its metrics in training begin with, unless it is the name."""
 
 
 class BaseTraining(ReaderTraining[BaseRecipe]):
@@ -46,16 +66,49 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def check(self) -> None:
         if self.recipe.start is not None and not (model_path(self.recipe.start) / "config.json").exists():
             raise DataError(missing("base model", self.recipe.start, "start", shipped_models()))
+        if (corpus := self.recipe.corpus) is not None:
+            check_data_folder(corpus.folder, "corpus.folder", corpus.train)
+            check_data_folder(corpus.folder, "corpus.folder", corpus.held_out, usual="test")
 
     def identities(self) -> Identities:
-        return {} if self.recipe.start is None else {"start": fingerprint(model_path(self.recipe.start))}
+        found = {} if self.recipe.start is None else {"start": fingerprint(model_path(self.recipe.start))}
+        corpus = self.recipe.corpus
+        return found if corpus is None else {**found, **data_set_identities("corpus.folder", corpus.folder)}
 
     def make_start(self) -> None:
+        if self.recipe.corpus is not None:
+            self._make_questions()
         if self.recipe.start is None:
             super().make_start()
         elif not self.start_folder.exists():
-            source = model_path(self.recipe.start)
-            save_model(load_model(source, self.recipe.in_float32()), HfTokenizer.load(source), self.start_folder)
+            source, corpus = model_path(self.recipe.start), self.recipe.corpus
+            words = [] if corpus is None else spelt_words(source, self._corpus_texts(), corpus.words)
+            add_tokens(source, (), words, self.start_folder, self.recipe.seed)
+
+    def _make_questions(self) -> None:
+        """Write OUT/made, unless it is there. Raises `DataError` where there is nothing to learn from."""
+        corpus, out = self.recipe.corpus, self.folder / MADE
+        assert corpus is not None
+        if out.exists():
+            return
+        self.progress.stage("questions", corpus.made.count)
+        try:
+            made = synthesize(
+                self.given.folder, out, corpus.made, tell=lambda _, done, total: self.progress.advance(done)
+            )
+        except DataError as error:
+            if corpus.train not in self.given.splits:
+                raise
+            self.progress.say(f"{error}. Only the corpus' own questions are learnt from")
+            return
+        counts = ", ".join(f"{sum(hops.values()):,} {name}" for name, hops in made.questions.items())
+        self.progress.say(f"questions made from the passages of {corpus.folder}: {counts}")
+
+    @property
+    def given(self) -> Dataset:
+        """The user's data set."""
+        assert self.recipe.corpus is not None
+        return Dataset(Path(self.recipe.corpus.folder).expanduser())
 
     def draw(self, generator: Generator) -> Draw:
         return self.tasks(generator).draw
@@ -63,10 +116,43 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def tasks(self, generator: Generator) -> BaseTasks:
         recipe = self.recipe
         seed = derive_seed(recipe.seed, "base tasks")
-        return BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator)
+        tasks = BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator)
+        if recipe.corpus is None:
+            return tasks
+        return replace(
+            tasks, corpus=self.corpus_sampler("train", recipe.corpus.train), corpus_share=recipe.corpus.share
+        )
+
+    def corpus_sampler(self, made: str, own: str) -> CorpusSampler:
+        """The questions of a split of the made ones, and of one of the corpus' own, where there are any."""
+        made_folder = self.folder / MADE
+        places = [(Dataset(made_folder), made)] if made_folder.exists() else []
+        places.append((self.given, own))
+        questions = [one for data, split in places if split in data.splits for one in data.questions(split)]
+        return CorpusSampler(self.shown_corpus, questions)
+
+    @cached_property
+    def shown_corpus(self) -> Corpus:
+        """The passages as an agent reads them: cut, and with a space in front."""
+        assert self.recipe.corpus is not None
+        most = self.recipe.corpus.passage_tokens
+        budget = ContextBudget(most, tokenizer=self.tokenizer)
+        passages = (
+            replace(one, title=spaced(one_line(one.title)), text=budget.cut(spaced(one_line(one.text)), most))
+            for one in self.given.corpus
+        )
+        return Corpus(passages, f"the cut passages of {self.recipe.corpus.folder}")
+
+    def _corpus_texts(self) -> Iterator[str]:
+        """Passages and training questions of the corpus."""
+        assert self.recipe.corpus is not None
+        train = self.recipe.corpus.train
+        yield from texts_in(self.given.corpus, self.given.questions(train) if train in self.given.splits else [])
 
     def texts(self) -> Iterable[str]:
-        """English words, and passages, questions and facts of drawn worlds."""
+        """English words, passages, questions and facts of drawn worlds, and the texts of the corpus."""
+        if self.recipe.corpus is not None:
+            yield from self._corpus_texts()
         for times, lists in WHOLE_WORDS.items():
             for words in lists:
                 yield from (f" {word}" for word in words.split() for _ in range(times))
@@ -85,19 +171,35 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def laptop_world(self) -> World:
         return make_world(self.recipe.laptop_world)
 
+    def held_out_samplers(self, split: str) -> dict[str, ExampleSampler]:
+        """Name → what is held out of training: two worlds, and questions of the corpus, made and its own."""
+        found: dict[str, ExampleSampler] = {
+            DRAWN: WorldSampler(self.held_out, split),
+            LAPTOP: WorldSampler(self.laptop_world, split),
+        }
+        if self.recipe.corpus is not None:
+            found["made questions"] = self.corpus_sampler(split, "")
+            found[OWN] = self.corpus_sampler("", self.recipe.corpus.held_out)
+        return {name: sampler for name, sampler in found.items() if sampler.questions}
+
     def evaluate(self, generator: Generator) -> dict[str, float]:
-        """Strict EM on two held-out worlds, one of a drawn lexicon and a laptop world, and facts read in the first."""
-        laptop = {f"laptop {name}": value for name, value in self.reading(generator, self.laptop_world).items()}
-        sampler, rng = WorldSampler(self.held_out, "dev"), random.Random(self.recipe.table.seed)
-        read = facts_read(generator, self.tasks(generator), sampler, rng, self.recipe.table.dev_questions)
-        return self.reading(generator, self.held_out) | laptop | {name: fmean(values) for name, values in read.items()}
+        """Strict EM on what is held out, and facts read in a world of drawn words."""
+        samplers = self.held_out_samplers("dev")
+        samplers.pop(OWN, None)  # they are of the final measurement
+        found: dict[str, float] = {}
+        for name, sampler in samplers.items():
+            mark = METRIC_MARKS.get(name, f"{name} ")
+            found |= {f"{mark}{metric}": value for metric, value in self.reading(generator, sampler).items()}
+        world, rng = WorldSampler(self.held_out, "dev"), random.Random(self.recipe.table.seed)
+        read = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
+        return found | {name: fmean(values) for name, values in read.items()}
 
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json` of the abilities; returns the table of abilities."""
         model = load_model(self.trained_folder, self.recipe)
         generator = self.generator_of(model, "trained")
-        worlds = {"drawn": self.held_out, "laptop": self.laptop_world}
-        found = abilities(self, model, generator, self.tasks(generator), worlds)
+        world = WorldSampler(self.held_out, "test")
+        found = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
         table = abilities_table(found)
         self._write_card(self.trained_folder, self.NAME, table)
         text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{group_table(scores).markdown()}"

@@ -1,4 +1,4 @@
-"""What a base model can do in a world that it never met: its abilities, each with an interval."""
+"""What a base model can do where it never learnt: its abilities, each with an interval."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,7 @@ from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
 from coseek.training.sft.base_tasks import BaseExample, BaseTasks, Task
 from coseek.training.sft.copy_task import repeat_batch
-from coseek.training.sft.synthetic import WorldSampler
-from coseek.world.world import World
+from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 
 DISTANCES = (10, 50, 100, 200, 300)
 """Tokens between the copies of a sequence."""
@@ -45,20 +44,20 @@ def abilities(
     model: PreTrainedModel,
     generator: Generator,
     tasks: BaseTasks,
-    worlds: Mapping[str, World],
+    samplers: Mapping[str, ExampleSampler],
+    world: WorldSampler,
 ) -> Abilities:
-    """Measure every ability of a model: reading in each of the worlds by name, and the tasks in the first of them."""
+    """Measure every ability of a model: reading, with each of the samplers by name, and the tasks in a world."""
     count, seed = reader.recipe.table.questions, reader.recipe.table.seed
     right: dict[str, Sequence[float]] = {}
-    for name, world in worlds.items():
-        for hops, values in reader.right_by_hops(generator, world, "test", count).items():
-            right[f"read a {name} world, hops: {hops}"] = values
-    sampler = WorldSampler(next(iter(worlds.values())), "test")
+    for name, sampler in samplers.items():
+        for hops, values in reader.right_by_hops(generator, sampler, count).items():
+            right[f"read {name}, hops: {hops}"] = values
     for task, end in ENDS.items():
         rng = random.Random(f"{seed}/{task}")
-        examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(max(1, count // 4))]
+        examples = [tasks.example(task, world, 1.0, rng) for _ in range(max(1, count // 4))]
         right[task] = _same(generator, examples, end)
-    right |= facts_read(generator, tasks, sampler, random.Random(f"{seed}/facts"), count)
+    right |= facts_read(generator, tasks, world, random.Random(f"{seed}/facts"), count)
     right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
     rng_numpy = np.random.default_rng(seed)
     found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}

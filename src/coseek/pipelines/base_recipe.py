@@ -2,12 +2,37 @@
 
 from pydantic import Field
 
+from coseek.core.settings import Settings
 from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.generator_recipe import ReaderRecipe
+from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.sft.base_tasks import BaseTaskSettings
 from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
+
+
+class CorpusSettings(Settings):
+    """A user's own corpus."""
+
+    folder: str
+    """Its data set."""
+    train: str = "train"
+    """Split of the set's own questions that is learnt from, where there is one. Those with a gold path (2wiki, `coseek
+    data synthesize`) are read as the made ones are; of those with gold passages alone, support is learnt."""
+    held_out: str = "test"
+    """Split of the set's own questions that is measured by, where there is one."""
+    share: float = Field(default=0.75, gt=0.0, le=1.0)
+    """Share of the examples with text that are of the corpus; the others are of drawn worlds."""
+    words: int = Field(default=3000, ge=0)
+    """Add a token for each of the so many most frequent words of the corpus that the tokenizer of `start` cuts into
+    pieces. Without `start`, the tokenizer learns from the corpus."""
+    passage_tokens: int = Field(default=96, ge=8)
+    """Tokens of a passage's text, at most."""
+    made: SynthesisSettings = SynthesisSettings(
+        count=9000, hop_mix=(0.8, 0.15, 0.04, 0.01), dev=0.02, test=0.04, unanswerable=0.0
+    )
+    """The questions that are made from its passages."""
 
 
 class BaseRecipe(ReaderRecipe):
@@ -15,6 +40,8 @@ class BaseRecipe(ReaderRecipe):
 
     start: str | None = None
     """A base model to go on from, a folder or a shipped one by name; default: an untrained model of `laptop`."""
+    corpus: CorpusSettings | None = None
+    """A user's corpus to read, besides drawn worlds."""
     tasks: BaseTaskSettings = BaseTaskSettings()
     """What it learns."""
     held_out: WorldSettings = WorldSettings(
@@ -57,3 +84,14 @@ class BaseRecipe(ReaderRecipe):
     """The supervised training."""
     tokenizer_worlds: int = Field(default=150, ge=1)
     """Worlds whose text the tokenizer learns from."""
+
+
+def corpus_recipe(folder: str) -> BaseRecipe:
+    """The recipe for a user's corpus: from the shipped base, which copies and reads already."""
+    recipe = BaseRecipe()
+    # Words of the corpus are new tokens, which records and copies of random tokens teach first.
+    tasks = recipe.tasks.model_copy(update={"warm_up": 0.05})
+    sft = recipe.sft.model_copy(update={"steps": 3000, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500})
+    return recipe.model_copy(
+        update={"start": "base", "corpus": CorpusSettings(folder=folder), "tasks": tasks, "sft": sft}
+    )

@@ -40,15 +40,20 @@ def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities
     return found
 
 
+def data_set_identities(setting: str, name: str) -> Identities:
+    """Setting and file → digest, of the corpus and the questions of a data set."""
+    folder = Path(name).expanduser()
+    files = (Dataset(folder).corpus_path, *sorted(folder.glob("questions.*.jsonl")))
+    return {f"{setting} {path.name}": file_digest(path) for path in files}
+
+
 def retriever_identities(recipe: RetrieverRecipe) -> Identities:
     """Setting → digest."""
     found = {f"labels {name}": file_digest(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
     if recipe.encoder is not None:
         found["encoder"] = fingerprint(encoder_folder(recipe.encoder))
     if recipe.data is not None:
-        folder = Path(recipe.data.folder).expanduser()
-        for path in (Dataset(folder).corpus_path, *sorted(folder.glob("questions.*.jsonl"))):
-            found[f"data.folder {path.name}"] = file_digest(path)
+        found |= data_set_identities("data.folder", recipe.data.folder)
     if recipe.held_out.corpus is not None:
         path = Path(recipe.held_out.corpus)
         found["held_out.corpus"] = file_digest(path / "corpus.jsonl" if path.is_dir() else path)

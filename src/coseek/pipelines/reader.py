@@ -50,7 +50,7 @@ from coseek.pipelines.generator_recipe import ReaderRecipe
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.loop import train_sft
-from coseek.training.sft.synthetic import WorldSampler
+from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy
 from coseek.world.world import World, make_world
@@ -86,7 +86,7 @@ class ReaderTraining(TrainingRun[R], ABC):
 
     def evaluate(self, generator: Generator) -> dict[str, float]:
         """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""
-        return self.reading(generator, self.held_out)
+        return self.reading(generator, WorldSampler(self.held_out, "dev"))
 
     def train(self) -> None:
         """Make the untrained network, train it and save the generator; finished parts are skipped. All workers train;
@@ -172,24 +172,23 @@ class ReaderTraining(TrainingRun[R], ABC):
         )
         return Generator(writer, load_generator_prompt(settings), settings)
 
-    def reading(self, generator: Generator, world: World) -> dict[str, float]:
-        """Strict EM on dev questions of a world with gold passages among others, in all and by hops."""
-        right = self.right_by_hops(generator, world, "dev", self.recipe.table.dev_questions)
+    def reading(self, generator: Generator, sampler: ExampleSampler) -> dict[str, float]:
+        """Strict EM on drawn questions with gold passages among others, in all and by hops."""
+        right = self.right_by_hops(generator, sampler, self.recipe.table.dev_questions)
         every = [value for values in right.values() for value in values]
         return {"em": fmean(every)} | {f"em {hops} hop": fmean(values) for hops, values in right.items()}
 
-    def right_by_hops(self, generator: Generator, world: World, split: str, count: int) -> dict[int, list[float]]:
+    def right_by_hops(self, generator: Generator, sampler: ExampleSampler, count: int) -> dict[int, list[float]]:
         """Number of hops → whether each of at most `count` drawn questions is answered right from its gold passages
         among others (1 or 0)."""
-        room = WorldSampler(world, split)
-        asked = draw(room.questions, count, self.recipe.table.seed)
+        asked = draw(sampler.questions, count, self.recipe.table.seed)
         right: dict[int, list[float]] = {hops: [] for hops in sorted({one.hops or 0 for one in asked})}
-        for run in self._runs(generator, asked, room, gold=True):
+        for run in self._runs(generator, asked, sampler, gold=True):
             right[run.question.hops or 0].append(float(exact_match(run.answer, run.question.answers)))
         return right
 
     def _runs(
-        self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool
+        self, generator: Generator, asked: Sequence[Question], room: ExampleSampler, gold: bool
     ) -> list[Trajectory]:
         """Answer each question once, from its gold passages among others or from BM25's top passages."""
         count, seed = self.recipe.table.passages, self.recipe.table.seed

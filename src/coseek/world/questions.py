@@ -13,6 +13,7 @@ from typing import cast
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
+from coseek.data.gold_path import PathStep, gold_path
 from coseek.data.question import Question
 from coseek.world.facts import Entity, Fact, Facts
 from coseek.world.lexicon import Lexicon
@@ -48,15 +49,42 @@ class Step:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def has_plan(question: Question) -> bool:
+    """Whether a plan is known."""
+    return bool(question.meta.get("plan") or gold_path(question))
+
+
 def plan_of(question: Question) -> tuple[Step, ...]:
-    """The plan in a question's meta. Raises `DataError` for a question of no laptop world."""
+    """The plan of a laptop world's question, or the gold path of another, whose steps have a phrase for a relation and
+    no word. Raises `DataError` for a question with neither."""
+    if path := gold_path(question):
+        return _steps_along(path)
     rows = question.meta.get("plan")
     if not isinstance(rows, list) or not rows:
         raise DataError(
             f"question {question.id!r} has no plan; only questions of `coseek world make` and `coseek data synthesize` "
-            "have one"
+            "and imported 2wiki questions have one"
         )
     return tuple(Step(**{name: str(value) for name, value in cast(JsonObject, row).items()}) for row in rows)
+
+
+def _steps_along(path: Sequence[PathStep]) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    for before, one in zip((None, *path), path, strict=False):
+        known = before.written if before and before.target == one.source else one.source
+        steps.append(
+            Step(
+                entity=one.source,
+                mention=known,
+                word="",
+                relation=one.phrase.replace(" … ", " "),
+                gold_id=one.passage,
+                sub_answer=one.written,
+                sub_question=one.question.replace(one.source, known, 1),
+                rest=spaced(one.rest.replace(one.target, one.written, 1)) if one.rest else "",
+            )
+        )
+    return tuple(steps)
 
 
 def kind_of(question: Question) -> str:
@@ -71,7 +99,10 @@ def constraints_of(question: Question) -> list[JsonObject]:
 
 
 def wanted(question: Question, step: Step) -> str:
-    """What a step looks up, in words: `the RELATION of NAME`, or the kind with its two values."""
+    """What a step looks up, in words: `the RELATION of NAME`, the kind with its two values, or a step's own question
+    where a plan is a gold path."""
+    if not step.word:
+        return step.sub_question
     if kind_of(question) == "constraint":
         values = " and ".join(f"{row['relation']} {row['value']}" for row in constraints_of(question))
         return f"the {step.relation} with {values}"

@@ -1,4 +1,4 @@
-"""Rationales: how a question's answer follows from passages, in the form that a laptop generator learns to write.
+"""Rationales: how a question's answer follows from passages, in the form that a laptop model learns to write.
 
 Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
 small network takes the relation of a wrong passage. Behind a fact of a chain stands what is still asked, with the value
@@ -18,14 +18,14 @@ NOW = " Now :"
 
 
 def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[str, str]) -> str:
-    """The rationale of a laptop world's question; `number_of` and `titles` are those of its gold passages by id."""
+    """The rationale of a question with a plan; `number_of` and `titles` are those of its gold passages by id."""
     plan = plan_of(question)
     if kind_of(question) == "constraint":
         facts = [(str(row["relation"]), str(row["value"])) for row in constraints_of(question)]
         return conclusion([line(titles[plan[0].gold_id], number_of[plan[0].gold_id], *facts)], plan[0].sub_answer)
     lines = [step_line(step, number_of[step.gold_id], titles[step.gold_id]) for step in plan]
     if kind_of(question) != "comparison":
-        return conclusion(lines, plan[-1].sub_answer)
+        return conclusion(lines, answer_of(question, plan[-1]))
     if question.meta.get("compare") == "same":
         alike = plan[0].sub_answer == plan[1].sub_answer
         return conclusion([*lines, " the same ." if alike else " not the same ."], "yes" if alike else "no")
@@ -39,9 +39,23 @@ def line(title: str, number: int, *facts: tuple[str, str]) -> str:
     return f" {title.strip()} # {number} ,{told} ."
 
 
+def fact_of(step: Step, title: str) -> tuple[str, str]:
+    """Relation and value of a step, as the passage of this title states them: a step from the value to the name that
+    the passage is filed under leads the other way."""
+    return step.relation, step.mention if step.sub_answer == title.strip() else step.sub_answer
+
+
+def answer_of(question: Question, last: Step) -> str:
+    """The answer as the last step writes it, or the question's own where its path leads elsewhere: one that compares
+    asks for none of the names that its path leads to."""
+    if last.word or not question.answers or last.sub_answer in question.answers:
+        return last.sub_answer
+    return question.answers[0]
+
+
 def step_line(step: Step, number: int, title: str) -> str:
     """The line of a step of a plan, and what is asked behind it."""
-    fact = line(title, number, (step.relation, step.sub_answer))
+    fact = line(title, number, fact_of(step, title))
     return f"{fact}{NOW}{step.rest}" if step.rest else fact
 
 

@@ -16,7 +16,6 @@ from pydantic import Field
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
-from coseek.data.gold_path import gold_path
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
@@ -72,7 +71,7 @@ class ExpertAgent:
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from what was found so far, at least with the title found first."""
-        plan = _plan(so_far.question)
+        plan = plan_of(so_far.question)
         done, _ = progress(plan, so_far.searches)
         if done == len(plan):
             return _conclude(so_far.question, plan, self.settings.restate)
@@ -80,7 +79,7 @@ class ExpertAgent:
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
-        plan = _plan(question)
+        plan = plan_of(question)
         done, misses = progress(plan, searches)
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
@@ -136,35 +135,13 @@ def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int
 
 def _worth(so_far: EpisodeState) -> tuple[str, ...]:
     """The gold passages found so far."""
-    wanted = {step.gold_id for step in _plan(so_far.question)}
+    wanted = {step.gold_id for step in plan_of(so_far.question)}
     found = (hit.passage.id for search in so_far.searches for hit in search.hits)
     return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
 
 
-def _plan(question: Question) -> tuple[Step, ...]:
-    """The plan of a laptop world's question, or the gold path of another, whose steps have a phrase for a relation and
-    no word."""
-    steps: list[Step] = []
-    path = gold_path(question)
-    for before, one in zip((None, *path), path, strict=False):
-        known = before.written if before and before.target == one.source else one.source
-        steps.append(
-            Step(
-                entity=one.source,
-                mention=known,
-                word="",
-                relation=one.phrase.replace(" … ", " "),
-                gold_id=one.passage,
-                sub_answer=one.written,
-                sub_question=one.question.replace(one.source, known, 1),
-                rest=spaced(one.rest.replace(one.target, one.written, 1)) if one.rest else "",
-            )
-        )
-    return tuple(steps) or plan_of(question)
-
-
 def _wanted(question: Question, step: Step) -> str:
-    return wanted(question, step) if step.word else f": {step.sub_question}"
+    return wanted(question, step) if step.word else f": {wanted(question, step)}"
 
 
 def _found(question: Question, step: Step) -> str:

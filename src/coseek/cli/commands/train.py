@@ -26,7 +26,7 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
-from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.pipelines.base_recipe import BaseRecipe, corpus_recipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe, ReaderRecipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together.checks import check_together
@@ -103,7 +103,7 @@ def train_generator(
     passages of one search. Its folder is for `--answer-with`. It can be stopped at any moment; --resume goes on to the
     same result as without the stop.
     """
-    if (recipe := reader_recipe(GeneratorRecipe, settings, show, as_json)) is not None:
+    if (recipe := reader_recipe(GeneratorRecipe(), settings, show, as_json)) is not None:
         from coseek.pipelines.generator import GeneratorTraining  # torch
 
         train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
@@ -111,7 +111,10 @@ def train_generator(
 
 @app.command("base")
 def train_base(
-    settings: ReaderSettings = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DATA] [NAME=VALUE]", help="A data set to read, and settings, such as sft.steps=4000."),
+    ] = None,
     out: OutFolder = Path("runs/base"),
     resume: Resume = False,
     show: ShowSettings = False,
@@ -119,14 +122,20 @@ def train_base(
 ) -> None:
     """Train a base model: a tiny model that reads, copies and finds the next thing to look up, before any protocol.
 
-    It is trained on worlds whose every word is drawn, and measured on one that it never met and on a laptop world. Its
-    folder is for `policy.folder` of a recipe and for `--answer-with`. It can be stopped at any moment; --resume goes on
-    to the same result as without the stop.
+    It is trained on worlds whose every word is drawn, and measured on one that it never met and on a laptop world. With
+    DATA it begins with the shipped base and learns the words of that corpus, too, and to read its passages: by
+    questions made from them, and by its own training questions. Its folder is for `policy.folder` of a recipe and for
+    `--answer-with`. It can be stopped at any moment; --resume goes on to the same result as without the stop.
     """
-    if (recipe := reader_recipe(BaseRecipe, settings, show, as_json)) is not None:
+    given = words or []
+    data = [word for word in given[:1] if "=" not in word]
+    plain = corpus_recipe(data[0]) if data else BaseRecipe()
+    if (recipe := reader_recipe(plain, given[len(data) :], show, as_json)) is not None:
         from coseek.pipelines.base import BaseTraining  # torch
 
         way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
+        if recipe.corpus is not None:
+            way = f"Try: coseek train agent documents data.folder={recipe.corpus.folder} policy.folder={{}}"
         train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
@@ -244,9 +253,10 @@ def train_together(
     print_result(folder, table, as_json, listed(results.files()))
 
 
-def reader_recipe(kind: type[R], settings: list[str] | None, show: bool, as_json: bool) -> R | None:
-    """The recipe of a laptop model that reads; with `show` it is printed, and there is nothing to train."""
-    recipe = make_settings(kind, assignments(settings or [], onto=dump_settings(kind())))
+def reader_recipe(plain: R, settings: list[str] | None, show: bool, as_json: bool) -> R | None:
+    """The recipe of a laptop model that reads, with settings over a plain one; with `show` it is printed, and there is
+    nothing to train."""
+    recipe = make_settings(type(plain), assignments(settings or [], onto=dump_settings(plain)))
     if not show:
         return recipe
     print_settings(recipe, as_json)

@@ -29,7 +29,7 @@ from coseek.graders.generator import Generator, ReadingInput
 from coseek.models.model import Tokenizer
 from coseek.training.sft.record_task import RecordTask
 from coseek.training.sft.settings import Weight
-from coseek.training.sft.synthetic import DRILL_FACTS, WorldSampler, drill_of
+from coseek.training.sft.synthetic import DRILL_FACTS, ExampleSampler, WorldSampler, drill_of
 from coseek.world.passages import spaced
 from coseek.world.questions import kind_of, plan_of, wanted
 from coseek.world.rationales import MARK, rationale, step_line
@@ -117,6 +117,10 @@ class BaseTasks:
     """Number of the tokenizer's ids."""
     generator: Generator
     """Whose prompt is read."""
+    corpus: ExampleSampler | None = None
+    """A user's corpus, of which some examples are."""
+    corpus_share: float = 0.0
+    """The share of the examples with text that are of it; the others are of drawn worlds."""
 
     def draw(self, done: float, rng: random.Random) -> Trajectory:
         """Draw an example at the share `done` of training."""
@@ -126,7 +130,11 @@ class BaseTasks:
             return self._copy(rng)
         if task == "records":
             return self._trajectory(task, self.records.draw(self._grown(done), rng))
-        sampler = self.sampler(int(done * self.settings.worlds) + rng.randrange(LIVE_WORLDS))
+        sampler: ExampleSampler
+        if self.corpus is not None and rng.random() < self.corpus_share:
+            sampler = self.corpus
+        else:
+            sampler = self.sampler(int(done * self.settings.worlds) + rng.randrange(LIVE_WORLDS))
         example = self.example(task, sampler, done, rng)
         turns = [(example.shown, example.written)]
         for _ in range(FOLLOW_UPS):
@@ -167,7 +175,7 @@ class BaseTasks:
         """The seed of the world of this number."""
         return random.Random(f"{self.seed}/base world/{number}").getrandbits(31)
 
-    def example(self, task: Task, sampler: WorldSampler, done: float, rng: random.Random) -> BaseExample:
+    def example(self, task: Task, sampler: ExampleSampler, done: float, rng: random.Random) -> BaseExample:
         """One example of a task with text."""
         fewest, most = self.settings.passages
         grown = min(1.0, max(0.0, done - self.settings.warm_up) / GROWN)
@@ -175,15 +183,17 @@ class BaseTasks:
         if task == "drill":
             drill = sampler.drill(count, rng)
             return self._example(drill.question, drill.passages, CUES[task], drill.written)
-        question = rng.choice(sampler.questions)
+        if task == "support":
+            question = rng.choice(sampler.supported)
+            passages = sampler.passages(question, max(count, 2), rng)
+            numbers = [number for number, one in enumerate(passages, 1) if one.id in question.gold_ids]
+            written = "".join(f" # {number}" for number in numbers) + " ."
+            return self._example(question, passages, CUES[task], written)
+        question = sampler.draw_question(rng)
         if task in ("next", "enough"):
             return self._partly(task, sampler, question, count, rng)
         example = sampler.example_of(question, max(count, 2), rng)
         facts, _, answer = example.written.partition(MARK)
-        if task == "support":
-            numbers = [number for number, one in enumerate(example.passages, 1) if one.id in question.gold_ids]
-            written = "".join(f" # {number}" for number in numbers) + " ."
-            return self._example(question, example.passages, CUES[task], written)
         if task == "check":
             right = rng.random() < 0.5
             claim = answer if right else spaced(self._wrong(sampler, question, rng))
@@ -197,17 +207,19 @@ class BaseTasks:
         shown = self.generator.context(ReadingInput(question.question, passages)).prompt
         return BaseExample(shown.removesuffix(CUES["read"]) + cue, written, passages)
 
-    def _facts(self, sampler: WorldSampler, passages: tuple[Passage, ...], rng: random.Random) -> list[tuple[str, str]]:
+    def _facts(
+        self, sampler: ExampleSampler, passages: tuple[Passage, ...], rng: random.Random
+    ) -> list[tuple[str, str]]:
         """A second question about the same passages, for some of their facts."""
-        numbered = [(number, sampler.world.oracle.facts.get(one.id)) for number, one in enumerate(passages, 1)]
-        facts = [(number, entity, fact) for number, entity in numbered if entity for fact in entity.facts]
+        numbered = enumerate(passages, 1)
+        facts = [(number, fact) for number, one in numbered for fact in sampler.facts.get(one.id, ())]
         if not facts:
             return []
         drill = drill_of(rng.sample(facts, min(len(facts), DRILL_FACTS)))
         return [(f" Question : {drill.question.question}{CUES['drill']}", drill.written)]
 
     def _partly(
-        self, task: Task, sampler: WorldSampler, question: Question, count: int, rng: random.Random
+        self, task: Task, sampler: ExampleSampler, question: Question, count: int, rng: random.Random
     ) -> BaseExample:
         """An example in which the passages of some steps may be missing."""
         plan = plan_of(question)
@@ -231,15 +243,14 @@ class BaseTasks:
             return self._example(question, shown, CUES[task], f"{facts}{verdict}")
         return self._example(question, shown, CUES[task], written)
 
-    def _wrong(self, sampler: WorldSampler, question: Question, rng: random.Random) -> str:
+    def _wrong(self, sampler: ExampleSampler, question: Question, rng: random.Random) -> str:
         """An answer of the same type that is wrong."""
         if set(question.answers) <= {"yes", "no"}:
             return "no" if "yes" in question.answers else "yes"
         plan = plan_of(question)
         if kind_of(question) == "comparison":
             return next(step.mention for step in plan if step.mention not in question.answers)
-        others = [one for one in sampler.questions if plan_of(one)[-1].relation == plan[-1].relation]
-        wrong = [plan_of(one)[-1].sub_answer for one in others if plan_of(one)[-1].sub_answer not in question.answers]
+        wrong = [value for value in sampler.values[plan[-1].relation] if value not in question.answers]
         return rng.choice(wrong) if wrong else plan[0].mention
 
     def _copy(self, rng: random.Random) -> Trajectory:
