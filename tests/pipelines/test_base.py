@@ -13,7 +13,10 @@ from tests.scripted import Scripted
 from coseek.core.errors import DataError, SettingError
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings
-from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.data.passage import Corpus
+from coseek.library import make_world
+from coseek.models.shipped import model_path
+from coseek.pipelines.base_recipe import BaseRecipe, CorpusSettings, corpus_recipe
 
 TINY = {
     "tasks": {"worlds": 4, "world": {"size": "tiny", "lexicon": "drawn", "train": 20, "dev": 0, "test": 0}},
@@ -69,6 +72,33 @@ def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tm
     with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
         BaseTraining(BaseRecipe(start="bse"), tmp_path / "b").begin(resume=False)
     assert not (tmp_path / "b/recipe.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"folder": "nowhere"}, "there is no folder nowhere, which corpus.folder names"),
+        ({"train": "trian"}, "has no split 'trian'; did you mean 'train'"),
+        ({"held_out": "tset"}, "has no split 'tset'; did you mean 'test'"),
+    ],
+)
+def test_a_corpus_that_is_not_there_is_named_before_anything_is_written(
+    settings: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    from coseek.pipelines.base import BaseTraining
+
+    make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=5)
+    corpus = CorpusSettings(**{"folder": str(tmp_path / "w"), **settings})
+    with pytest.raises((DataError, SettingError), match=says):
+        BaseTraining(BaseRecipe(start="base", corpus=corpus), tmp_path / "b").begin(resume=False)
+    assert not (tmp_path / "b/recipe.yaml").exists()
+
+
+def test_a_corpus_is_read_by_the_shipped_base_at_once() -> None:
+    recipe = corpus_recipe("data/mine")
+    assert recipe.start == "base" and recipe.corpus == CorpusSettings(folder="data/mine")
+    assert make_settings(BaseRecipe, dump_settings(recipe)) == recipe
+    assert recipe.sft.steps < BaseRecipe().sft.steps
 
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
@@ -153,6 +183,40 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
     before = (training.trained_folder / "model.safetensors").stat().st_mtime_ns
     once_more.train()
     assert (training.trained_folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_that_are_held_out(tmp_path: Path) -> None:
+    from coseek.models.tokenizer import HfTokenizer
+    from coseek.pipelines.base import BaseTraining
+
+    data = make_world(tmp_path / "w", size="compact", train=20, dev=0, test=20)
+    name = f" {data.corpus[0].title.split()[-1]}"
+    corpus = {
+        "folder": str(data.folder),
+        "words": 50,
+        "made": {"count": 60, "hop_mix": [1.0, 1.0], "unanswerable": 0.0},
+    }
+    training = BaseTraining(make_settings(BaseRecipe, {**TINY, "start": "base", "corpus": corpus}), tmp_path / "b")
+    training.begin(resume=False)
+    training.train()
+    before, after = (HfTokenizer.load(folder) for folder in (model_path("base"), training.trained_folder))
+    assert after.size == before.size + 50 and len(after.encode(name)) <= len(before.encode(name))
+
+    learnt = {one.id for one in training.corpus_sampler("train", "train").supported}
+    held_out = {one.id for place in training.held_out_samplers("test").values() for one in place.supported}
+    own = {one.id for one in data.questions("train")}
+    assert learnt & own and learnt - own and not learnt & held_out
+    assert {one.id for one in data.questions("test")} <= held_out
+    rows = [row[0] for row in training.write_results(training.measure()).rows]
+    assert "read made questions, hops: 1" in rows and "read own questions, hops: 2" in rows
+
+    data.corpus.save(data.corpus_path)  # the same bytes
+    again = BaseTraining(training.recipe, tmp_path / "b")
+    again.begin(resume=True)
+    Corpus(list(data.corpus)[1:], "shorter").save(data.corpus_path)
+    with pytest.raises(SettingError, match=r"other parts than there are now.*corpus\.folder corpus\.jsonl"):
+        BaseTraining(training.recipe, tmp_path / "b").begin(resume=True)
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def corpus_recipe(folder: str) -> BaseRecipe:
     recipe = BaseRecipe()
     # Words of the corpus are new tokens, which records and copies of random tokens teach first.
     tasks = recipe.tasks.model_copy(update={"warm_up": 0.05})
-    sft = recipe.sft.model_copy(update={"steps": 3000, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500})
+    sft = recipe.sft.model_copy(update={"steps": 1500, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500})
     return recipe.model_copy(
         update={"start": "base", "corpus": CorpusSettings(folder=folder), "tasks": tasks, "sft": sft}
     )

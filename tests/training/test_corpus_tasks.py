@@ -1,0 +1,119 @@
+"""Fears about a corpus in the base tasks: a fact that its passage does not show, and a question that is held out."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.scripted import Scripted
+
+from coseek.core.files import Json
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.training.sft.base_tasks import BaseTasks, BaseTaskSettings, Task
+from coseek.training.sft.synthetic import CorpusSampler
+from coseek.world.questions import plan_of
+
+PASSAGES = (
+    Passage("song", " Get Low", " Get Low is a song by Dillon Francis."),
+    Passage("man", " Dillon Francis", " Dillon Francis was born in Los Angeles on October 5, 1987."),
+    Passage("town", " Los Angeles", " Los Angeles is a city."),
+    Passage("other", " Get High", " Get High is a song by Kesha."),
+)
+
+
+def step(passage: str, source: str, target: str, phrase: str, back: bool = False) -> dict[str, Json]:
+    return {
+        "passage": passage, "from": source, "to": target, "phrase": phrase, "back": back,
+        "question": f"{source} {phrase} what?",
+    }  # fmt: skip
+
+
+def question(ident: str, answer: str, *path: dict[str, Json]) -> Question:
+    gold = tuple(str(one["passage"]) for one in path)
+    return Question(ident, f"{ident}?", (answer,), gold, len(path), {"path": list(path)})
+
+
+BY = step("song", "Get Low", "Dillon Francis", "is a song by")
+BORN = step("man", "Dillon Francis", "October 5, 1987", "was born on")
+TWO = question("when was the singer born", "October 5, 1987", BY, BORN)
+BACK = question("which song is by him", "Get Low", step("song", "Dillon Francis", "Get Low", "is a song by", back=True))
+CUT = question("when did it come out", "2013", step("song", "Get Low", "2013", "came out in"))
+BARE = replace(TWO, id="bare", meta={})
+
+
+def sampler(questions: Sequence[Question] = (TWO, BACK)) -> CorpusSampler:
+    return CorpusSampler(Corpus(PASSAGES, "test"), questions)
+
+
+def tasks() -> BaseTasks:
+    settings = GeneratorSettings(model="m", prompt="generator-laptop")
+    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
+    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, generator, sampler(), 1.0)
+
+
+def written(task: Task, questions: Sequence[Question]) -> set[str]:
+    return {tasks().example(task, sampler(questions), 1.0, random.Random(seed)).written for seed in range(40)}
+
+
+def test_a_question_is_answered_along_its_path() -> None:
+    for text in written("read", [TWO]):
+        first, second, answer = text.split(" .", 2)
+        assert first.startswith(" Get Low # ") and first.endswith(" , is a song by : Dillon Francis")
+        assert second.startswith(" Dillon Francis # ") and second.endswith(" , was born on : October 5, 1987")
+        assert answer == " Answer : October 5, 1987"
+
+
+def test_a_step_from_a_value_to_its_passage_states_the_fact_as_the_passage_does() -> None:
+    for text in written("read", [BACK]):
+        assert text.startswith(" Get Low # ") and text.endswith(" , is a song by : Dillon Francis . Answer : Get Low")
+
+
+def test_a_question_whose_passage_no_longer_shows_the_fact_is_left_out() -> None:
+    assert sampler([TWO, CUT]).questions == [TWO]
+    shorter = [replace(one, text=one.text[:20]) for one in PASSAGES]
+    assert CorpusSampler(Corpus(shorter, "cut"), [TWO, BACK]).questions == []
+
+
+def test_a_question_of_another_corpus_is_left_out() -> None:
+    assert sampler([replace(TWO, gold_ids=("song", "elsewhere")), replace(TWO, gold_ids=())]).supported == []
+
+
+def test_of_a_question_without_a_path_support_alone_is_learnt() -> None:
+    both = sampler([TWO, BARE])
+    assert both.questions == [TWO] and both.supported == [TWO, BARE]
+    assert all(one.count("#") == 2 for one in written("support", [TWO, BARE]))
+
+
+def test_a_comparison_ends_with_the_answer_and_not_with_the_last_name_of_its_path() -> None:
+    compared = replace(TWO, answers=("no",))
+    assert all(text.endswith(" Answer : no") for text in written("read", [compared]))
+
+
+def test_every_fact_of_a_drill_stands_in_its_passage() -> None:
+    for seed in range(40):
+        example = tasks().example("drill", sampler(), 1.0, random.Random(seed))
+        for fact in example.written.removesuffix(" .").split(" ."):
+            place, _, value = fact.partition(" , ")[2].rpartition(" : ")
+            number = int(fact.partition(" # ")[2].partition(" ,")[0])
+            assert place and value in example.passages[number - 1].text
+
+
+def test_the_next_thing_to_look_up_is_the_step_s_own_question() -> None:
+    ends = {text.rpartition(" Next : ")[2] for text in written("next", [TWO]) if " Next : " in text}
+    assert ends == {f"{one.sub_question} ." for one in plan_of(TWO)}
+
+
+def test_long_questions_are_not_lost_among_thousands_of_one_hop() -> None:
+    many = [replace(BACK, id=str(number)) for number in range(400)]
+    place = sampler([TWO, *many])
+    drawn = [place.draw_question(random.Random(seed)) for seed in range(400)]
+    assert drawn.count(TWO) == pytest.approx(400 / 21, rel=0.6)
+
+
+def test_a_share_of_the_examples_is_of_the_corpus() -> None:
+    half = replace(tasks(), corpus_share=0.5, settings=BaseTaskSettings(shares={"read": 1.0}, warm_up=0.0))
+    texts = [half.draw(1.0, random.Random(seed)).segments[0].text for seed in range(100)]
+    assert 30 < sum(TWO.question in text or BACK.question in text for text in texts) < 70
