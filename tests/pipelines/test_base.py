@@ -88,7 +88,7 @@ def test_a_corpus_that_is_not_there_is_named_before_anything_is_written(
     from coseek.pipelines.base import BaseTraining
 
     make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=5)
-    corpus = CorpusSettings(**{"folder": str(tmp_path / "w"), **settings})
+    corpus = make_settings(CorpusSettings, {"folder": str(tmp_path / "w"), **settings})
     with pytest.raises((DataError, SettingError), match=says):
         BaseTraining(BaseRecipe(start="base", corpus=corpus), tmp_path / "b").begin(resume=False)
     assert not (tmp_path / "b/recipe.yaml").exists()
