@@ -270,6 +270,7 @@ def test_no_passage_stalls_an_agent(name: str, users: str) -> None:
         check(name, use, QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(USES))
 def test_no_reader_takes_longer_than_its_text_is_long(name: str) -> None:
     check(name, USES[name], QUICK)
@@ -299,6 +300,7 @@ def test_a_template_of_a_user_is_checked_in_linear_time(tmp_path: Path) -> None:
     assert time.perf_counter() - began < 5
 
 
+@pytest.mark.slow
 def test_a_tokenizer_cuts_marks_that_stand_close_in_linear_time() -> None:
     fast = train_tokenizer(["a few words"], [], 300)
     fast.add_tokens(["<tool_call>", "<<"])

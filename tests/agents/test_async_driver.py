@@ -111,12 +111,14 @@ QAGENT = protocol_of("qagent")
 IN_ORDER = batch_ledgers(QAGENT, Improviser(QAGENT), 8)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40))
 def test_episodes_that_take_turns_in_any_order_do_not_change_each_other(order: list[int]) -> None:
     assert async_ledgers(QAGENT, Improviser(QAGENT), 8, pause=Turnstile(order).pause) == IN_ORDER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["search-o1", "qagent"])
 def test_a_network_writes_the_same_tokens_and_logprobs_in_both_drivers(name: str, temperature: float) -> None:

@@ -225,6 +225,7 @@ def test_a_world_of_other_relations_is_answered_and_its_mistakes_are_no_crash() 
         assert run(ExpertAgent(ExpertSettings(blind_guess=1)), question, index=index)[0][-1].answer
 
 
+@pytest.mark.slow
 def test_the_perfect_expert_follows_the_path_of_a_question_made_from_passages(tmp_path: Path) -> None:
     world().corpus.save(tmp_path / "in" / "corpus.jsonl")
     synthesize(tmp_path / "in", tmp_path / "out", SynthesisSettings(count=200, dev=0, test=0, unanswerable=0))

@@ -133,6 +133,7 @@ def test_its_runs_are_ordinary_valid_trajectories() -> None:
     assert all_gold_at(run, 2)
 
 
+@pytest.mark.slow
 def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path) -> None:
     """The bench ranks by the agent's own order; the command reads the run. One number for both."""
     protocol = load_protocol("search-r1", "laptop")

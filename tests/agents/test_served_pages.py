@@ -36,6 +36,7 @@ def run_over(view: str, count: int) -> tuple[Trajectory, list[int]]:
         return rollout(agent, client, [QUESTION], [7], LIMITS)[0], sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", ["query", "question+query"])
 def test_a_view_without_past_turns_has_requests_of_one_size_however_long_the_run_is(view: str) -> None:
     trajectory, sizes = run_over(view, 30)

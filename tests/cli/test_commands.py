@@ -58,6 +58,7 @@ def test_search_shows_brackets_as_they_are(tmp_path: Path, coseek: Type) -> None
     assert "[red]  [/] word" in coseek("search", tmp_path / "i", "word").out
 
 
+@pytest.mark.slow
 def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source(
     tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, co
     assert {one.question.id for one in trajectories} == {one.id for one in draw(Dataset(world).questions("test"), 3, 5)}
 
 
+@pytest.mark.slow
 def test_runs_are_paired(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     runs = [tmp_path / agent for agent in ("expert", "faulty-expert")]
     for run in runs:

@@ -23,6 +23,7 @@ MIXED = WRITTEN | st.lists(st.sampled_from(PAYLOADS), max_size=3).map("".join)
 HALVES = st.text(st.characters(categories=["Cs", "Cc", "Cf", "Lu"]), max_size=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_hostile_texts_have_no_effect_in_terminals_pages_files_and_prompts(tmp_path: Path, seed: int) -> None:
     assert effects(tmp_path, drawn(8, seed)) == {road.__name__: [] for road in ROADS}

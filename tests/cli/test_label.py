@@ -24,6 +24,7 @@ def ran(world: Path, index: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_labels_take_the_runs_own_agent_and_retriever(ran: Path, tmp_path: Path, coseek: Type) -> None:
     out, rows = tmp_path / "labels", tmp_path / "rows.jsonl"
     words = ("label", ran, "--method", "agentic-r", "--scorer", "oracle", "--out", out, "--json", "--tevatron", rows)

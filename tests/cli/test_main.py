@@ -103,6 +103,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(newcomer: Path, coseek: Type
     assert "Resume with: coseek wait-here --resume" in outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_stop_that_a_finaliser_swallows_stops_all_the_same(tmp_path: Path, name: str, code: int) -> None:
     stops = f"import signal, time, weakref\n    weakref.finalize(RunError('x'), signal.raise_signal, signal.{name})"
@@ -127,6 +128,7 @@ def test_a_library_of_nobody_is_a_bug(newcomer: Path, coseek: Type) -> None:
         coseek("import-here")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_failure(index: Path) -> None:
     command = f"{sys.executable} -m coseek.cli.main search {index} {'Ada ' * 2000} -k 5 | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

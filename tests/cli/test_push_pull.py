@@ -10,6 +10,7 @@ from tests.retrieval.tiny_encoder import make_encoder
 from coseek.models.laptop import make_policy
 
 
+@pytest.mark.slow
 def test_a_pulled_agent_runs_over_an_index_of_a_pulled_encoder_of_pulled_data(
     coseek: Type, world: Path, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_resuming_a_finished_run_changes_nothing(world: Path, index: Path, tmp_p
     assert (tmp_path / "r" / "trajectories.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_questions_that_a_dead_retriever_ended_are_asked_again(
     world: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:

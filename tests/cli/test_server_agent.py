@@ -57,6 +57,7 @@ def test_a_run_on_a_server_is_the_run_on_its_folder(
     assert again.code == 0
 
 
+@pytest.mark.slow
 def test_text_only_is_marked_and_not_trained_on(
     coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
 ) -> None:

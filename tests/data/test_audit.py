@@ -297,6 +297,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         audit_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_wreck_ends(tmp_path: Path) -> None:
     audit = audit_run(stored(tmp_path / "run", [sound()[0]] * 300).folder, decode, most=10)
     assert len(audit.violations) == 10

@@ -48,6 +48,7 @@ def test_an_ending_that_markitdown_is_not_asked_for_is_refused(tmp_path: Path) -
         imported(tmp_path, ["exe"], note__txt=b"Herons fish at dawn.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pptx", "xlsx", "pdf", "epub"])
 def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path, kind: str) -> None:
     made, passages = imported(
@@ -57,6 +58,7 @@ def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path, ki
     assert f"broken.{kind}" in reasons(made) and "it is no" in reasons(made)
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:

@@ -23,6 +23,7 @@ def scanned(passages: list[Passage], folder: Path) -> CorpusFile:
     return CorpusFile.scan(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=at_most(60))
 @given(passages=CORPORA)
 def test_a_corpus_on_disk_reads_as_the_one_in_memory(

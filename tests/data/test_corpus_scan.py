@@ -27,6 +27,7 @@ def joined(found: LinePositions) -> list[NDArray[np.int64]]:
     return [np.concatenate(pieces) for pieces in (found.spans, found.lines, found.passages, found.groups)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece_bytes", PIECES)
 def test_what_an_earlier_scan_knows_changes_no_digest_and_no_span(piece_bytes: int, tmp_path: Path) -> None:
     rng, path = random.Random(piece_bytes), tmp_path / "corpus.jsonl"

@@ -52,6 +52,7 @@ def test_no_format_loses_words_and_no_broken_file_is_lost(tmp_path: Path) -> Non
     assert {path.rpartition("/")[2] for path in unread(made)} == {f"{n:03}.{[*FORMATS][n % 8]}" for n in range(16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [*FORMATS])
 def test_a_small_file_of_each_format_is_read_and_a_broken_one_is_not(tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "in"
@@ -159,6 +160,7 @@ def nested(data: bytes, depth: int) -> bytes:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "data", "settings", "reason"),
     [
@@ -208,6 +210,7 @@ def test_a_zip_that_lies_about_sizes_is_not_believed(tmp_path: Path) -> None:
 DEEP = b"<div>" * 200_000 + b"deep"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -306,6 +309,7 @@ def test_neighbours_lead_through_the_whole_document_and_not_beyond(tmp_path: Pat
     assert len(walked) == len(passages) - 1 > 3
 
 
+@pytest.mark.slow
 def test_a_second_import_takes_the_place_of_the_first_and_reads_no_index(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "in", a="some words")
     imported(folder, folder / "out")

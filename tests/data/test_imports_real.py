@@ -8,6 +8,7 @@ from coseek.data.imports import import_data, parse_shares
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format_name", "sources", "passages", "questions"),
     [

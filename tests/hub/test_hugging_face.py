@@ -29,6 +29,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_a_push_is_private_and_one_commit_and_is_pulled_again(server: HubState, data: Path, tmp_path: Path) -> None:
     hub = HuggingFaceHub(server.url)
     done = push(data, "me/world", hub)

@@ -116,6 +116,7 @@ def test_the_checker_sees_every_kind_of_mistake(tmp_path: Path) -> None:
     assert "0 label sets and 0 reasons" in " ".join(violations(tmp_path, run))
 
 
+@pytest.mark.slow
 def test_labels_of_a_turn_do_not_depend_on_the_other_turns(tmp_path: Path) -> None:
     together, _ = labelled(tmp_path / "all", parts(tmp_path / "all"))
     alone: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}

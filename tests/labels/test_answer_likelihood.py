@@ -315,6 +315,7 @@ def test_without_a_model_there_is_a_sentence(tmp_path: Path) -> None:
         list(made.label([turn()]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turns(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -343,6 +344,7 @@ def test_weighing_settings_are_described() -> None:
     assert all(field.description for field in AnswerLikelihoodSettings.model_fields.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_labels_as_its_model_does_and_a_refused_prompt_leaves_only_its_turn_undone(
     method: str, tmp_path: Path

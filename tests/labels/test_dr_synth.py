@@ -141,6 +141,7 @@ def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: 
     assert all(isinstance(one, LabelSet) for one in everything)
 
 
+@pytest.mark.slow
 def test_neither_its_runs_nor_its_labels_hold_all_trajectories_in_memory(tmp_path: Path) -> None:
     """With pages all of them would be gigabytes. Of 120 runs here, a batch of labels has 64 turns."""
     made = maker(tmp_path, samples=5)
@@ -257,6 +258,7 @@ def passages_in(prompt: str) -> int:
     return int(prompt.partition(" passages, each")[0].rpartition(" ")[2])
 
 
+@pytest.mark.slow
 def test_a_lenient_order_that_misses_a_few_passages_is_repaired_and_counted_and_a_strict_one_drops_its_turn(
     tmp_path: Path,
 ) -> None:

@@ -30,6 +30,7 @@ def rows(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("labels.jsonl", "dropped.jsonl")]
 
 
+@pytest.mark.slow
 def test_labels_have_the_same_bytes_whatever_the_timing(tmp_path: Path) -> None:
     made = []
     for seed in range(2):

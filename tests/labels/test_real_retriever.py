@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from bench.real_retriever import SUMMARY, Place
 from tests.labels.small import bm25, world
 
@@ -23,6 +24,7 @@ class Small(Place):
         return bm25()
 
 
+@pytest.mark.slow
 def test_labels_of_a_start_that_was_killed_are_made_whole_before_they_are_trained_on(tmp_path: Path) -> None:
     whole = Small(tmp_path / "whole", tmp_path).labels(NAME) / "labels.jsonl"
     out = Small(tmp_path / "killed", tmp_path).labels(NAME)

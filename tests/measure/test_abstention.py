@@ -155,6 +155,7 @@ def test_a_right_decline_is_shown_as_right_and_a_wrong_one_as_not() -> None:
         assert "not right</b>" in trajectory_html(wrong)
 
 
+@pytest.mark.slow
 def test_the_report_draws_the_calibration_of_both_policies_where_there_is_something_to_decline() -> None:
     (section,) = calibration_sections("test", score_runs({"before": runs(), "after": runs(), "rules": runs()}))
     page = section.html(1)

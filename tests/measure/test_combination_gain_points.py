@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from tests.measure.test_combination_gain import QUESTIONS
 
 from coseek.data.question import Question
@@ -119,6 +120,7 @@ def test_runs_without_a_common_question_have_no_lead_and_say_so() -> None:
     assert [row[-1] for row in apart.table().rows] == ["–"] * 3
 
 
+@pytest.mark.slow
 def test_the_plot_is_the_curve_with_its_band_and_the_agent_as_a_point() -> None:
     found = small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)})
     one, three = mean([1.0] + [0.0] * 7), mean([1.0, 1.0] + [0.0] * 6)

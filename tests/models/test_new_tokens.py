@@ -51,6 +51,7 @@ def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) 
     assert new_BTV.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("again", 3), ("other", 4)):
         add_tokens(plain, MARKS, (), tmp_path / name, seed)

@@ -387,6 +387,7 @@ class NewFirst(Sampler):
         return [*self.step_new(), *super().step(1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_first_tokens_that_are_written_before_the_others_next_ones_change_no_row(name: str) -> None:
     model, rows = network(name), range(16)

@@ -104,6 +104,7 @@ def test_a_float16_encoder_gives_the_vectors_of_its_weights_in_float32(tmp_path:
     assert all(torch.equal(found[name], weight.float()) for name, weight in stored.items())
 
 
+@pytest.mark.slow
 def test_the_shipped_encoder_understands_short_queries_better_than_bm25() -> None:
     world = make_world(WorldSettings(seed=404, size="tiny", train=0, dev=120, test=0))
     for kind, least in (("short name+relation", 0.1), ("sub-question", -0.05)):

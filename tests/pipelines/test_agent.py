@@ -138,6 +138,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
         AgentTraining(tiny().model_copy(update={"seed": 9}), tmp_path).begin(resume=True)
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
     from coseek.pipelines.agent import AgentTraining
     from coseek.training.trainer.run_state import RunState

@@ -69,6 +69,7 @@ def settings_of(base: Path) -> RunSettings:
     )
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cluster_has_the_rows_of_one_machine_also_when_its_caller_was_killed(
     base: Path, tmp_path: Path
 ) -> None:

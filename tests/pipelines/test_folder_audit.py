@@ -62,6 +62,7 @@ def unsealed(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_labels_are_made_again_from_the_run_the_retriever_and_the_scores(labels: Path, tmp_path: Path) -> None:
     found = audit(labels)
     assert found.rows == found.derived == found.bound > 0 and found.sealed and not found.violations

@@ -36,6 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_kill_while_parts_are_taken_over_doubles_no_label_and_no_score(alone: Path, tmp_path: Path) -> None:
     source, whole = labels_in(alone, "agentic-r"), tmp_path / "labels"
     part = whole / "parts" / "1"

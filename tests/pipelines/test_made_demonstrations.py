@@ -17,6 +17,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 MADE = "warm_start.made={count: 30, dev: 0.1, test: 0.1}"
 
 
+@pytest.mark.slow
 def test_made_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
     data = make_world(tmp_path / "w", size="compact", train=10, dev=0, test=0)
     recipe = load_recipe(

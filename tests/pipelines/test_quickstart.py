@@ -15,6 +15,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
 
 
+@pytest.mark.slow
 def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_than_words(tmp_path: Path) -> None:
     training = AgentTraining(load_recipe("quickstart", [*TINY, *FEW]), tmp_path / "run")
     training.begin(resume=False)
@@ -32,6 +33,7 @@ def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_
     assert all(parameter.equal(new[name]) for name, parameter in old.items() if "embed" not in name)
 
 
+@pytest.mark.slow
 def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_itsdev_questions(tmp_path: Path) -> None:
     few = ["table.dev_questions=3", "table.questions=3", "rl.evaluate_every=0"]
     for dev, named in ((True, ["dev", "test", "unseen"]), (False, ["test", "unseen"])):

@@ -136,6 +136,7 @@ def test_harmful_changes_are_found_and_harmless_ones_are_not_flagged(runs: list[
     assert figures.derived.total() >= 0.7 * figures.made.total()  # without any digest
 
 
+@pytest.mark.slow
 def test_a_change_is_the_same_with_and_without_digests(runs: list[Path]) -> None:
     for kind in HARMFUL:
         changed = [stored(runs[1], bound) for bound in (True, False)]

@@ -69,6 +69,7 @@ def refusal(folder: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=at_most(60), deadline=None)
 @given(data=st.data())

@@ -35,6 +35,7 @@ def tiny(tmp_path: Path) -> Path:
     return make_encoder(tmp_path / "tiny")
 
 
+@pytest.mark.slow
 def test_meaning_is_found_without_a_common_word(dense: Dense) -> None:
     assert [hits[0].passage.id for hits in dense.search(QUERIES[:3], 1)] == ["physics", "sea", "cook"]
 

@@ -34,6 +34,7 @@ def recall(found: Rows, expected: Rows) -> float:
     return float(np.mean([len(set(mine) & set(theirs)) / len(theirs) for mine, theirs in pairs]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_graph_finds_what_looking_at_everything_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bool

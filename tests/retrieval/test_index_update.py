@@ -191,6 +191,7 @@ def test_an_index_whose_encoder_has_changed_is_not_mixed_from_two(tmp_path: Path
     assert digests(tmp_path / "index") == before
 
 
+@pytest.mark.slow
 def test_a_stopped_update_leaves_the_old_index_and_goes_on(tmp_path: Path, encoder: Path) -> None:
     rng = random.Random(0)
     passages = [made_up(rng, row) for row in range(60)]

@@ -46,6 +46,7 @@ def test_looking_into_more_cells_finds_more(tmp_path: Path) -> None:
     assert reached == sorted(reached) and reached[0] < reached[-1] and reached[-1] > 0.97
 
 
+@pytest.mark.slow
 def test_an_index_that_is_opened_again_finds_the_same_and_is_the_same_when_made_again(
     tmp_path: Path, encoder: Path, corpus: Corpus
 ) -> None:

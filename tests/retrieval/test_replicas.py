@@ -25,6 +25,7 @@ def texts(retriever: Retriever, queries: list[str] | None = None) -> list[list[s
     return [[hit.passage.id for hit in hits] for hits in retriever.search(queries or QUERIES, 2)]
 
 
+@pytest.mark.slow
 def test_a_batch_is_shared_by_all_replicas_and_a_dead_one_costs_no_query() -> None:
     with ExitStack() as stack:
         echoes = [EchoRetriever() for _ in range(3)]
@@ -43,6 +44,7 @@ def test_a_batch_is_shared_by_all_replicas_and_a_dead_one_costs_no_query() -> No
         assert more.identity == found.identity  # so a run may go on with other addresses
 
 
+@pytest.mark.slow
 def test_replicas_behind_one_address_are_a_service_like_any_other() -> None:
     with live({"main": EchoRetriever()}) as one, live({"main": EchoRetriever()}) as two:
         front = open_retriever({**QUICK, "url": [one, two]})

@@ -69,6 +69,7 @@ def check_order(events: list[ResponseStreamEvent]) -> Response:
     return last.response
 
 
+@pytest.mark.slow
 def test_the_official_client_reads_reasoning_searches_and_a_cited_answer() -> None:
     with live_agent("rules", Addressed()) as (url, _), client_of(url) as client:
         whole = client.responses.create(model="agent", input=QUESTIONS[0], extra_body={"seed": 5}, metadata={"a": "b"})

@@ -217,6 +217,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert [one.status_code for one in refused] == [503, 503] and all("retry-after" in one.headers for one in refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_nobody_waits_longer_for_a_row_than_is_said(stream: bool) -> None:
     """The fear: a question was accepted, streamed or not, that waited for minutes, and its client took it for lost."""
@@ -242,6 +243,7 @@ def test_nobody_waits_longer_for_a_row_than_is_said(stream: bool) -> None:
     assert refused.status_code == 503 and refused.headers["retry-after"] == "60" and service.waiting == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_hang_up_leave_no_row_open(stream: bool) -> None:
     gate = threading.Event()

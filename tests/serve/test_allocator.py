@@ -40,6 +40,7 @@ print(held() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told")
 def test_what_large_requests_took_is_given_back() -> None:
     told = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True).stdout.split()

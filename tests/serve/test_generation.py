@@ -156,6 +156,7 @@ def written(sampler: Sampler, keys: list[int]) -> Written:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_rows_that_are_drawn_in_many_ways_are_those_of_a_sampler_for_each(name: str) -> None:
     model, tokenizer, keys = network(name), ByteTokenizer(), list(range(15))

@@ -35,6 +35,7 @@ def ended(connection: socket.socket) -> bytes:
     return got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [
@@ -109,6 +110,7 @@ def test_one_who_does_not_read_the_answer_is_cut_off() -> None:
         assert ask(url).status_code == 200
 
 
+@pytest.mark.slow
 def test_one_who_reads_a_long_answer_slowly_gets_it_whole() -> None:
     many = json.dumps({"queries": ["x"] * 4_000, "topk": 4}).encode()
     with live({"echo": EchoRetriever()}, answer_s=0.3) as url, connected(url) as slow:

@@ -93,6 +93,7 @@ def test_a_conversation_over_http_is_the_one_with_the_local_sampler(
     assert len({turn.end for turns in here.values() for turn in turns}) > 1
 
 
+@pytest.mark.slow
 def test_a_next_turn_is_not_read_again(live: Live, tokenizer: HfTokenizer) -> None:
     before = live[1].generation.reused_tokens
     first = choice(post(live, prompt=[5, 6, 7], max_tokens=6, temperature=0, return_token_ids=True))

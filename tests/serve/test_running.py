@@ -305,6 +305,7 @@ def connected(url: str) -> socket.socket:
     return socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0), timeout=10)
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_slowly_is_not_waited_for() -> None:
     with live({"echo": EchoRetriever()}, headers_s=0.2, body_s=0.2) as url:
         with connected(url) as silent:

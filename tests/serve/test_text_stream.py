@@ -49,6 +49,7 @@ def test_the_pieces_of_a_text_are_the_text_and_hold_no_broken_character(tokenize
         assert "".join(found) == whole and "\ufffd" not in "".join(found)
 
 
+@pytest.mark.slow
 def test_the_pieces_of_random_tokens_are_their_decoding(tokenizer: HfTokenizer | ByteTokenizer) -> None:
     for seed in range(500):
         rng = random.Random(seed)

@@ -141,6 +141,7 @@ def test_a_step_whose_first_questions_have_spread_asks_no_more() -> None:
     assert sampled.questions == 2 and sampled.dropped == 0 and sampled.kept.scored == sampled.episodes.scored
 
 
+@pytest.mark.slow
 def test_resampling_is_resumed_at_the_question_it_had_come_to(tmp_path: Path) -> None:
     choice = settings_of("grpo", steps=4, checkpoint_every=1, resample=True, group_size=3)
     _, rows = train(tmp_path / "whole", choice)
@@ -213,6 +214,7 @@ def test_the_entropy_is_that_of_the_sampling_distribution_where_the_loss_looks(g
     assert bool(found.any()) is gradient
 
 
+@pytest.mark.slow
 def test_measuring_the_entropy_changes_no_weight_and_a_bonus_raises_it(tmp_path: Path) -> None:
     plain, _ = train(tmp_path / "plain", settings_of("grpo", steps=4))
     measured, seen = train(tmp_path / "measured", settings_of("grpo", steps=4, measure_entropy=True))

@@ -113,6 +113,7 @@ def test_long_questions_are_not_lost_among_thousands_of_one_hop() -> None:
     assert drawn.count(TWO) == pytest.approx(400 / 21, rel=0.6)
 
 
+@pytest.mark.slow
 def test_a_share_of_the_examples_is_of_the_corpus() -> None:
     half = replace(tasks(), corpus_share=0.5, settings=BaseTaskSettings(shares={"read": 1.0}, warm_up=0.0))
     texts = [half.draw(1.0, random.Random(seed)).segments[0].text for seed in range(100)]

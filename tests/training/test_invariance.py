@@ -87,6 +87,7 @@ def test_the_update_is_the_same_however_a_step_is_cut_and_shuffled(
         assert float((first - second).abs().max()) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce-pp"])
 def test_the_order_in_which_runs_come_changes_no_advantage_and_no_update(algorithm: str) -> None:
     choice = choice_of(algorithm, "group")

@@ -146,6 +146,7 @@ def noisy_runs(draw: st.DrawFn) -> list[dict[str, float]]:
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(noisy_runs())
 def test_noise_around_any_level_raises_no_alarm_in_two_hundred_steps(rows: list[dict[str, float]]) -> None:
@@ -287,6 +288,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     assert load_healthy(tmp_path) is None  # a checkpoint without its sum is none
 
 
+@pytest.mark.slow
 def test_right_runs_are_measured_before_and_after_the_updates(patient: Patient, tmp_path: Path) -> None:
     """Paid for what is right, right runs become likelier; the reading is of the updates, so it draws nothing."""
     plan = small(patient, probe_runs=8).model_copy(update={"steps": 2, "questions_per_step": 16, "group_size": 8})

@@ -60,6 +60,7 @@ def clipped_loss(batch: Batch, normaliser: Normaliser) -> tuple[Tensor, Loss]:
     return batch.agent_BT, loss
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000))
 @settings(max_examples=25)
 def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(seed: int) -> None:

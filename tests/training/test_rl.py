@@ -27,6 +27,7 @@ from coseek.training.trainer.data_order import QuestionStream, derive_seed
 from coseek.training.trainer.policy import Policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "reached"), [("grpo", 0.35), ("ppo", 0.35), ("rloo", 0.25), ("reinforce-pp", 0.25)]
 )

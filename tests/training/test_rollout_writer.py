@@ -94,6 +94,7 @@ def test_a_recomputed_old_policy_is_the_trainer_before_every_update(tmp_path: Pa
         assert not data.entropies  # which would cost the trainer's pass more memory
 
 
+@pytest.mark.slow
 def test_keeping_rollouts_changes_no_weight(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=3, kl=0.01)
     plain, _ = train(tmp_path / "plain", settings)
@@ -173,6 +174,7 @@ def used(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_budget_of_disk_holds_and_what_is_left_is_evenly_spread(tmp_path: Path) -> None:
     steps_written(writer_in(tmp_path / "one", every=1), 1)
     budget = 11 * used(tmp_path / "one") / 1e6

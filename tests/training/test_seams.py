@@ -75,6 +75,7 @@ def test_an_algorithm_of_ones_own_is_its_own_arithmetic(here: Path) -> None:
     assert found.advantages_BT[:, 1].tolist() == [0.75, -0.25]
 
 
+@pytest.mark.slow
 def test_a_policy_learns_with_an_algorithm_of_ones_own(here: Path) -> None:
     _, rows = train(here / "run", settings_of("opo.py"))
     assert sum(row["reward"] for row in rows[-3:]) / 3 > 0.25 > 0.2 > rows[0]["reward"]

@@ -74,6 +74,7 @@ def test_a_passage_that_another_index_does_not_hold_has_no_rank_there(tmp_path: 
     assert bodies(table)[0]["ranks"] == {"bm25": [[None, None, 1], []]}
 
 
+@pytest.mark.slow
 def test_chunks_begin_where_the_page_looks_for_them(tmp_path: Path) -> None:
     many = [trajectory(f"q{at}", f"{at} " + "word " * 4000) for at in range(30)]
     table = table_of(tmp_path / "run", many)

@@ -16,6 +16,7 @@ from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 
 
+@pytest.mark.slow
 def test_world_1_is_what_it_was() -> None:
     made = make_world(reference_world("world-1").settings)  # refuses another one
     assert made.digest == reference_world("world-1").sha256
@@ -41,6 +42,7 @@ def test_a_reference_world_that_came_out_otherwise_is_refused(monkeypatch: pytes
     make_world(tiny.model_copy(update={"seed": 1}))
 
 
+@pytest.mark.slow
 def test_recipes_and_the_command_line_name_a_reference_world(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

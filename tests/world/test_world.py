@@ -84,6 +84,7 @@ def test_passages_are_short_and_put_a_space_before_every_word() -> None:
     assert mean(len(passage.text.split()) for passage in small().corpus) < 32
 
 
+@pytest.mark.slow
 def test_worlds_of_other_seeds_share_their_words_and_not_their_facts() -> None:
     one, other = make_world(WorldSettings(size="compact", seed=1)), make_world(WorldSettings(size="compact", seed=2))
     words = [{word for passage in world.corpus for word in (passage.title + passage.text).split()}
@@ -237,6 +238,7 @@ def test_the_mix_of_hops_is_a_setting() -> None:
     assert {question.hops for question in asked(world)} == {2}
 
 
+@pytest.mark.slow
 def test_the_oracles_queries_find_the_gold_passage_and_the_raw_question_only_the_first() -> None:
     world = small()
     retriever = Bm25.over(world.corpus)
