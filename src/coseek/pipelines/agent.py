@@ -36,7 +36,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import make_data, own_questions
-from coseek.pipelines.demonstrations import demonstrate, texts_of
+from coseek.pipelines.demonstrations import demonstrate, left_to_ask, texts_of
 from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.kept_rollouts import rollout_writer
@@ -348,7 +348,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
         """The training questions of a stage."""
-        recipe, questions, seed = stage.recipe, self.questions(stage.recipe.data.train), stage.seed("select")
+        recipe, seed = stage.recipe, stage.seed("select")
+        questions = left_to_ask(recipe, self.questions(recipe.data.train))
         if recipe.select.naive_rag == "any":
             return select(questions, recipe.select, accuracy_of(recipe), None, seed, self.progress.say)
         if (known := stage.chosen()) is not None:

@@ -139,6 +139,9 @@ class WarmStartSettings(Settings):
     made: SynthesisSettings | None = None
     """How questions are made from the corpus: the expert demonstrates those of their train split, too, beside
     the training questions (`worlds: 0`)."""
+    demonstrated: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of the training questions that are demonstrated (`worlds: 0`). Below 1, reinforcement learning asks the
+    others: what was demonstrated is soon known by heart, and then every run of a group has the same reward."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
     asking: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -155,6 +158,15 @@ class WarmStartSettings(Settings):
         if self.made is not None and (self.demonstrator != "expert" or self.worlds):
             raise ValueError(
                 "made: only the expert demonstrates made questions, and not in throw-away worlds; set worlds=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _some_are_left(self) -> "WarmStartSettings":
+        if self.demonstrated < 1 and (self.uses_worlds or self.demonstrator == "runs"):
+            raise ValueError(
+                "demonstrated: a share of the training questions is left out only where they are demonstrated; set "
+                "worlds=0 and a demonstrator other than runs"
             )
         return self
 

@@ -67,7 +67,8 @@ def demonstrate(
         progress.stage("demonstrations", settings.worlds)
     else:
         progress.stage("demonstrations", 1)
-        places = iter([(retriever, [*dataset.questions(recipe.data.train), *made_questions(recipe, dataset)])])
+        own = demonstrated(recipe, dataset.questions(recipe.data.train))
+        places = iter([(retriever, [*own, *made_questions(recipe, dataset)])])
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
@@ -87,6 +88,18 @@ def demonstrate(
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
     return shown
+
+
+def demonstrated(recipe: AgentRecipe, questions: Sequence[Question]) -> Sequence[Question]:
+    """Those of the training questions that the warm start demonstrates."""
+    share = 1.0 if recipe.warm_start is None else recipe.warm_start.demonstrated
+    return questions if share == 1 else draw(questions, round(share * len(questions)), recipe.seed)
+
+
+def left_to_ask(recipe: AgentRecipe, questions: Sequence[Question]) -> list[Question]:
+    """Those of the training questions that reinforcement learning asks: all, or what was not demonstrated."""
+    shown = {one.id for one in demonstrated(recipe, questions)}
+    return [one for one in questions if one.id not in shown] or [*questions]
 
 
 def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:
