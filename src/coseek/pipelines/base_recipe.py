@@ -89,9 +89,12 @@ class BaseRecipe(ReaderRecipe):
 def corpus_recipe(folder: str) -> BaseRecipe:
     """The recipe for a user's corpus: from the shipped base, which copies and reads already."""
     recipe = BaseRecipe()
-    # Words of the corpus are new tokens, which records and copies of random tokens teach first.
-    tasks = recipe.tasks.model_copy(update={"warm_up": 0.05})
-    sft = recipe.sft.model_copy(update={"steps": 1500, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500})
+    # What it can do is kept: no warm-up of records and copies alone, and half of the rate.
+    tasks = recipe.tasks.model_copy(update={"warm_up": 0.0})
+    optimiser = recipe.sft.learner.optimiser.model_copy(update={"lr": 1e-3})
+    changes = {"steps": 1500, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500}
+    learner = recipe.sft.learner.model_copy(update={"optimiser": optimiser})
+    sft = recipe.sft.model_copy(update={**changes, "learner": learner})
     return recipe.model_copy(
         update={"start": "base", "corpus": CorpusSettings(folder=folder), "tasks": tasks, "sft": sft}
     )
