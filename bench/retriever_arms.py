@@ -46,7 +46,7 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
-from coseek.world.questions import plan_of
+from coseek.world.plan import plan_of
 
 BM25, ZERO_SHOT, BASE = "BM25", "zero-shot", "base"
 """Retrievers that learn from no label: `base` is the shipped encoder."""

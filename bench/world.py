@@ -17,7 +17,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.plan import Step, kind_of, plan_of
 from coseek.world.world import World, WorldSettings, make_world
 
 KS = (1, 2, 3)

@@ -22,7 +22,7 @@ from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import synthesize
-from coseek.world.questions import kind_of, plan_of
+from coseek.world.plan import kind_of, plan_of
 from coseek.world.world import World, WorldSettings, make_world
 
 

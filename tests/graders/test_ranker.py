@@ -15,7 +15,7 @@ from coseek.graders.listed_answer import Unreadable
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, RankingRequest, load_rank_prompt, read_order
 from coseek.graders.structured_output import RETRIES, SCORER
 from coseek.retrieval.query import PastTurn, Query
-from coseek.world.questions import plan_of
+from coseek.world.plan import plan_of
 from coseek.world.world import WorldSettings, make_world
 
 QUESTION = Question("q", "Who [2] built it ?", ("Ada [3]", "Lady Ada"))

@@ -27,7 +27,7 @@ from coseek.training.sft.base_tasks import (
     Task,
 )
 from coseek.training.sft.synthetic import WorldSampler
-from coseek.world.questions import plan_of, wanted
+from coseek.world.plan import plan_of, wanted
 
 EXAMPLES = 60
 

@@ -14,7 +14,7 @@ from coseek.graders.generator import Generator, GeneratorSettings, load_generato
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.sft.base_tasks import BaseTasks, BaseTaskSettings, Task
 from coseek.training.sft.corpus_sampler import CorpusSampler
-from coseek.world.questions import plan_of
+from coseek.world.plan import plan_of
 
 PASSAGES = (
     Passage("song", " Get Low", " Get Low is a song by Dillon Francis."),

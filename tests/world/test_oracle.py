@@ -11,7 +11,7 @@ from coseek.core.errors import DataError
 from coseek.data.question import Question
 from coseek.world.lexicon import LAPTOP
 from coseek.world.oracle import GOLD, MENTION, MISLEADING, NOTHING, OTHER_HOP, SUPPORT, Oracle
-from coseek.world.questions import kind_of, plan_of
+from coseek.world.plan import kind_of, plan_of
 from coseek.world.world import World, WorldSettings, make_world
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 from coseek.data.question import Question
 from coseek.measure.answers import exact_match
-from coseek.world.questions import kind_of, plan_of
+from coseek.world.plan import kind_of, plan_of
 from coseek.world.rationales import MARK, NOW, rationale
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world

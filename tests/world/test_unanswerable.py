@@ -25,7 +25,7 @@ from coseek.training.sft.drills import make_drills
 from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.oracle import SUPPORT
 from coseek.world.passages import spaced
-from coseek.world.questions import plan_of
+from coseek.world.plan import plan_of
 from coseek.world.world import World, WorldSettings, make_world
 
 

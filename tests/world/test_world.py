@@ -17,7 +17,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.facts import Entity
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import MAX_WORDS
-from coseek.world.questions import kind_of, plan_of
+from coseek.world.plan import kind_of, plan_of
 from coseek.world.relations import RELATIONS
 from coseek.world.settings import SPLITS
 from coseek.world.world import World, WorldSettings, make_world

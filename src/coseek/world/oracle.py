@@ -19,7 +19,7 @@ from coseek.data.question import Question
 from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import Entity, Fact, Facts
 from coseek.world.lexicon import Lexicon
-from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.plan import Step, kind_of, plan_of
 from coseek.world.settings import WorldSettings
 
 GOLD = 100

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from coseek.data.question import Question
 from coseek.world.passages import spaced
-from coseek.world.questions import Step, constraints_of, kind_of, plan_of
+from coseek.world.plan import Step, constraints_of, kind_of, plan_of
 
 MARK = " Answer :"
 """Precedes the answer."""

@@ -18,7 +18,8 @@ from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import make_facts
 from coseek.world.oracle import Oracle
 from coseek.world.passages import write_passages
-from coseek.world.questions import make_questions, plan_of
+from coseek.world.plan import plan_of
+from coseek.world.questions import make_questions
 from coseek.world.reference import reference_worlds
 from coseek.world.settings import SPLITS, WorldSettings
 

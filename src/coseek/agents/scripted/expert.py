@@ -21,7 +21,7 @@ from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
-from coseek.world.questions import Step, constraints_of, kind_of, plan_of, wanted
+from coseek.world.plan import Step, constraints_of, kind_of, plan_of, wanted
 
 
 class ExpertSettings(Settings):

@@ -17,7 +17,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.encoder.recipe import SyntheticSettings
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world.oracle import SUPPORT
-from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.plan import Step, kind_of, plan_of
 from coseek.world.world import World, make_world
 
 

@@ -31,7 +31,7 @@ from coseek.training.sft.record_task import RecordTask
 from coseek.training.sft.settings import Weight
 from coseek.training.sft.synthetic import DRILL_FACTS, ExampleSampler, WorldSampler, drill_of
 from coseek.world.passages import spaced
-from coseek.world.questions import kind_of, plan_of, wanted
+from coseek.world.plan import kind_of, plan_of, wanted
 from coseek.world.rationales import MARK, rationale, step_line
 from coseek.world.world import World, WorldSettings, make_world
 

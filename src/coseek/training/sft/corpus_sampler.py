@@ -9,7 +9,7 @@ from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.training.sft.synthetic import ExampleSampler, StatedFact
 from coseek.world.passages import spaced
-from coseek.world.questions import Step, has_plan, plan_of
+from coseek.world.plan import Step, has_plan, plan_of
 from coseek.world.rationales import fact_of
 
 

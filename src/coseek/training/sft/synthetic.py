@@ -21,7 +21,7 @@ from coseek.models.model import Tokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.curriculum import hops_at
 from coseek.training.sft.settings import Phase
-from coseek.world.questions import plan_of
+from coseek.world.plan import plan_of
 from coseek.world.rationales import line, rationale
 from coseek.world.world import World
 
