@@ -5,7 +5,7 @@
 The control has the same world and the same questions in its table, no unanswerable question in its demonstrations and
 its training, and strict EM alone as its reward. *EM lost* is the control's EM minus the agent's on the answerable
 questions of the test split, paired, greedy; *declined* the share of the unanswerable ones that the agent declines. Bar:
-in every seed at least 80 % declined at no more than .02 of EM lost. An arm takes half an hour on one thread.
+in every seed at least 80 % declined at no more than .02 of EM lost. An arm takes forty minutes on one thread.
 """
 
 import argparse
