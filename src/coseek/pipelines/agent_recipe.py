@@ -154,15 +154,11 @@ class WarmStartSettings(Settings):
     """The supervised training."""
 
     @model_validator(mode="after")
-    def _made_ones_are_shown(self) -> "WarmStartSettings":
+    def _shown_where_it_can_be(self) -> "WarmStartSettings":
         if self.made is not None and (self.demonstrator != "expert" or self.worlds):
             raise ValueError(
                 "made: only the expert demonstrates made questions, and not in throw-away worlds; set worlds=0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _some_are_left(self) -> "WarmStartSettings":
         if self.demonstrated < 1 and (self.uses_worlds or self.demonstrator == "runs"):
             raise ValueError(
                 "demonstrated: a share of the training questions is left out only where they are demonstrated; set "

@@ -102,8 +102,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
                 raise
             self.progress.say(f"{error}. Only the corpus' own questions are learnt from")
             return
-        counts = ", ".join(f"{sum(hops.values()):,} {name}" for name, hops in made.questions.items())
-        self.progress.say(f"questions made from the passages of {corpus.folder}: {counts}")
+        self.progress.say(f"questions made from the passages of {corpus.folder}: {made}")
 
     @property
     def given(self) -> Dataset:

@@ -66,8 +66,7 @@ def make_questions(
             raise
         say(f"{error}. Without questions, the passages' own headings and sentences are searched")
         return folder
-    counts = ", ".join(f"{sum(hops.values()):,} {name}" for name, hops in made.questions.items())
-    say(f"{folder} has no questions to train on; made from its passages: {counts} ({out})")
+    say(f"{folder} has no questions to train on; made from its passages: {made} ({out})")
     return out
 
 

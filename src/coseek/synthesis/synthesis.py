@@ -39,6 +39,10 @@ class SynthesisSummary:
     """`gate: reason` → questions."""
     unanswerable: int
 
+    def __str__(self) -> str:
+        """`7,033 train, 155 dev`."""
+        return ", ".join(f"{sum(hops.values()):,} {split}" for split, hops in self.questions.items())
+
     def to_json(self) -> JsonObject:
         questions: JsonObject = {
             split: {str(hops): count for hops, count in counts.items()} for split, counts in self.questions.items()
