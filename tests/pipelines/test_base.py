@@ -186,6 +186,18 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
 
 
 @pytest.mark.slow
+def test_a_corpus_of_which_no_path_is_shown_is_a_sentence(tmp_path: Path) -> None:
+    from coseek.pipelines.base import BaseTraining
+
+    data = make_world(tmp_path / "w", size="compact", train=0, dev=0, test=5)
+    corpus = {"folder": str(data.folder), "passage_tokens": 8, "words": 0, "made": {"count": 20, "unanswerable": 0.0}}
+    training = BaseTraining(make_settings(BaseRecipe, {**TINY, "start": "base", "corpus": corpus}), tmp_path / "b")
+    training.begin(resume=False)
+    with pytest.raises(DataError, match=r"that 8 tokens of its passages state; raise corpus\.passage_tokens"):
+        training.train()
+
+
+@pytest.mark.slow
 def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_that_are_held_out(tmp_path: Path) -> None:
     from coseek.models.tokenizer import HfTokenizer
     from coseek.pipelines.base import BaseTraining

@@ -117,11 +117,15 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         recipe = self.recipe
         seed = derive_seed(recipe.seed, "base tasks")
         tasks = BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator)
-        if recipe.corpus is None:
+        if (corpus := recipe.corpus) is None:
             return tasks
-        return replace(
-            tasks, corpus=self.corpus_sampler("train", recipe.corpus.train), corpus_share=recipe.corpus.share
-        )
+        sampler = self.corpus_sampler("train", corpus.train)
+        if not sampler.questions:
+            raise DataError(
+                f"no question of {corpus.folder} has a path that {corpus.passage_tokens} tokens of its passages state; "
+                "raise corpus.passage_tokens, or give more documents"
+            )
+        return replace(tasks, corpus=sampler, corpus_share=corpus.share)
 
     def corpus_sampler(self, made: str, own: str) -> CorpusSampler:
         """The questions of a split of the made ones, and of one of the corpus' own, where there are any."""
