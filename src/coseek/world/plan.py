@@ -92,3 +92,11 @@ def wanted(question: Question, step: Step) -> str:
         values = " and ".join(f"{row['relation']} {row['value']}" for row in constraints_of(question))
         return f"the {step.relation} with {values}"
     return f"the {step.relation} of {step.mention}"
+
+
+def answer_of(question: Question, last: Step) -> str:
+    """The answer as the last step writes it, or the question's own where its path leads elsewhere: one that compares
+    asks for none of the names that its path leads to."""
+    if last.word or not question.answers or last.sub_answer in question.answers:
+        return last.sub_answer
+    return question.answers[0]

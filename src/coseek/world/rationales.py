@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from coseek.data.question import Question
 from coseek.world.passages import spaced
-from coseek.world.plan import Step, constraints_of, kind_of, plan_of
+from coseek.world.plan import Step, answer_of, constraints_of, kind_of, plan_of
 
 MARK = " Answer :"
 """Precedes the answer."""
@@ -43,14 +43,6 @@ def fact_of(step: Step, title: str) -> tuple[str, str]:
     """Relation and value of a step, as the passage of this title states them: a step from the value to the name that
     the passage is filed under leads the other way."""
     return step.relation, step.mention if step.sub_answer == title.strip() else step.sub_answer
-
-
-def answer_of(question: Question, last: Step) -> str:
-    """The answer as the last step writes it, or the question's own where its path leads elsewhere: one that compares
-    asks for none of the names that its path leads to."""
-    if last.word or not question.answers or last.sub_answer in question.answers:
-        return last.sub_answer
-    return question.answers[0]
 
 
 def step_line(step: Step, number: int, title: str) -> str:

@@ -21,7 +21,7 @@ from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
-from coseek.world.plan import Step, constraints_of, kind_of, plan_of, wanted
+from coseek.world.plan import Step, answer_of, constraints_of, kind_of, plan_of, wanted
 
 
 class ExpertSettings(Settings):
@@ -172,9 +172,7 @@ def _bad_query(step: Step, rng: random.Random) -> str:
 
 def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
     if kind_of(question) != "comparison":
-        fact, answer = _found(question, plan[-1]), plan[-1].sub_answer
-        if not plan[-1].word and question.answers and answer not in question.answers:
-            answer = question.answers[0]  # a comparison asks for none of the names that its path leads to
+        fact, answer = _found(question, plan[-1]), answer_of(question, plan[-1])
         return Move(spaced(f"{fact} Now : {answer} ." if restate else fact), answer=spaced(answer))
     verdict, answer = _compare(question, plan)
     found = [_found(question, step) for step in plan]
