@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,5 +36,7 @@ def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> No
 
 
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a new process: what this one has found out and said is forgotten."""
+    """As a new process of a machine without an accelerator: what this one has found out and said is forgotten."""
     monkeypatch.setattr(speed, "_memory", speed.ProbeCache())
+    if find_spec("torch"):
+        monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)

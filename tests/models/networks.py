@@ -59,7 +59,7 @@ def network(name: str, seed: int = 0) -> PreTrainedModel:
 def logits_of(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
     """What one plain forward pass over a whole row says: logits_TV."""
     with torch.no_grad():
-        outputs = model.forward(input_ids=torch.tensor([list(ids)]))
+        outputs = model.forward(input_ids=torch.tensor([list(ids)], device=model.device))
     logits = outputs.logits[0]
     assert isinstance(logits, torch.Tensor)
     return logits

@@ -1,6 +1,7 @@
 """Fears about caches: a row read in pieces, among others, in any slot, must lead to the logits of one plain pass."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,15 @@ def engine_of(kind: str, model: PreTrainedModel, dtype: torch.dtype = torch.floa
 def block(slots: list[int], pieces: list[list[int]], starts: list[int], width: int) -> TokenBlock:
     ids_BW = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces])
     lengths_B = torch.tensor([len(piece) for piece in pieces])
-    return TokenBlock(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths_B)
+    first = slots == list(range(len(slots)))
+    return TokenBlock(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths_B, max(starts) + width, first)
+
+
+@torch.inference_mode()
+def step(engine: Engine, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The logits after the last token of each row, of which the others have been read."""
+    starts = [len(row) - 1 for row in rows]
+    return engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor(starts), max(starts) + 1)
 
 
 def read_in_pieces(engine: Engine, rows: list[list[int]], rng: random.Random) -> None:
@@ -50,14 +59,10 @@ def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, nam
         engine = engine_of(kind, model)
         rows = [random_ids(rng, 1, 40) for _ in range(6)]
         read_in_pieces(engine, rows, rng)
-        starts = [len(row) - 1 for row in rows]
         for _ in range(3):
-            with torch.inference_mode():
-                logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor(starts))
-            for row, logits_V in zip(rows, logits_BV, strict=True):
+            for row, logits_V in zip(rows, step(engine, rows), strict=True):
                 assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
             rows = [[*row, *random_ids(rng, 1, 1)] for row in rows]
-            starts = [start + 1 for start in starts]
 
 
 @pytest.mark.parametrize("kind", ["general", "own"])
@@ -70,8 +75,7 @@ def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None
         engine.cache.swap(torch.tensor([0, 1]), torch.tensor([3, 2]), 20)
         engine.reserve(9, 200)  # growing moves everything once more
         rows = rows[::-1]
-        logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor([len(row) - 1 for row in rows]))
-    for row, logits_V in zip(rows, logits_BV, strict=True):
+    for row, logits_V in zip(rows, step(engine, rows), strict=True):
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
 
 
@@ -104,9 +108,7 @@ def test_a_prompt_that_is_attended_to_in_pieces_is_read_as_a_whole(heads: int, m
         monkeypatch.setattr(lfm2, "MOST_SCORES", most)
         engine = Lfm2Engine(model, torch.float32)
         read_in_pieces(engine, rows, random.Random(1))
-        with torch.inference_mode():
-            starts = torch.tensor([len(row) - 1 for row in rows])
-            logits.append(engine.step(torch.tensor([row[-1] for row in rows]), starts))
+        logits.append(step(engine, rows))
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
 
 
@@ -120,7 +122,7 @@ def test_a_cleared_slot_remembers_nothing(kind: str) -> None:
         with torch.inference_mode():
             engine.cache.clear(torch.tensor([0]))
         engine.read(block([0], [row[:-1]], [0], len(row)))
-        logits_V = engine.step(torch.tensor(row[-1:]), torch.tensor([len(row) - 1]))[0]
+        logits_V = step(engine, [row])[0]
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
 
 
@@ -132,9 +134,7 @@ def test_convolutions_of_any_width_are_the_networks_own(kernel: int) -> None:
     assert isinstance(engine, Lfm2Engine)
     rows = [random_ids(random.Random(number), 2, 12) for number in range(3)]
     read_in_pieces(engine, rows, random.Random(0))
-    with torch.inference_mode():
-        logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor([len(row) - 1 for row in rows]))
-    for row, logits_V in zip(rows, logits_BV, strict=True):
+    for row, logits_V in zip(rows, step(engine, rows), strict=True):
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
 
 
@@ -163,7 +163,7 @@ def test_a_copy_in_another_precision_follows_the_weights_when_it_is_told(kind: s
     said = []
     for one in (engine, fresh):
         one.reserve(1, 8)
-        said.append(one.step(torch.tensor([65]), torch.tensor([0])))
+        said.append(step(one, [[65]]))
     assert torch.equal(said[0], said[1])
 
 
@@ -177,5 +177,5 @@ def test_positions_are_as_exact_in_a_bfloat16_copy_as_in_a_model_opened_in_bfloa
     for engine in (GeneralEngine(model, torch.bfloat16), GeneralEngine(opened, torch.bfloat16)):
         engine.reserve(1, 64)
         engine.read(block([0], [row[:-1]], [0], 59))
-        said.append(engine.step(torch.tensor(row[-1:]), torch.tensor([59])))
+        said.append(step(engine, [row]))
     assert torch.equal(said[0], said[1])

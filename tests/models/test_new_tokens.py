@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from coseek.core.errors import SettingError
-from coseek.hardware.placement import FLOAT32
+from coseek.hardware.placement import FLOAT32, Placement
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.new_tokens import add_tokens, spelt_words
 from coseek.models.pretrained import load_model
@@ -39,10 +39,8 @@ def test_a_tag_becomes_one_token_and_no_other_text_is_read_anew(plain: Path, tmp
 
 def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) -> None:
     add_tokens(plain, MARKS, (), tmp_path / "marked", 0)
-    before, after = (
-        load_model(plain, FLOAT32),
-        load_model(tmp_path / "marked", FLOAT32),
-    )
+    here = Placement(device="cpu", precision="float32")
+    before, after = load_model(plain, here), load_model(tmp_path / "marked", here)
     ids_BT = torch.tensor([HfTokenizer.load(plain).encode(TEXTS[0])])
     with torch.no_grad():
         old_BTV, new_BTV = before(ids_BT).logits, after(ids_BT).logits

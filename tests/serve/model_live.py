@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.serve.live import in_a_thread
 
 from coseek.core.settings import make_settings
-from coseek.hardware.placement import FLOAT32
+from coseek.hardware.placement import Placement
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.serve.model_app import make_model_app
 from coseek.serve.model_service import ModelService
@@ -27,7 +27,7 @@ def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.2) -> Path:
     from coseek.models.tokenizer import HfTokenizer
 
     make_policy(SMALL, TEXTS, TAGS, folder, seed)
-    network, tokenizer = load_model(folder, FLOAT32), HfTokenizer.load(folder)
+    network, tokenizer = load_model(folder, Placement(device="cpu", precision="float32")), HfTokenizer.load(folder)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
         for weight in network.parameters():

@@ -5,6 +5,7 @@ padding. Columns beyond a row's length are never attended to.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 _NO_LIMIT = 2**62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenBlock:
-    """New tokens of B rows, right-padded to W columns."""
+    """New tokens of B rows, right-padded to W columns. What is known of it on the host is said here, since to read it
+    off an accelerator is to wait for all that was asked of it."""
 
     ids_BW: Tensor
     slots_B: Tensor
@@ -23,15 +25,14 @@ class TokenBlock:
     """The number of tokens of each row that were read before."""
     lengths_B: Tensor
     """The number of tokens among the W columns, at least 1."""
+    end: int
+    """One more than the last column of the block, padding included."""
+    first: bool = False
+    """Whether the slots are 0 … B−1, whose cache is a view."""
 
-    @property
+    @cached_property
     def positions_BW(self) -> Tensor:
         return self.starts_B[:, None] + torch.arange(self.ids_BW.shape[1], device=self.ids_BW.device)
-
-    @property
-    def end(self) -> int:
-        """One more than the last column of the block, padding included."""
-        return int(self.starts_B.max()) + self.ids_BW.shape[1]
 
 
 class KVCache:
@@ -142,8 +143,9 @@ class Engine(Protocol):
     def read(self, block: TokenBlock) -> None:
         """Read a block of tokens into the cache."""
 
-    def step(self, ids_B: Tensor, starts_B: Tensor) -> Tensor:
-        """Read one token into each of the slots 0 … B−1. Returns the next tokens' logits_BV, in float32."""
+    def step(self, ids_B: Tensor, starts_B: Tensor, end: int) -> Tensor:
+        """Read one token into each of the slots 0 … B−1; `end` is one more than the largest start. Returns the next
+        tokens' logits_BV, in float32."""
 
     def refresh(self) -> None:
         """Copy the current weights of the shared module. Cached rows become invalid."""

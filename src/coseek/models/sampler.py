@@ -304,8 +304,11 @@ class Sampler:
         slots = np.array([slot for slot, _ in group])
         lengths = np.array([len(ids) for _, ids in group])
         device = self._engine.device
-        starts_B = _indices(self._table.length[slots], device)
-        block = TokenBlock(ids_BW.to(device), _indices(slots, device), starts_B, _indices(lengths, device))
+        starts = self._table.length[slots]
+        block = TokenBlock(
+            ids_BW.to(device), _indices(slots, device), _indices(starts, device), _indices(lengths, device),
+            int(starts.max()) + width, first=np.array_equal(slots, np.arange(len(slots))),
+        )  # fmt: skip
         self._reserve(block.end)
         self._engine.read(block)
         self._table.length[slots] += lengths
@@ -320,8 +323,9 @@ class Sampler:
         """Sample one token on every live row."""
         table, device = self._table, self._engine.device
         live = slice(0, table.live)
-        self._reserve(int(table.length[live].max()) + 1)
-        logits_BV = self._engine.step(_indices(table.pending[live], device), _indices(table.length[live], device))
+        end = int(table.length[live].max()) + 1
+        self._reserve(end)
+        logits_BV = self._engine.step(_indices(table.pending[live], device), _indices(table.length[live], device), end)
         # The sampled token's position is one after the pending token's.
         uniform_B = torch.from_numpy(uniforms(table.seed[live], table.length[live] + 1)).to(device)
         drawn_B, logprobs_B = self._drawn(logits_BV, uniform_B)

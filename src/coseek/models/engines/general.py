@@ -39,9 +39,9 @@ class GeneralEngine:
         assert isinstance(body, torch.nn.Module)
         self._forward(body, block)
 
-    def step(self, ids_B: Tensor, starts_B: Tensor) -> Tensor:
+    def step(self, ids_B: Tensor, starts_B: Tensor, end: int) -> Tensor:
         slots_B = torch.arange(len(ids_B), device=self.device)
-        block = TokenBlock(ids_B[:, None], slots_B, starts_B, torch.ones_like(starts_B))
+        block = TokenBlock(ids_B[:, None], slots_B, starts_B, torch.ones_like(starts_B), end, first=True)
         return self._forward(self._module, block)[:, -1].float()
 
     def refresh(self) -> None:
@@ -56,13 +56,12 @@ class GeneralEngine:
 
     @torch.inference_mode()
     def _forward(self, module: torch.nn.Module, block: TokenBlock) -> Tensor:
-        positions_BW = block.positions_BW
-        self._view.point_at(block)
+        self._view.block = block
         with _without_dropout(self._module):
             outputs = module(
                 input_ids=block.ids_BW,
-                position_ids=positions_BW,
-                attention_mask=self._masks(positions_BW, block.end),
+                position_ids=block.positions_BW,
+                attention_mask=self._masks(block.positions_BW, block.end),
                 past_key_values=self._view,
                 use_cache=True,
             )
@@ -89,17 +88,13 @@ class GeneralEngine:
 
 
 class CacheView(Cache):
-    """A `KVCache` behind Hugging Face's cache interface. `point_at` selects the next forward pass's rows."""
+    """A `KVCache` behind Hugging Face's cache interface. `block` is the next forward pass's."""
+
+    block: TokenBlock
 
     def __init__(self, slots: KVCache) -> None:
         super().__init__(layers=[])
         self.slots = slots
-
-    def point_at(self, block: TokenBlock) -> None:
-        self._block = block
-        # The first slots are views; any other selection of rows is a copy.
-        front = torch.equal(block.slots_B, torch.arange(len(block.slots_B), device=block.slots_B.device))
-        self._view: slice | Tensor = slice(0, len(block.slots_B)) if front else block.slots_B
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -107,9 +102,11 @@ class CacheView(Cache):
         """Write `[B, heads, W, dim]` and return all keys and values of the rows, `[B, heads, columns, dim]`."""
         self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states)
         keys, values = self.slots.keys[layer_idx], self.slots.values[layer_idx]
-        places = (self._block.slots_B[:, None], slice(None), self._block.positions_BW)
+        block = self.block
+        places = (block.slots_B[:, None], slice(None), block.positions_BW)
         keys[places], values[places] = key_states.transpose(1, 2), value_states.transpose(1, 2)
-        return keys[self._view, :, : self._block.end], values[self._view, :, : self._block.end]
+        rows = slice(0, len(block.slots_B)) if block.first else block.slots_B
+        return keys[rows, :, : block.end], values[rows, :, : block.end]
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """True routes every convolution through `update_conv_state`, even of a single column."""
@@ -123,9 +120,9 @@ class CacheView(Cache):
         kernel = kwargs["conv_kernel_size"]
         assert isinstance(kernel, int)
         self.slots.use_state(layer_idx, (conv_states.shape[1], kernel), conv_states)
-        state, slots_B = self.slots.states[layer_idx], self._block.slots_B
+        state, slots_B = self.slots.states[layer_idx], self.block.slots_B
         whole_BHK = torch.cat((state[slots_B], conv_states), dim=-1)
-        last_BK = self._block.lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
+        last_BK = self.block.lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
         state[slots_B] = whole_BHK.gather(2, last_BK[:, None].expand(-1, whole_BHK.shape[1], -1))
         return whole_BHK
 

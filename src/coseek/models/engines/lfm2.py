@@ -121,9 +121,8 @@ class Lfm2Engine:
         self._run(block.ids_BW[tokens.real_BW], mix, last_matters=False)
 
     @torch.inference_mode()
-    def step(self, ids_B: Tensor, starts_B: Tensor) -> Tensor:
+    def step(self, ids_B: Tensor, starts_B: Tensor, end: int) -> Tensor:
         rows_B = torch.arange(len(ids_B), device=self.device)
-        end = int(starts_B.max()) + 1
         seen_BL = starts_B[:, None] >= torch.arange(end, device=self.device)
         bias = _bias(seen_BL[:, None, None], self._dtype)
         turns = self._turns_at(starts_B)
