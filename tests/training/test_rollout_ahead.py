@@ -22,7 +22,7 @@ from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.trajectory import Author, Trajectory
-from coseek.hardware.placement import FLOAT32
+from coseek.hardware.placement import Placement
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.pretrained import load_model
 from coseek.models.server_pool import ServerPool
@@ -79,7 +79,7 @@ def first_version(rows: Sequence[dict[str, float]], step: int) -> int:
 def gap_of(run: Trajectory, version: int, folder: Path) -> float:
     """The largest difference of a run's log-probabilities of one version from those of its weights."""
     batch = make_batch([run])
-    network = load_model(folder, FLOAT32)
+    network = load_model(folder, Placement(device="cpu", precision="float32"))
     with torch.no_grad():
         hidden = network(input_ids=batch.ids_BT).logits
     ours_BT = target_logprobs(hidden, lambda logits: logits, batch.ids_BT, batch.agent_BT, 1.0)

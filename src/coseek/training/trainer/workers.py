@@ -109,8 +109,9 @@ def workers_here() -> Workers:
     if world == 1:
         return ALONE
     if not dist.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if rank < torch.cuda.device_count():  # `device_of` refuses a worker without a device in a sentence
+            torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
     return Workers(dist.get_rank(), dist.get_world_size())
