@@ -123,6 +123,18 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
     assert moves[3].answer is not None and moves[3].thought.startswith(" I can not find")
 
 
+def test_an_expert_may_search_the_question_first_and_no_miss_of_it_counts() -> None:
+    question = of_kind("composition", 2)
+    expert = ExpertAgent(PERFECT.model_copy(update={"question_first": 1.0, "retries": 0}))
+    moves, searches = run(expert, question)
+    assert searches[0].query.strip() == question.question.strip()
+    assert moves[-1].answer is not None and exact_match(moves[-1].answer, question.answers)
+    nothing = (Search(searches[0].query, ()),)
+    move = expert.write(EpisodeState(question, nothing), random.Random(0))
+    assert move.queries == run(ExpertAgent.perfect(), question)[0][0].queries  # the first fact, as if nothing was asked
+    assert "Not found" not in move.thought
+
+
 def test_a_comparison_states_both_values_before_it_answers() -> None:
     for question in world().questions["dev"]:
         if kind_of(question) == "comparison":
