@@ -28,8 +28,8 @@ class ExpertSettings(Settings):
     """The expert's habits, and the rates of its deliberate mistakes."""
 
     question_first: float = Field(default=0.0, ge=0, le=1)
-    """Share of questions that it searches as they stand before it looks for a fact. A small policy copies a question more
-    surely than it picks a name out of it."""
+    """Share of questions that it searches as they stand before it looks for a fact. A small policy copies a question
+    more surely than it picks a name out of it."""
     stop_early: float = Field(default=0.5, ge=0, le=1)
     """Share of multi-step questions that it answers before the last step, from what it has found."""
     guess_comparisons: bool = True
@@ -87,7 +87,7 @@ class ExpertAgent:
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
         first = self.settings.question_first
-        if first and not searches and rng.random() < first:  # a rate of 0 draws nothing: demonstrations stay as they were
+        if first and not searches and rng.random() < first:  # 0 draws nothing: demonstrations stay as they were
             return Move(spaced("First the question ."), queries=(spaced(question.question.strip()),))
         if not done and misses and searches[0].query.strip() == question.question.strip():
             misses -= 1  # it asked for no fact
