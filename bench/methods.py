@@ -4,7 +4,7 @@
 
 Runs the recipe of each method, one after the other; what is there already is kept, and a run that was stopped is gone
 on with. Methods of one protocol start from one warm policy: the one that `search-r1-grpo-laptop` makes for that seed.
-`sft-laptop` is that policy itself. QAgent asks a generator: `coseek train generator` first.
+`sft-laptop` is that policy itself. QAgent and s3 ask a generator: `coseek train generator` first.
 
 Prints, on the test split, decoded greedily: the metric before and after, the paired gain and the least gain of any
 number of hops, both with 95 % intervals, searches and written tokens per question, and the minutes of the run. Bar: the
@@ -24,7 +24,7 @@ FIRST = "search-r1-grpo-laptop"
 """Makes the warm policy of its protocol."""
 SHARED = ("search-r1-ppo-laptop", "rejection-sampling-laptop", "zerosearch-laptop")
 """Start from the warm policy of `FIRST`."""
-OWN = {"r1-laptop": "em", "deepretrieval-laptop": "recall", "qagent-laptop": "gen_acc"}
+OWN = {"qagent-laptop": "gen_acc", "s3-laptop": "gen_acc", "deepretrieval-laptop": "recall", "r1-laptop": "em"}
 """Methods of another protocol, with what each is trained for."""
 SET, WORST = "test", -0.03
 HOPS = ("1 hop", "2 hops", "3 hops", "4 hops")
