@@ -142,6 +142,9 @@ class WarmStartSettings(Settings):
     demonstrated: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of the training questions that are demonstrated (`worlds: 0`). Below 1, reinforcement learning asks the
     others: what was demonstrated is soon known by heart, and then every run of a group has the same reward."""
+    renamed: int = Field(default=0, ge=0)
+    """Copies of the demonstrated training questions in which names have changed places (`worlds: 0`, expert): few
+    questions are else known by heart, and what is not yet copied then stays so."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
     asking: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -158,6 +161,10 @@ class WarmStartSettings(Settings):
         if self.made is not None and (self.demonstrator != "expert" or self.worlds):
             raise ValueError(
                 "made: only the expert demonstrates made questions, and not in throw-away worlds; set worlds=0"
+            )
+        if self.renamed and (self.demonstrator != "expert" or self.worlds):
+            raise ValueError(
+                "renamed: only the expert demonstrates renamed questions, and not in throw-away worlds; set worlds=0"
             )
         if self.demonstrated < 1 and (self.uses_worlds or self.demonstrator == "runs"):
             raise ValueError(

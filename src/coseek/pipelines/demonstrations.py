@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -14,7 +14,7 @@ from coseek.agents.scripted_agent import ScriptedAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
-from coseek.data.passage import Passage
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
@@ -25,6 +25,7 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.synthesis.graph import HopGraph
 from coseek.synthesis.maker import QuestionMaker
+from coseek.synthesis.renaming import rename
 from coseek.training.sft.drills import make_drills
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world.world import World, make_world
@@ -41,8 +42,8 @@ def demonstrate(
     dataset: Dataset,
     progress: Progress,
 ) -> list[Trajectory]:
-    """All demonstrations of a recipe's warm start. Throw-away worlds are always searched with BM25; the retriever
-    searches the data set."""
+    """All demonstrations of a recipe's warm start. Throw-away worlds and renamed questions are always searched with
+    BM25; the retriever searches the data set."""
     settings = recipe.warm_start
     assert settings is not None
     if settings.demonstrator == "runs":
@@ -66,9 +67,12 @@ def demonstrate(
             shown += make_drills(world, protocol, tokenizer, count, rng, settings.asking)
         progress.stage("demonstrations", settings.worlds)
     else:
-        progress.stage("demonstrations", 1)
+        progress.stage("demonstrations", 1 + settings.renamed)
         own = demonstrated(recipe, dataset.questions(recipe.data.train))
-        places = iter([(retriever, [*own, *made_questions(recipe, dataset)])])
+        places = chain(
+            [(retriever, [*own, *made_questions(recipe, dataset)])],
+            renamed_places(dataset.corpus, own, settings.renamed),
+        )
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
@@ -100,6 +104,15 @@ def left_to_ask(recipe: AgentRecipe, questions: Sequence[Question]) -> list[Ques
     """Those of the training questions that reinforcement learning asks: all, or what was not demonstrated."""
     shown = {one.id for one in demonstrated(recipe, questions)}
     return [one for one in questions if one.id not in shown] or [*questions]
+
+
+def renamed_places(
+    corpus: Corpus, questions: Sequence[Question], copies: int
+) -> Iterator[tuple[Retriever, Sequence[Question]]]:
+    """Copies of questions in which names have changed places, each with a retriever that knows the new names."""
+    for number in range(copies):
+        renamed, asked = rename(corpus, questions, number)
+        yield Bm25.over(renamed), asked
 
 
 def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:

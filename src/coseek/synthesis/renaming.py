@@ -1,0 +1,115 @@
+"""Renaming: questions and their passages again, with names that have changed places (entity substitution: Longpre et
+al. 2021, there against answers from memory). Who learns from few questions so learns to copy names, not to know them.
+"""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from coseek.core.files import Json
+from coseek.data.gold_path import gold_path
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+
+BEHIND = re.compile(r"\s*\([^()]*\)$")
+"""What a title adds in parentheses."""
+
+
+def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
+    """The questions that have a gold path, each with a new id, and the corpus in which they are answered.
+
+    The subjects of the paths change names with others that the same is asked about: films with films of whose director
+    is asked. Their passages keep their ids. Passages that no path leads to stay, and so do values: dates, countries,
+    and names that nothing is asked about. What a passage calls a subject otherwise (a family name) stays, too. A
+    question of which a name cannot be found again in its text or its passage is left out.
+    """
+    names, kinds = _subjects(questions)
+    new = _exchanged(kinds, random.Random(seed))
+    given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
+    words = _Words(given)
+    passages = [
+        replace(one, title=words.renamed(one.title), text=words.renamed(one.text), given=None)
+        if one.id in names
+        else one
+        for one in corpus
+    ]
+    texts = {one.id: f"{one.title}\n{one.text}" for one in passages if one.id in names}
+    copies = [_copy(one, words, seed) for one in questions if gold_path(one)]
+    return Corpus(passages), [one for one in copies if _stands(one, texts)]
+
+
+def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Passage → the names of its subject, as its title first; and what is asked → the passages that it is asked of."""
+    names: dict[str, dict[str, None]] = defaultdict(dict)
+    kinds: dict[str, str] = {}
+    for question in questions:
+        path = gold_path(question)
+        for before, step in zip((None, *path), path, strict=False):
+            forms = [step.source]
+            if before is not None and before.target == step.source:
+                forms.append(before.written)
+            for form in forms:
+                names[step.passage].setdefault(BEHIND.sub("", form))
+            kinds.setdefault(step.passage, step.phrase)
+    together = defaultdict(list)
+    for ident, kind in kinds.items():
+        together[kind].append(ident)
+    return {ident: [*forms] for ident, forms in names.items()}, dict(together)
+
+
+def _exchanged(kinds: Mapping[str, Sequence[str]], rng: random.Random) -> dict[str, str]:
+    """Passage → the one whose name its subject gets: an order drawn anew within each kind."""
+    return {
+        ident: other
+        for idents in kinds.values()
+        for ident, other in zip(idents, rng.sample(idents, len(idents)), strict=True)
+    }
+
+
+class _Words:
+    """Replaces whole names in texts, the longest first, in any case."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {old.casefold(): name for old, name in given.items()}
+        longest = sorted(self._given, key=len, reverse=True)
+        self._any = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)", re.IGNORECASE)
+
+    def renamed(self, text: str) -> str:
+        return self._any.sub(lambda found: self._given.get(found.group().casefold(), found.group()), text)
+
+    def of_json(self, value: Json) -> Json:
+        if isinstance(value, str):
+            return self.renamed(value)
+        if isinstance(value, list):
+            return [self.of_json(one) for one in value]
+        return value
+
+
+def _copy(question: Question, words: _Words, seed: int) -> Question:
+    path = question.meta["path"]
+    assert isinstance(path, list)
+    steps: list[Json] = []
+    for step in path:
+        assert isinstance(step, dict)
+        steps.append({key: value if key == "passage" else words.of_json(value) for key, value in step.items()})
+    return replace(
+        question,
+        id=f"{question.id}~{seed}",
+        question=words.renamed(question.question),
+        answers=tuple(map(words.renamed, question.answers)),
+        meta={**question.meta, "path": steps},
+    )
+
+
+def _stands(question: Question, texts: Mapping[str, str]) -> bool:
+    """Whether the names of the path are in the question and in the passages that lead to them."""
+    path = gold_path(question)
+    for before, step in zip((None, *path), path, strict=False):
+        led = before is not None and before.target == step.source
+        if not led and BEHIND.sub("", step.source) not in question.question:
+            return False
+        if step.written not in texts[step.passage]:
+            return False
+    return True
