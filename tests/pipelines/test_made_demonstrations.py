@@ -67,3 +67,9 @@ def test_all_questions_are_demonstrated_and_asked_by_default(tmp_path: Path) -> 
 def test_a_share_of_questions_that_are_not_demonstrated_is_refused(other: str) -> None:
     with pytest.raises(SettingError, match="set worlds=0 and a demonstrator other than runs"):
         load_recipe("from-nothing", ["warm_start.demonstrated=0.5", other])
+
+
+@pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, renamed: 1}"])
+def test_who_does_not_demonstrate_renamed_questions_is_refused_them(other: str) -> None:
+    with pytest.raises(SettingError, match="only the expert demonstrates renamed questions"):
+        load_recipe("from-nothing", ["warm_start.renamed=1", other])

@@ -69,10 +69,8 @@ def demonstrate(
     else:
         progress.stage("demonstrations", 1 + settings.renamed)
         own = demonstrated(recipe, dataset.questions(recipe.data.train))
-        places = chain(
-            [(retriever, [*own, *made_questions(recipe, dataset)])],
-            renamed_places(dataset.corpus, own, settings.renamed),
-        )
+        here = (retriever, [*own, *made_questions(recipe, dataset)])
+        places = chain([here], renamed_places(dataset.corpus, own, settings.renamed))
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from coseek.core.errors import DataError
 from coseek.core.files import Json
 from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Passage
@@ -23,25 +24,25 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     The subjects of the paths change names with others that the same is asked about: films with films of whose director
     is asked. Their passages keep their ids. Passages that no path leads to stay, and so do values: dates, countries,
     and names that nothing is asked about. What a passage calls a subject otherwise (a family name) stays, too. A
-    question of which a name cannot be found again in its text or its passage is left out.
+    question of which a name cannot be found again in its text or its passage is left out. Raises `DataError` where no
+    question has a path.
     """
     names, kinds = _subjects(questions)
+    if not names:
+        raise DataError("no training question has a gold path along which names could change places")
     new = _exchanged(kinds, random.Random(seed))
     given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
     words = _Words(given)
-    passages = [
-        replace(one, title=words.renamed(one.title), text=words.renamed(one.text), given=None)
-        if one.id in names
-        else one
-        for one in corpus
-    ]
-    texts = {one.id: f"{one.title}\n{one.text}" for one in passages if one.id in names}
+    told = {
+        one.id: replace(one, title=words.renamed(one.title), text=words.renamed(one.text), given=None)
+        for one in map(corpus.by_id, names)
+    }
     copies = [_copy(one, words, seed) for one in questions if gold_path(one)]
-    return Corpus(passages), [one for one in copies if _stands(one, texts)]
+    return Corpus(told.get(one.id, one) for one in corpus), [one for one in copies if _stands(one, told)]
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Passage → the names of its subject, as its title first; and what is asked → the passages that it is asked of."""
+    """Passage → the names of its subject, that of a question first; and what is asked → the passages it is asked of."""
     names: dict[str, dict[str, None]] = defaultdict(dict)
     kinds: dict[str, str] = {}
     for question in questions:
@@ -50,8 +51,7 @@ def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict
             forms = [step.source]
             if before is not None and before.target == step.source:
                 forms.append(before.written)
-            for form in forms:
-                names[step.passage].setdefault(BEHIND.sub("", form))
+            names[step.passage].update(dict.fromkeys(BEHIND.sub("", form) for form in forms))
             kinds.setdefault(step.passage, step.phrase)
     together = defaultdict(list)
     for ident, kind in kinds.items():
@@ -103,13 +103,13 @@ def _copy(question: Question, words: _Words, seed: int) -> Question:
     )
 
 
-def _stands(question: Question, texts: Mapping[str, str]) -> bool:
+def _stands(question: Question, told: Mapping[str, Passage]) -> bool:
     """Whether the names of the path are in the question and in the passages that lead to them."""
     path = gold_path(question)
     for before, step in zip((None, *path), path, strict=False):
         led = before is not None and before.target == step.source
         if not led and BEHIND.sub("", step.source) not in question.question:
             return False
-        if step.written not in texts[step.passage]:
+        if step.written not in told[step.passage].text:
             return False
     return True
