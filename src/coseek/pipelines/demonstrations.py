@@ -70,7 +70,7 @@ def demonstrate(
         progress.stage("demonstrations", 1 + settings.renamed)
         own = demonstrated(recipe, dataset.questions(recipe.data.train))
         here = (retriever, [*own, *made_questions(recipe, dataset)])
-        places = chain([here], renamed_places(dataset.corpus, own, settings.renamed))
+        places = chain([here], renamed_places(recipe, dataset.corpus, own))
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
@@ -105,11 +105,12 @@ def left_to_ask(recipe: AgentRecipe, questions: Sequence[Question]) -> list[Ques
 
 
 def renamed_places(
-    corpus: Corpus, questions: Sequence[Question], copies: int
+    recipe: AgentRecipe, corpus: Corpus, questions: Sequence[Question]
 ) -> Iterator[tuple[Retriever, Sequence[Question]]]:
-    """Copies of questions in which names have changed places, each with a retriever that knows the new names."""
+    """The copies of questions in which names have changed places, each with a retriever that knows the new names."""
+    copies = recipe.warm_start.renamed if recipe.warm_start else 0
     for number in range(copies):
-        renamed, asked = rename(corpus, questions, number)
+        renamed, asked = rename(corpus, questions, recipe.seed * copies + number)
         yield Bm25.over(renamed), asked
 
 
