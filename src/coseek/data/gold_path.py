@@ -30,6 +30,11 @@ class PathStep:
     """What is still asked once this step is known; empty behind the last one."""
 
 
+def plain_name(title: str) -> str:
+    """A title without what it adds in parentheses."""
+    return title.partition(" (")[0]
+
+
 NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
 """Keys of a step, without which a list is some other path."""
 

@@ -10,12 +10,9 @@ from dataclasses import replace
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
-from coseek.data.gold_path import gold_path
+from coseek.data.gold_path import gold_path, plain_name
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
-
-BEHIND = re.compile(r"\s*\([^()]*\)$")
-"""What a title adds in parentheses."""
 
 
 def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
@@ -29,7 +26,7 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     """
     names, kinds = _subjects(questions)
     if not names:
-        raise DataError("no training question has a gold path along which names could change places")
+        raise DataError("no training question has a gold path along which names can change places; set warm_start.renamed=0")
     new = _exchanged(kinds, random.Random(seed))
     given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
     words = _Words(given)
@@ -51,7 +48,7 @@ def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict
             forms = [step.source]
             if before is not None and before.target == step.source:
                 forms.append(before.written)
-            names[step.passage].update(dict.fromkeys(BEHIND.sub("", form) for form in forms))
+            names[step.passage].update(dict.fromkeys(plain_name(form) for form in forms))
             kinds.setdefault(step.passage, step.phrase)
     together = defaultdict(list)
     for ident, kind in kinds.items():
@@ -79,13 +76,6 @@ class _Words:
     def renamed(self, text: str) -> str:
         return self._any.sub(lambda found: self._given.get(found.group().casefold(), found.group()), text)
 
-    def of_json(self, value: Json) -> Json:
-        if isinstance(value, str):
-            return self.renamed(value)
-        if isinstance(value, list):
-            return [self.of_json(one) for one in value]
-        return value
-
 
 def _copy(question: Question, words: _Words, seed: int) -> Question:
     path = question.meta["path"]
@@ -93,7 +83,10 @@ def _copy(question: Question, words: _Words, seed: int) -> Question:
     steps: list[Json] = []
     for step in path:
         assert isinstance(step, dict)
-        steps.append({key: value if key == "passage" else words.of_json(value) for key, value in step.items()})
+        texts = {
+            key: words.renamed(value) for key, value in step.items() if isinstance(value, str) and key != "passage"
+        }
+        steps.append({**step, **texts})
     return replace(
         question,
         id=f"{question.id}~{seed}",
@@ -108,7 +101,7 @@ def _stands(question: Question, told: Mapping[str, Passage]) -> bool:
     path = gold_path(question)
     for before, step in zip((None, *path), path, strict=False):
         led = before is not None and before.target == step.source
-        if not led and BEHIND.sub("", step.source) not in question.question:
+        if not led and plain_name(step.source) not in question.question:
             return False
         if step.written not in told[step.passage].text:
             return False

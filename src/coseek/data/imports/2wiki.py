@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coseek.core.files import Json
+from coseek.data.gold_path import plain_name
 from coseek.data.imports._contexts import contexts, gold_titles, own_gold, question_of
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.question import Question
@@ -76,12 +77,12 @@ def path_of(
     steps: list[Json] = []
     for one in _in_order(evidences):
         title, known = title_of[one.subject], any(_key(each.object) == _key(one.subject) for each in evidences)
-        name = _plain(title) if known else _as_written(question, (title, _plain(title), one.subject))
+        name = plain_name(title) if known else _as_written(question, (title, plain_name(title), one.subject))
         reached = next((title_of[each] for each in subjects if _key(each) == _key(one.object)), None)
         steps.append({
             "passage": ids[title],
             "from": name,
-            "to": one.object if reached is None else _plain(reached),
+            "to": one.object if reached is None else plain_name(reached),
             "written": _as_written(texts.get(title, ""), (one.object,)),
             "phrase": one.relation,
             "back": False,
@@ -108,10 +109,5 @@ def _as_written(text: str, names: Sequence[str]) -> str:
     return next((text[place : place + length] for place, length in found if place >= 0), names[-1])
 
 
-def _plain(title: str) -> str:
-    """A title without what it adds in parentheses."""
-    return title.partition(" (")[0]
-
-
 def _key(name: str) -> str:
-    return _plain(name).casefold().strip()
+    return plain_name(name).casefold().strip()
