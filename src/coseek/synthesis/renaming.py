@@ -26,7 +26,7 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     """
     names, kinds = _subjects(questions)
     if not names:
-        raise DataError("no training question has a gold path along which names can change places; set warm_start.renamed=0")
+        raise DataError("no training question has a gold path to rename along; set warm_start.renamed=0")
     new = _exchanged(kinds, random.Random(seed))
     given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
     words = _Words(given)
