@@ -2,7 +2,6 @@
 
 import random
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -12,7 +11,7 @@ import pytest
 from coseek.agents.scripted.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import Json
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -256,24 +255,6 @@ def test_the_perfect_expert_follows_the_path_of_a_question_made_from_passages(tm
     assert stated >= 0.95 * sum(question.hops or 0 for question in made)
     assert {question.hops for question in made} == {1, 2, 3, 4}
     assert mean(right) >= 0.9
-
-
-def test_a_query_may_hold_the_names_of_the_passage_that_led_to_it() -> None:
-    film = Passage(
-        "f", "Pale Horizon", "Pale Horizon is a film of May 1911 by Ada Moss, with Ben Orrery and Cleo Voss."
-    )
-    asked: JsonObject = {"back": False, "question": "?"}
-    steps: list[Json] = [
-        {"passage": "f", "from": "Pale Horizon", "to": "Ada Moss", "phrase": "director", **asked},
-        {"passage": "p", "from": "Ada Moss", "to": "Rome", "phrase": "place of birth", **asked},
-    ]
-    question = Question("q", "Where was the director of Pale Horizon born?", ("Rome",), ("f", "p"), 2, {"path": steps})
-    so_far = EpisodeState(question, (Search("", (Hit(film, 1.0),)),))
-    for names, told in ((0, ""), (3, " Ben Orrery Cleo"), (9, " Ben Orrery Cleo Voss")):
-        expert = ExpertAgent(PERFECT.model_copy(update={"names": names}))
-        assert expert.write(so_far, random.Random(0)).queries == (f" Ada Moss place of birth{told}",)
-    missed = replace(so_far, searches=(*so_far.searches, Search("", ())))
-    assert expert.write(missed, random.Random(0)).queries == (" ?",)  # other words after a miss
 
 
 def test_what_is_still_asked_of_a_made_question_begins_with_what_was_found() -> None:

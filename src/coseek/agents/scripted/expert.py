@@ -14,13 +14,11 @@ from dataclasses import replace
 from pydantic import Field
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.scripted.rules import new_names
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
-from coseek.retrieval.lexical.analyzer import words
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
 from coseek.world.plan import Step, answer_of, constraints_of, kind_of, plan_of, wanted
@@ -32,9 +30,6 @@ class ExpertSettings(Settings):
     question_first: float = Field(default=0.0, ge=0, le=1)
     """Share of questions that it searches as they stand before it looks for a fact. A small policy copies a question
     more surely than it picks a name out of it."""
-    names: int = Field(default=0, ge=0)
-    """Names of the passage read last that a query along a gold path holds behind the fact that it asks for. A policy
-    that misread the passage so finds the next one still."""
     stop_early: float = Field(default=0.5, ge=0, le=1)
     """Share of multi-step questions that it answers before the last step, from what it has found."""
     guess_comparisons: bool = True
@@ -105,18 +100,7 @@ class ExpertAgent:
             return Move(spaced(_found(question, plan[done - 1])), answer=spaced(answer))
         bad = rng.random() < self.settings.bad_query
         query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
-        if done and not bad and not misses:
-            query = " ".join((query, *self._names(question, plan[done - 1], plan[done], searches)))
         return Move(spaced(self._report(question, plan, done, misses)), queries=(spaced(query),))
-
-    def _names(self, question: Question, before: Step, step: Step, searches: Sequence[Search]) -> list[str]:
-        """New names of the passage that led to a step; none for a step that begins anew, as in comparisons."""
-        if not self.settings.names or step.word or before.sub_answer != step.mention:
-            return []
-        hits = (hit.passage for search in searches for hit in search.hits)
-        read = next(passage for passage in hits if passage.id == before.gold_id)
-        known = {*words(read.title), *words(question.question), *words(step.mention)}
-        return new_names(read.text, known)[: self.settings.names]
 
     def _report(self, question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
         """State what was found, or that nothing was, and what is needed next."""

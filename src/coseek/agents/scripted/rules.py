@@ -97,7 +97,8 @@ class RuleAgent:
         """The next query; `None` when it was searched already, or no words are left."""
         met = {word for passage in notes.taken for word in words(_plain(passage.title))}
         open_words = _once(_cut(notes.question), met | STOP_WORDS)
-        names = new_names(notes.taken[-1].text, met | set(words(notes.question)))
+        known = met | STOP_WORDS | _MONTHS | set(words(notes.question))
+        names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
         query = " ".join([*open_words, *names[: self.settings.max_names]])
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
 
@@ -143,12 +144,6 @@ class _Notes:
         first, last = self.taken[0], self.taken[-1]
         wanted = _content(self.question) - _content(f"{first.title} {first.text}")
         return wanted.isdisjoint(_content(f"{last.title} {last.text}")) and not _stands_in(first.title, last.text)
-
-
-def new_names(text: str, known: Set[str]) -> list[str]:
-    """The capitalised words of a text, each once and in order, without stop words, months and those that are known (in
-    lower case)."""
-    return _once([word for word in _cut(text) if word[0].isupper()], known | STOP_WORDS | _MONTHS)
 
 
 def _report(notes: _Notes) -> str:
