@@ -14,6 +14,8 @@ from coseek.data.gold_path import gold_path, plain_name
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 
+WORD = re.compile(r"\w+")
+
 
 def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
     """The questions that have a gold path, each with a new id, and the corpus in which they are answered.
@@ -69,12 +71,25 @@ class _Words:
     """Replaces whole names in texts, the longest first, in any case."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {old.casefold(): name for old, name in given.items()}
-        longest = sorted(self._given, key=len, reverse=True)
-        self._any = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)", re.IGNORECASE)
+        self._by_word: dict[str, list[str]] = defaultdict(list)
+        """The first word of names → the names."""
+        self._given = {old.casefold(): new for old, new in given.items()}
+        for old in sorted(given, key=len, reverse=True):
+            if first := WORD.match(old):
+                self._by_word[first.group().casefold()].append(old)
 
     def renamed(self, text: str) -> str:
-        return self._any.sub(lambda found: self._given.get(found.group().casefold(), found.group()), text)
+        parts: list[str] = []
+        done = 0
+        for word in WORD.finditer(text):
+            start = word.start()
+            for old in self._by_word.get(word.group().casefold(), ()) if start >= done else ():
+                end = start + len(old)
+                if text[start:end].casefold() == old.casefold() and not WORD.match(text, end):
+                    parts += [text[done:start], self._given[old.casefold()]]
+                    done = end
+                    break
+        return "".join([*parts, text[done:]])
 
 
 def _copy(question: Question, words: _Words, seed: int) -> Question:
