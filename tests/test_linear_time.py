@@ -340,6 +340,7 @@ def old_disarm(grammar: Grammar, text: str) -> str:
     return old_lookalikes(grammar).sub(harmless, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 @given(data=st.data())
 def test_disarming_gives_what_it_always_gave(name: str, data: st.DataObject) -> None:

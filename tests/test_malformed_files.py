@@ -190,6 +190,7 @@ def mended(part: str, home: Path, broken: Path) -> None:
     copy(home / part, broken / part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=at_most(12))
 @given(seed=st.integers(0, 2**32))

@@ -160,6 +160,7 @@ def test_neither_its_runs_nor_its_labels_hold_all_trajectories_in_memory(tmp_pat
     assert len(held) > 150 and 0 < max(held) < 60
 
 
+@pytest.mark.slow
 def test_a_killed_start_goes_on_to_the_same_labels(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     """The files are cut where a kill would have cut them: in the middle of a line."""
     labels_of(maker(tmp_path))
@@ -204,6 +205,7 @@ class Patchy(Absent):
         return bm25().search(queries, k)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_fault_ended_leaves_its_turns_undone_and_is_made_anew_at_the_next_start(
     made: tuple[Path, list[Labelled]], tmp_path: Path
 ) -> None:
@@ -285,6 +287,7 @@ def _pool(one: LabelSet) -> list[Passage]:
     return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([one.query], 50)[0])]))
 
 
+@pytest.mark.slow
 def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judge(tmp_path: Path) -> None:
     def reasons(turns: Sequence[SearchTurn], made: DrSynth) -> set[str]:
         return {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)}
@@ -336,6 +339,7 @@ def test_a_label_row_with_fifty_pages_of_five_thousand_words_takes_twenty_kiloby
     assert len(stored) == len(set(stored)) <= 51 + 24  # each text once: candidates, and documents of the history
 
 
+@pytest.mark.slow
 def test_a_ranker_that_fails_labels_nothing_and_is_asked_again_at_the_next_start(tmp_path: Path) -> None:
     made = maker(tmp_path, scorer="some model", reject=False)
     made.parts.__dict__["writer"] = Scripted(lambda prompt: "", fault="the server is gone")

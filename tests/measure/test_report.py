@@ -119,6 +119,7 @@ def test_plots_in_one_page_do_not_share_ids() -> None:
     assert targets and targets <= set(page.ids)
 
 
+@pytest.mark.slow
 def test_the_same_data_draws_the_same_bytes() -> None:
     assert list(plots()) == list(plots())
 

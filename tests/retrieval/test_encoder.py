@@ -36,6 +36,7 @@ def test_an_encoder_whose_modules_do_not_fit_is_refused_when_it_is_opened(tmp_pa
         Encoder.open(folder, FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_every_pooling_gives_what_its_name_says(tmp_path: Path, pooling: str) -> None:
     import torch

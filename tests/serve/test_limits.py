@@ -167,6 +167,7 @@ def test_nobody_searches_for_a_client_that_has_gone() -> None:
     assert [[query.text for query in batch] for batch in echo.batches] == [["warm up"], ["x"], ["after"]]
 
 
+@pytest.mark.slow
 def test_the_search_thread_outlives_clients_that_leave_while_it_waits_for_more() -> None:
     with live({"echo": EchoRetriever()}, wait_ms=300) as url:
         with connected(url) as leaving:

@@ -65,6 +65,7 @@ def test_a_solver_that_always_fails_is_a_sentence_and_nothing_is_written(corpus:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_number_of_hops_at_the_edge_is_drawn_more_often(corpus: Corpus) -> None:
     proposer = Proposer((1.0, 1.0))
     assert proposer.shares((1, 2), 64) == {1: 32, 2: 32}

@@ -202,6 +202,7 @@ def test_frozen_layers_and_embeddings_stay_as_they_are(given_folders: Path, tmp_
         train(given_folders, tmp_path / "out", "training.freeze_layers=1", "training.steps=1")
 
 
+@pytest.mark.slow
 def test_wide_vectors_are_trained_stored_and_served(given_folders: Path, tmp_path: Path) -> None:
     shape = LaptopEncoderSettings(hidden=16, heads=2, feed_forward=16, vocabulary=300, dimension=40)
     made = tmp_path / "given" / "encoder"
