@@ -105,7 +105,7 @@ class CacheView(Cache):
         block = self.block
         places = (block.slots_B[:, None], slice(None), block.positions_BW)
         keys[places], values[places] = key_states.transpose(1, 2), value_states.transpose(1, 2)
-        rows = slice(0, len(block.slots_B)) if block.first else block.slots_B
+        rows = slice(0, len(block.ids_BW)) if block.first else block.slots_B
         return keys[rows, :, : block.end], values[rows, :, : block.end]
 
     def is_recording_past(self, layer_idx: int) -> bool:
