@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.synthesis.test_renaming import films
 
 from coseek.core.errors import SettingError
+from coseek.core.files import write_jsonl
 from coseek.core.progress import NoProgress
 from coseek.data.dataset import Dataset
 from coseek.data.gold_path import gold_path
@@ -13,6 +15,7 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.demonstrations import demonstrate, demonstrated, left_to_ask, made_questions
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.synthesis.renaming import rename
 
 MADE = "warm_start.made={count: 30, dev: 0.1, test: 0.1}"
 
@@ -67,6 +70,23 @@ def test_all_questions_are_demonstrated_and_asked_by_default(tmp_path: Path) -> 
 def test_a_share_of_questions_that_are_not_demonstrated_is_refused(other: str) -> None:
     with pytest.raises(SettingError, match="set worlds=0 and a demonstrator other than runs"):
         load_recipe("from-nothing", ["warm_start.demonstrated=0.5", other])
+
+
+def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
+    corpus, questions = films()
+    corpus.save(tmp_path / "corpus.jsonl")
+    write_jsonl(tmp_path / "questions.train.jsonl", (one.to_json() for one in questions))
+    room = [f"limits.max_{what}tokens=100000" for what in ("", "turn_", "observation_", "document_")]
+    settings = ["warm_start.worlds=0", "warm_start.one_shot=0", "warm_start.renamed=2", *room]
+    recipe, data = load_recipe("from-nothing", settings), Dataset(tmp_path)
+    protocol = recipe.load_protocol()
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    shown = demonstrate(recipe, protocol, tokenizer, Bm25.over(corpus), data, NoProgress())
+    copies = [rename(corpus, questions, seed) for seed in (0, 1)]
+    assert [run.question for run in shown] == [*questions, *(one for _, asked in copies for one in asked)]
+    for (renamed, _), runs in zip(copies, (shown[3:6], shown[6:]), strict=True):
+        hits = [hit.passage for run in runs for search in run.searches for hit in search.hits]
+        assert hits and all(hit == renamed.by_id(hit.id) for hit in hits)
 
 
 @pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, renamed: 1}"])

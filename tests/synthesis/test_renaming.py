@@ -3,20 +3,24 @@
 import random
 
 import pytest
+from bench.bridges import lost_bridges, named
 
 from coseek.agents.scripted.expert import PERFECT, ExpertAgent
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.gold_path import gold_path
-from coseek.data.passage import Corpus, Passage
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Search
+from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.synthesis.renaming import rename
 
 FILMS = (("Pale Horizon", "Ada Moss", "3 May 1911"), ("The Tin Kite", "Ben Orrery", "1 June 1904"),
          ("Nine Doors (Film)", "Cleo Voss", "9 July 1899"))  # fmt: skip
+
+LIKE = "Ada Mossberg"
+"""Begins with a name that changes places."""
 
 
 def step(passage: str, source: str, target: str, phrase: str) -> JsonObject:
@@ -25,13 +29,13 @@ def step(passage: str, source: str, target: str, phrase: str) -> JsonObject:
 
 
 def films() -> tuple[Corpus, list[Question]]:
-    passages, questions = [Passage("other", "Ada Mossberg", "Ada Mossberg is no relation of Ada Moss.")], []
+    passages, questions = [Passage("other", LIKE, f"{LIKE} is no relation of Ada Moss.")], []
     for film, person, born in FILMS:
         plain = film.removesuffix(" (Film)")
         passages.append(
             Passage(film, film.replace("(F", "(f"), f"{plain} is a film by {person}. Few saw {plain.lower()}.")
         )
-        passages.append(Passage(person, person, f"{person} (born {born}) made films."))
+        passages.append(Passage(person, person, f"{person} (born {born}) made films. {LIKE} saw them."))
         path = [step(film, film, person, "director"), step(person, person, born, "date of birth")]
         asked = f"When was the director of film {film} born?"
         questions.append(Question(f"q {film}", asked, (born,), (film, person), 2, {"path": [*path]}))
@@ -50,7 +54,7 @@ def exchanged() -> tuple[Corpus, list[Question]]:
     raise AssertionError("no seed moves every film")
 
 
-def test_a_copy_is_answered_by_its_own_passages() -> None:
+def test_a_copy_is_answered_by_its_own_passages_and_a_name_inside_another_stays() -> None:
     corpus, copies = exchanged()
     for one in copies:
         first, second = gold_path(one)
@@ -59,7 +63,9 @@ def test_a_copy_is_answered_by_its_own_passages() -> None:
         assert title.casefold() == first.source.casefold() and first.target == second.source
         plain = first.source.removesuffix(" (Film)")
         assert text == f"{plain} is a film by {first.target}. Few saw {plain}."
-        assert corpus.by_id(second.passage).text == f"{second.source} (born {one.answers[0]}) made films."
+        assert (
+            corpus.by_id(second.passage).text == f"{second.source} (born {one.answers[0]}) made films. {LIKE} saw them."
+        )
 
 
 def test_the_expert_reads_the_new_names() -> None:
@@ -73,7 +79,7 @@ def test_the_expert_reads_the_new_names() -> None:
         assert move.answer.strip() == one.answers[0] and len(searches) <= 3
 
 
-def test_names_inside_other_names_and_passages_of_no_path_stay() -> None:
+def test_a_passage_of_no_path_stays() -> None:
     corpus, _ = exchanged()
     assert corpus.by_id("other") == films()[0].by_id("other")
 
@@ -97,3 +103,16 @@ def test_questions_without_a_path_are_refused_with_a_sentence() -> None:
     corpus, _ = films()
     with pytest.raises(DataError, match="no training question has a gold path"):
         rename(corpus, [Question("q", "Who?", ("a",))], 1)
+
+
+def test_a_bridge_is_lost_where_only_the_passage_before_it_was_found() -> None:
+    corpus, questions = films()
+    film, person = (Hit(corpus.by_id(ident), 1.0) for ident in questions[0].gold_ids)
+    for hits, query, lost, told in (
+        ((), "x", [], False),
+        ((film,), "x", ["Ada Moss"], False),
+        ((film,), "where is ada moss", ["Ada Moss"], True),
+        ((film, person), "x", [], False),
+    ):
+        run = Trajectory(questions[0], "search-r1", (), (Search(query, hits),), StopReason.ANSWERED, None, True, seed=0)
+        assert lost_bridges(run) == lost and named(run, "Ada Moss") is told
