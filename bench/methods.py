@@ -24,7 +24,7 @@ FIRST = "search-r1-grpo-laptop"
 """Makes the warm policy of its protocol."""
 SHARED = ("search-r1-ppo-laptop", "rejection-sampling-laptop", "zerosearch-laptop")
 """Start from the warm policy of `FIRST`."""
-OWN = {"qagent-laptop": "gen_acc", "s3-laptop": "gen_acc", "deepretrieval-laptop": "recall", "r1-laptop": "em"}
+OWN = {"qagent-laptop": "em", "s3-laptop": "gen_acc", "deepretrieval-laptop": "recall", "r1-laptop": "em"}
 """Methods of another protocol, with what each is trained for."""
 SET, WORST = "test", -0.03
 HOPS = ("1 hop", "2 hops", "3 hops", "4 hops")

@@ -45,11 +45,11 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
-from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
+from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.world.plan import plan_of
 
-BM25, ZERO_SHOT, BASE = "BM25", "zero-shot", "base"
-"""Retrievers that learn from no label: `base` is the shipped encoder."""
+BM25, ZERO_SHOT = "BM25", "zero-shot"
+"""Retrievers that learn from no label. The zero-shot encoder is the shipped one."""
 RANDOM, BEST = "random", "oracle"
 """The worst retriever and the best one, which knows the plan of every question."""
 HYBRID = "gac+oracle-rank"
@@ -76,6 +76,8 @@ METHODS = {
     "dr-synth": Method("dr_synth", {"shown": 3}),
     "gold": Method("gold", {}),
     "replug": Method("replug", {}, loss="kl", temperature=0.1),  # as our recipe `replug` has it
+    "llm-embedder": Method("llm_embedder", {}),
+    "scarlet": Method("scarlet", {}),
     # Agentic-R's rule over DR-Synth's runs and lists. The oracle's order is by LR, so (GAC, LR) is (GAC, rank).
     HYBRID: Method("agentic_r", {}),
 }
@@ -105,9 +107,7 @@ class Scale:
     """Questions of the train split whose trajectories become labels."""
     agent: tuple[str, ...] = ()
     """Overrides of the agent's recipe."""
-    encoder: tuple[str, ...] = ()
-    """Overrides of the recipe of the encoder that everything begins with."""
-    steps: int = 250
+    steps: int = 120
     """Updates of an encoder that learns from labels."""
     expert: bool = False
     """The scripted expert asks, in the place of the policy that learnt from it."""
@@ -127,13 +127,6 @@ SMALL = Scale(
     questions=20,
     labelled=30,
     agent=("data.world.size=tiny", "data.unseen.size=tiny", "data.unseen.test=20"),
-    encoder=(
-        "synthetic.worlds=1",
-        "synthetic.world={size: tiny, train: 100, dev: 0, test: 0}",
-        "synthetic.held_out={size: tiny, train: 0, dev: 20, test: 0}",
-        "training.steps=20",
-        "training.batch_size=32",
-    ),
     steps=10,
     expert=True,
 )
@@ -204,12 +197,6 @@ class Place:
 
     # --- retrievers
 
-    @cached_property
-    def start(self) -> Path:
-        """The encoder that has seen no label: from nothing, in throw-away worlds."""
-        recipe = load_retriever_recipe("laptop", [f"seed={self.seed}", *self.scale.encoder])
-        return self._trained(recipe, self.folder / "encoders" / ZERO_SHOT)
-
     def encoder(self, arm: Arm) -> Path:
         """The encoder that learns from an arm's labels, with the arm's view."""
         method = METHODS[arm.source]
@@ -218,7 +205,7 @@ class Place:
             {
                 "seed": self.seed,
                 "labels": [str(self.labels(arm.source))],
-                "encoder": str(self.start),
+                "encoder": "base",
                 "view": arm.view,
                 "loss": {"kind": method.loss, "temperature": method.temperature, "negatives": 7},
                 "training": {
@@ -254,9 +241,7 @@ class Place:
         return open_index(out, self.corpora[world])
 
     def _encoder_of(self, arm: Arm) -> Path:
-        if arm.source == BASE:
-            return model_path("base", "encoder")
-        return self.start if arm.source == ZERO_SHOT else self.encoder(arm)
+        return model_path("base", "encoder") if arm.source == ZERO_SHOT else self.encoder(arm)
 
     def _all_knowing(self, world: str, questions: Sequence[Question]) -> Retriever:
         """BM25's results and the gold passages, in the order of the world's oracle."""
@@ -269,9 +254,9 @@ class Place:
 
     @cached_property
     def asked(self) -> Retriever:
-        """Whose candidates are labelled, and who serves the agent meanwhile: BM25, which a user has before any
-        training. It sees the question, too; with less the agent gets nowhere, and nine turns of ten have no label."""
-        return self.retriever(Arm(BM25, "question+query"), "data")
+        """Whose candidates are labelled, and who serves the agent meanwhile: the best that a user has before any
+        training. BM25 that does not read the reasoning leaves two turns of three without a label."""
+        return self.retriever(Arm(BM25, "reasoning+query"), "data")
 
     @cached_property
     def labelled(self) -> list[Question]:

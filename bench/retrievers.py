@@ -6,9 +6,9 @@
 
 The agent of `terse-laptop` often says half of a name with a relation, or the relation alone: what it means stands in
 its question or in its reasoning. One agent asks under all seeds, and stays as it is; `--expert` takes the scripted
-expert that it learnt from, which needs no training. The retrievers begin with an encoder from throw-away worlds, learn
-from the agent's searches on questions of the train split, and are measured on the test split and in a world that no
-label is of. Labels are scored by the world's oracle. Writes its tables into bench/results/retriever-study.md.
+expert that it learnt from, which needs no training. The retrievers begin with the shipped encoder, learn from the
+agent's searches on questions of the train split, and are measured on the test split and in a world that no label is of.
+Labels are scored by the world's oracle. Writes its tables into bench/results/retriever-study.md.
 """
 
 import argparse
@@ -40,9 +40,13 @@ NAMES = {
     Arm("agentic-r", "query"): "Agentic-R without the question",
     Arm("dr-synth", "reasoning+query"): "AgentIR",
     Arm("dr-synth", "query"): "AgentIR: training without the view",
-    Arm("replug", "query"): "REPLUG",
-    Arm("gold", "query"): "gold labels",
+    Arm("replug", "reasoning+query"): "REPLUG",
+    Arm("llm-embedder", "reasoning+query"): "LLM-Embedder",
+    Arm("scarlet", "reasoning+query"): "SCARLet",
+    Arm("gold", "reasoning+query"): "gold labels",
+    Arm(HYBRID, "question+reasoning+query"): "the combination",
 }
+"""The papers of REPLUG, LLM-Embedder and SCARLet know no view; theirs is AgentIR's, so that labels alone differ."""
 WHOLES = {
     Arm(ZERO_SHOT, "reasoning+query"): Arm("dr-synth", "reasoning+query"),
     Arm("agentic-r without GAC", "question+query"): Arm("agentic-r", "question+query"),
@@ -52,6 +56,8 @@ WHOLES = {
 }
 """Method without a part → the method. What a part is worth is the difference of the two, and no line's own height."""
 COMPARISON = (*(Arm(source, view) for source, view in product((BM25, ZERO_SHOT), PAPERS_VIEWS)), *list(NAMES)[1:])
+LIKELIHOODS = ("replug", "llm-embedder", "scarlet")
+"""Methods that ask how likely an answer is."""
 LABELS = ("agentic-r", HYBRID, "dr-synth", "gold")
 FACTORIAL = (*BASES, *(Arm(labels, view) for labels, view in product(LABELS, VIEWS)))
 PARENTS = (Arm("agentic-r", "question+query"), Arm("dr-synth", "reasoning+query"))
@@ -104,8 +110,8 @@ def main() -> int:
     scale = SMALL if args.small else Scale(args.questions, args.labelled, steps=args.steps, expert=args.expert)
     arms = FACTORIAL if args.factorial else COMPARISON
     if not (args.generator / "config.json").exists():
-        print(f"no REPLUG: there is no model {args.generator}; make one with `coseek train generator`", file=sys.stderr)
-        arms = tuple(arm for arm in arms if arm.source != "replug")
+        _say(f"no {', '.join(LIKELIHOODS)}: there is no {args.generator}; make one with `coseek train generator`")
+        arms = tuple(arm for arm in arms if arm.source not in LIKELIHOODS)
     places = [Place(seed, args.work / f"seed-{seed}", args.agent, args.generator, scale, _say) for seed in args.seeds]
     measured = measure(places, arms)
     tables = [*tables_of(measured, arms, args.factorial), "### The labels", labels_table(places, arms).markdown()]

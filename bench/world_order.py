@@ -7,7 +7,7 @@ there costs.
 The agent is frozen and asks greedily; retrievers read its query alone, but for the good encoder, which has learnt from
 its searches to read its reasoning, too (AgentIR). *oracle* shows the passages of the plan first. Bar: EM rises from
 random over BM25 and the good encoder to the oracle, by at least .05 each time, the intervals of the differences above
-zero. Beside them stand the shipped encoder `base`, which has seen no search of an agent, and BM25 that reads the
+zero. Beside them stand the shipped encoder, which has seen no search of an agent, and BM25 that reads the
 reasoning.
 
 Power: from the share of questions on which two retrievers disagree (d), the questions that a paired test needs to find
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from bench.real_sets import ROOT
-from bench.retriever_arms import BASE, BEST, BM25, RANDOM, Arm, Place, Scale
+from bench.retriever_arms import BEST, BM25, RANDOM, ZERO_SHOT, Arm, Place, Scale
 
 from coseek.measure.intervals import bootstrap_mean, paired_difference
 from coseek.measure.score import ScoredRun
@@ -33,7 +33,7 @@ from coseek.measure.table import Table, show
 
 ORDER = (Arm(RANDOM, "query"), Arm(BM25, "query"), Arm("dr-synth", "reasoning+query"), Arm(BEST, "query"))
 """From the worst to the best."""
-BESIDE = (Arm(BASE, "query"), Arm(BM25, "reasoning+query"))
+BESIDE = (Arm(ZERO_SHOT, "query"), Arm(BM25, "reasoning+query"))
 METRICS = ("em", "recall", "searches")
 COLUMNS = ("better − worse", "EM", "p", "disagree", "questions to find 3 points")
 LEAST_GAP = 0.05
