@@ -8,7 +8,8 @@ on with. Methods of one protocol start from one warm policy: the one that `searc
 
 Prints, on the test split, decoded greedily: the metric of naive RAG, before and after, the paired gain with its 95 %
 interval, searches and written tokens per question, and the minutes of the run. Then the gain at each number of hops,
-of the questions of both worlds, each averaged over the seeds. Bar: no interval of these begins below −.03.
+of the questions of both worlds, each averaged over the seeds. Bar: no interval of these begins below −.03. Writes the
+tables into bench/results/methods.md.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from bench.real_sets import ROOT, write_table
 from bench.seeds import Scores, run_seed
 
 from coseek.measure.intervals import Difference, paired_difference
@@ -27,6 +29,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_results import scored
 
+DOCS = ROOT / "bench" / "results" / "methods.md"
 FIRST = "search-r1-grpo-laptop"
 """Makes the warm policy of its protocol."""
 SHARED = ("search-r1-ppo-laptop", "rejection-sampling-laptop", "zerosearch-laptop")
@@ -59,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = run_seed(name, seed, given.out / name, settings).folder
             folders[name].append(folder)
             rows.append((name, str(seed), *row_of(folder, OWN.get(name, "em"))))
-    print(Table(COLUMNS, tuple(rows)).markdown())
     gains = {name: gains_by_hops(folders[name], OWN.get(name, "em")) for name in names}
     lost = [f"{name} at {hops}" for name, found in gains.items() for hops, gain in found.items() if low(gain) < WORST]
     cells = [(name, *(show(found[hops].difference) for hops in HOPS)) for name, found in gains.items()]
     bar = f"Below {WORST} at some number of hops: {', '.join(lost) or 'none'}."
-    print(Table(("recipe", *(f"gain, {hops} hops" for hops in HOPS)), tuple(cells), (bar,)).markdown())
+    by_hops = Table(("recipe", *(f"gain, {hops} hops" for hops in HOPS)), tuple(cells), (bar,))
+    tables = [Table(COLUMNS, tuple(rows)).markdown(), by_hops.markdown()]
+    print("\n\n".join(tables))
+    write_table(DOCS, "python -m bench.methods", tables)
     return 1 if lost else 0
 
 
