@@ -1,12 +1,12 @@
-"""Stages as submodules: does a later stage make the agent a better finder for a generator that it was not trained with?
+"""Stages as submodules: does a stage make the agent a better finder for a generator that it was not trained with?
 
     python bench/submodule.py RUN --generators runs/generator/generator runs/other/generator [--temperatures 0 1]
 
-`RUN` is a run of `coseek train agent` with stages in laptop worlds (`qagent-laptop`). The policy that each stage left
-answers the test questions of both worlds, its answers are passed over, and each generator answers from the passages
-that it found. The world's oracle judges. Printed are GenAcc, also where all gold passages were served (with few and
-with more passages beside them), and the last stage's gain over the first, question by question. What is there already
-is kept in `RUN/submodule`.
+`RUN` is a run of `coseek train agent` with stages in laptop worlds (`qagent-laptop`). The policy before training and
+those that the stages left answer the test questions of both worlds, their answers are passed over, and each generator
+answers from the passages that they found, and from naive RAG's. The world's oracle judges. Printed are GenAcc, also
+where all gold passages were served (with few and with more passages beside them), and the gain of the last stage over
+each of the others, question by question. What is there already is kept in `RUN/submodule`.
 """
 
 import argparse
@@ -31,18 +31,24 @@ from coseek.measure.table import show
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining, QuestionSet
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.generator_table import scored_by_generator
+from coseek.pipelines.generator_table import naive_rag, scored_by_generator
 from coseek.pipelines.grader_settings import GraderSettings, open_graders
 
 FEW = 3
 """Passages served that count as few."""
 
 
+NAIVE = "naive RAG"
+"""Searches once, with the question."""
+
+
 def answered(training: AgentTraining, policy: str, where: QuestionSet, temperature: float) -> Path:
-    """The run folder of a stage's policy on one set."""
-    folder = training.folder / "submodule" / f"{where.name}.{policy}.t{temperature:g}"
+    """The run folder of a policy on one set, or of naive RAG."""
+    folder = training.folder / "submodule" / f"{where.name}.{policy}.t{temperature:g}".replace(" ", "-")
     run = Run(folder) if folder.exists() else Run.create(folder, {"policy": policy, "temperature": temperature})
-    if len(run.done()) < len(where.questions):
+    if policy == NAIVE:
+        naive_rag(run, where.retriever, where.questions, FEW, seed=0)
+    elif len(run.done()) < len(where.questions):
         model = load_model(training.policy_folder(policy), FLOAT32)
         agent = Agent(training.protocol, training.sampler(model, training.protocol, temperature))
         run_questions(run, agent, where.retriever, where.questions, training.recipe.limits)
@@ -72,7 +78,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the agent")
     given = parser.parse_args()
     training = AgentTraining(load_recipe(str(given.run / "recipe.yaml")), given.run)
-    policies = [stage.ends for stage in training.stages]
+    policies = [NAIVE, training.compared[0], *(stage.ends for stage in training.stages)]
     head = ("set", "T", "generator", "policy", "GenAcc", "all gold served", f"≤ {FEW} passages", f"> {FEW}", "passages",
             "searches")  # fmt: skip
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
@@ -90,10 +96,12 @@ def main() -> None:
             found.append(gen_acc(scored_by_generator(frozen, policy, folder, runs)))
             row = (where.name, f"{temperature:g}", name, policy, *cells(runs, found[-1]))
             print(f"| {' | '.join(row)} |", flush=True)
-        gain = paired_difference(found[0], found[-1], np.random.default_rng(0))
-        assert gain is not None
-        gains.append(f"{where.name}, T = {temperature:g}, {name}: {show(gain.difference)}, p = {gain.p:.3f}")
-    print(f"\n{policies[-1]} − {policies[0]}, GenAcc:", *gains, sep="\n")
+        for policy, values in zip(policies[:-1], found, strict=False):
+            gain = paired_difference(values, found[-1], np.random.default_rng(0))
+            assert gain is not None
+            said = f"{show(gain.difference)}, p = {gain.p:.3f}"
+            gains.append(f"{policy}: {where.name}, T = {temperature:g}, {name}: {said}")
+    print(f"\nGenAcc of {policies[-1]} −", *gains, sep="\n")
 
 
 if __name__ == "__main__":
