@@ -283,12 +283,10 @@ class Place:
             turns, over = self._oracle_ranked()
             maker = self._combined(over, tally)
         else:
-            turns = self.trajectories
             # Runs are drawn, so that an agent asks in all the ways it has. What it makes of a passage is its best.
             maker = self._maker(method, self._parts(self.asked, 1.0 if method.maker == "dr_synth" else 0.0, tally))
+            turns = [*maker.roll_out(self.labelled, _unheard)] if isinstance(maker, RolloutMaker) else self.trajectories
         labels = LabelFolder.begin(folder, {"method": name, **method.settings}, maker.identity, resume=True)
-        if isinstance(maker, RolloutMaker):
-            turns = [*maker.roll_out(self.labelled, _unheard)]
         return make_labels(labels, maker, turns, tally)
 
     def _parts(
