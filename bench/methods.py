@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
 from bench.real_sets import ROOT, write_table
 from bench.seeds import Scores, run_seed
 
 from coseek.measure.intervals import Difference, paired_difference
+from coseek.measure.score import QuestionScores
 from coseek.measure.table import Table, show
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
@@ -41,6 +43,8 @@ NAIVE = ("naive RAG", "RAG k=3")
 """Names of the row that searches once."""
 COLUMNS = ("recipe", "seed", "metric", "naive RAG", "before", "after", "gain", "searches", "tokens", "minutes")
 HOPS = (1, 2, 3, 4)
+Runs: TypeAlias = dict[str, dict[str, QuestionScores]]
+"""`before` or `after` → set and question → its scores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = run_seed(name, seed, given.out / name, settings).folder
             folders[name].append(folder)
             rows.append((name, str(seed), *row_of(folder, OWN.get(name, "em"))))
-    gains = {name: gains_by_hops(folders[name], OWN.get(name, "em")) for name in names}
+    gains = {name: gains_by_hops([*map(scores_of, folders[name])], OWN.get(name, "em")) for name in names}
     lost = [f"{name} at {hops}" for name, found in gains.items() for hops, gain in found.items() if low(gain) < WORST]
     cells = [(name, *(show(found[hops].difference) for hops in HOPS)) for name, found in gains.items()]
     bar = f"Below {WORST} at some number of hops: {', '.join(lost) or 'none'}."
@@ -90,23 +94,26 @@ def row_of(folder: Path, metric: str) -> tuple[str, ...]:
     )
 
 
-def gains_by_hops(folders: Sequence[Path], metric: str) -> dict[int, Difference]:
-    """Number of hops → after − before over the questions of both sets, each averaged over the seeds of `folders`."""
-    values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
-    hops_of: dict[str, int | None] = {}
-    for folder in folders:
-        training = AgentTraining(load_recipe(str(folder / "recipe.yaml")), folder)
-        for run, name in product(values, SETS):
-            for ident, row in scored(training, run, folder / "table" / f"{run}.{name}.t0").questions.items():
-                if metric in row.metrics:
-                    key = f"{name}/{ident}"
-                    hops_of[key] = row.question.hops
-                    values[run].setdefault(key, []).append(row.metrics[metric])
+def scores_of(folder: Path) -> Runs:
+    """The greedy runs of a folder on both sets."""
+    training = AgentTraining(load_recipe(str(folder / "recipe.yaml")), folder)
+    found: Runs = {"before": {}, "after": {}}
+    for run, name in product(found, SETS):
+        rows = scored(training, run, folder / "table" / f"{run}.{name}.t0").questions
+        found[run] |= {f"{name}/{ident}": row for ident, row in rows.items()}
+    return found
+
+
+def gains_by_hops(seeds: Sequence[Runs], metric: str) -> dict[int, Difference]:
+    """Number of hops → after − before over its questions, each averaged over the seeds."""
     found = {}
     for hops in HOPS:
-        before, after = (
-            {key: fmean(some) for key, some in means.items() if hops_of[key] == hops} for means in values.values()
-        )
+        values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
+        for runs, run in product(seeds, values):
+            for key, row in runs[run].items():
+                if row.question.hops == hops and metric in row.metrics:
+                    values[run].setdefault(key, []).append(row.metrics[metric])
+        before, after = ({key: fmean(some) for key, some in means.items()} for means in values.values())
         gain = paired_difference(before, after, np.random.default_rng(0))
         assert gain is not None
         found[hops] = gain
