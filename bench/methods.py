@@ -14,7 +14,7 @@ tables into bench/results/methods.md.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -81,17 +81,20 @@ def row_of(folder: Path, metric: str) -> tuple[str, ...]:
     """The cells of a run from its metric on."""
     whole = Scores.read(folder, "test", metric, "all")
     naive = [whole.summaries[name] for name in NAIVE if name in whole.summaries]
-    gain = whole.gains["after"]
     costs = (Scores.read(folder, "test", name, "all").summaries["after"] for name in ("searches", "agent_tokens"))
     ended, began = ((folder / name).stat().st_mtime for name in ("report.html", "recipe.yaml"))
     return (
         metric,
         f"{naive[0]:.3f}" if naive else "–",
         *(f"{whole.summaries[run]:.3f}" for run in ("before", "after")),
-        f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]",
+        shown(whole.gains["after"]),
         *(f"{cost:.2f}" for cost in costs),
         f"{(ended - began) / 60:.0f}",
     )
+
+
+def shown(gain: Mapping[str, float]) -> str:
+    return f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
 
 
 def scores_of(folder: Path) -> Runs:
