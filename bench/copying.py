@@ -13,17 +13,18 @@ from collections.abc import Callable
 import torch
 
 from coseek.hardware.host import Host
-from coseek.models.laptop import new_model
+from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
-from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.training.sft.copy_task import repeat_batch, varied_batch
 from coseek.training.sft.loop import token_weights, weighted_loss
+from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.policy import Policy
 
 DISTANCES = (12, 24, 37, 60, 100)
 LENGTH, TOKENS, SHARE = 24, 1536, 120 / 380
-"""Of the steps, those at one distance: as in the recipe of the laptop generator."""
+"""`SHARE` of the steps are at one distance."""
+SHAPE = LaptopSettings(layers=("conv", "full_attention") * 3, vocabulary=2500)
 
 Schedule = Callable[[float, int, torch.Generator], Batch]
 
@@ -69,16 +70,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = GeneratorRecipe()
     words = (f" w{number}" for number in range(2500))
-    tokenizer = HfTokenizer(train_tokenizer(words, (), recipe.laptop.vocabulary))
+    tokenizer = HfTokenizer(train_tokenizer(words, (), SHAPE.vocabulary))
     print(f"one thread, instructions: {Host.here().instructions}\n")
     print(f"| practice | seed | {' | '.join(f'at {distance}' for distance in DISTANCES)} | seconds |")
     print(f"|---|--:|{'--:|' * (len(DISTANCES) + 1)}")
     for name, schedule in SCHEDULES.items():
         for seed in range(given.seeds):
             began = time.perf_counter()
-            policy = Policy(new_model(recipe.laptop, tokenizer, seed), recipe.sft.learner, 10 * given.steps)
+            policy = Policy(new_model(SHAPE, tokenizer, seed), SftSettings().learner, 10 * given.steps)
             generator = torch.Generator().manual_seed(seed)
             for step in range(given.steps):
                 batch = schedule(step / given.steps, tokenizer.size, generator)

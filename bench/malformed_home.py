@@ -43,6 +43,7 @@ RUN = f"run set --split test --count 2 --retriever bm25 --out {OUT}/run limits.m
 ASK = "ask Who? --retriever bm25 max_turns=2 max_turn_tokens=16"
 LABEL = f"label run --method gold --out {OUT}/labels"
 GENERATOR = (
+    "start=null",
     "worlds=1",
     "world={size: tiny, train: 8, dev: 0, test: 0}",
     "held_out={size: tiny, train: 0, dev: 4, test: 4, seed: 8}",

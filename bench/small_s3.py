@@ -45,6 +45,7 @@ def tiny_generator(folder: Path, **sft: object) -> Path:
     phases = [{"until": 1.0, "hops": {0: 1.0}}]
     recipe = GeneratorRecipe.model_validate(
         {
+            "start": None,
             "worlds": 2,
             "world": {"size": "tiny", "train": 60, "dev": 0, "test": 0},
             "held_out": {"seed": 8, "size": "tiny", "train": 0, "dev": 8, "test": 8},

@@ -13,6 +13,7 @@ from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.world.settings import WorldSettings
 
 TINY = {
+    "start": None,
     "worlds": 2,
     "world": {"size": "tiny", "train": 20, "dev": 0, "test": 0},
     "held_out": {"size": "tiny", "train": 0, "dev": 8, "test": 8, "seed": 8},
@@ -49,7 +50,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     training.begin(resume=False)
     training.train()
     table = training.write_results(training.measure())
-    assert [row[0] for row in table.rows] == ["gold among 5", "naive RAG, top 5"]
+    assert [row[0] for row in table.rows] == ["gold among 5", "gold alone", "gold among 12", "naive RAG, top 5"]
     assert "| gold among 5 |" in checked_card(training.trained_folder)[1]
     readings = [json.loads(line) for line in (tmp_path / "g/training/round-1/metrics.jsonl").read_text().splitlines()]
     assert "eval/em" in readings[-1]
@@ -71,3 +72,18 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     once_more.begin(resume=True)
     once_more.train()
     assert (training.trained_folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_whole(tmp_path: Path) -> None:
+    from coseek.models.shipped import model_path
+    from coseek.models.tokenizer import HfTokenizer
+    from coseek.pipelines.generator import GeneratorTraining
+
+    training = GeneratorTraining(make_settings(GeneratorRecipe, {**TINY, "start": "base", "words": 30}), tmp_path / "g")
+    training.make_start()
+    known, learnt = HfTokenizer.load(model_path("base")), HfTokenizer.load(training.start_folder)
+    assert learnt.size == known.size + 30
+    asked = [question.question for question in training.held_out.questions["dev"]]
+    assert sum(map(len, map(learnt.encode, asked))) < sum(map(len, map(known.encode, asked)))
+    with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
+        GeneratorTraining(GeneratorRecipe(start="bse"), tmp_path / "h").begin(resume=False)

@@ -40,6 +40,12 @@ def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -
     assert len(orders) > 1
 
 
+def test_one_passage_means_the_gold_ones_alone() -> None:
+    for question in sampler().questions[:20]:
+        example = sampler().example_of(question, 1, random.Random(0))
+        assert sorted(passage.id for passage in example.passages) == sorted({*question.gold_ids})
+
+
 def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
     for number, question in enumerate(sampler().questions):
         example = sampler().example_of(question, 4, random.Random(number))

@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import fmean
 
 from coseek.core.errors import DataError
-from coseek.core.fingerprint import fingerprint
-from coseek.core.hub import missing
 from coseek.core.prompt_file import one_line
 from coseek.data.dataset import Dataset
 from coseek.data.identities import Identities
@@ -26,9 +24,8 @@ from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import Generator
 from coseek.measure.score import Scores
 from coseek.measure.table import Table, group_table, scores_json
-from coseek.models.new_tokens import add_tokens, spelt_words
+from coseek.models.new_tokens import spelt_words
 from coseek.models.pretrained import load_model
-from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table, facts_read
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.data_folder import check_data_folder
@@ -65,26 +62,23 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     NAME, TITLE = "base", "A base model"
 
     def check(self) -> None:
-        if self.recipe.start is not None and not (model_path(self.recipe.start) / "config.json").exists():
-            raise DataError(missing("base model", self.recipe.start, "start", shipped_models()))
+        super().check()
         if (corpus := self.recipe.corpus) is not None:
             check_data_folder(corpus.folder, "corpus.folder", corpus.train)
             check_data_folder(corpus.folder, "corpus.folder", corpus.held_out, usual="test")
 
     def identities(self) -> Identities:
-        found = {} if self.recipe.start is None else {"start": fingerprint(model_path(self.recipe.start))}
-        corpus = self.recipe.corpus
+        found, corpus = super().identities(), self.recipe.corpus
         return found if corpus is None else {**found, **data_set_identities("corpus.folder", corpus.folder)}
 
     def make_start(self) -> None:
         if self.recipe.corpus is not None:
             self._make_questions()
-        if self.recipe.start is None:
-            super().make_start()
-        elif not self.start_folder.exists():
-            source, corpus = model_path(self.recipe.start), self.recipe.corpus
-            words = [] if corpus is None else spelt_words(source, self._corpus_texts(), corpus.words)
-            add_tokens(source, (), words, self.start_folder, self.recipe.seed)
+        super().make_start()
+
+    def new_words(self, start: Path) -> list[str]:
+        corpus = self.recipe.corpus
+        return [] if corpus is None else spelt_words(start, self._corpus_texts(), corpus.words)
 
     def _make_questions(self) -> None:
         """Write OUT/made, unless it is there. Raises `DataError` where there is nothing to learn from."""

@@ -38,8 +38,6 @@ class CorpusSettings(Settings):
 class BaseRecipe(ReaderRecipe):
     """The training and measurement of a base model."""
 
-    start: str | None = None
-    """A base model to go on from, a folder or a shipped one by name; default: an untrained model of `laptop`."""
     corpus: CorpusSettings | None = None
     """A user's corpus to read, besides drawn worlds."""
     tasks: BaseTaskSettings = BaseTaskSettings()

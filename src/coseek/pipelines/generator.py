@@ -3,8 +3,10 @@
 import random
 from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 
 from coseek.graders.generator import Generator
+from coseek.models.new_tokens import spelt_words
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.reader import ReaderTraining
 from coseek.training.sft.curriculum import Draw
@@ -46,3 +48,6 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
                 example = room.example_of(question, 2, rng)
                 texts += [f" Question : {question.question} So", example.written]
         return texts
+
+    def new_words(self, start: Path) -> list[str]:
+        return spelt_words(start, self.texts(), self.recipe.words)

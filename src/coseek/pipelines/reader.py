@@ -1,7 +1,7 @@
 """Train a laptop model that reads passages: examples from worlds → supervised training → a model folder and a table.
 
     OUT/recipe.yaml      the recipe, versions and commit
-    OUT/start            the untrained network with its tokenizer
+    OUT/start            the model that training begins with: an untrained one, or `start` with new words
     OUT/training         metrics and checkpoints
     OUT/NAME             the trained model folder; its generator.yaml is the prompt that it reads passages with
     OUT/table.md, .json  EM on a held-out world, with and without gold passages
@@ -22,6 +22,10 @@ from typing import ClassVar, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from coseek.core.errors import DataError
+from coseek.core.fingerprint import fingerprint
+from coseek.core.hub import missing
+from coseek.data.identities import Identities
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.selection import draw
@@ -43,8 +47,10 @@ from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
 from coseek.models.laptop import make_policy
 from coseek.models.local_text import LocalTextModel
+from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import ReaderRecipe
 from coseek.pipelines.run_record import TrainingRun, write_tables
@@ -84,6 +90,18 @@ class ReaderTraining(TrainingRun[R], ABC):
     def texts(self) -> Iterable[str]:
         """What the tokenizer learns from."""
 
+    @abstractmethod
+    def new_words(self, start: Path) -> list[str]:
+        """Words that become tokens of the model folder `start`, see `spelt_words`."""
+
+    def check(self) -> None:
+        start = self.recipe.start
+        if start is not None and not (model_path(start) / "config.json").exists():
+            raise DataError(missing("base model", start, "start", shipped_models()))
+
+    def identities(self) -> Identities:
+        return {} if self.recipe.start is None else {"start": fingerprint(model_path(self.recipe.start))}
+
     def evaluate(self, generator: Generator) -> dict[str, float]:
         """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""
         return self.reading(generator, WorldSampler(self.held_out, "dev"))
@@ -120,16 +138,20 @@ class ReaderTraining(TrainingRun[R], ABC):
         policy.save(self.trained_folder, extra)
 
     def make_start(self) -> None:
-        """Write the model that training begins with, an untrained one, and its card, unless they are there."""
+        """Write the model that training begins with, and its card, unless they are there."""
         if not self.start_folder.exists():
-            make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+            if self.recipe.start is None:
+                make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+            else:
+                source = model_path(self.recipe.start)
+                add_tokens(source, (), self.new_words(source), self.start_folder, self.recipe.seed)
         if not (self.start_folder / MODEL_CARD).exists():
             self._write_card(self.start_folder, "start")
 
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
         """Write the model card of the folder `name`, with the table of figures once there is one."""
         card = self.model_card("generator", self.NAME)
-        if name == "start":
+        if name == "start" and self.recipe.start is None:
             card = replace(card, facts={"learnt by": "nothing: an untrained model", **card.facts})
         replace(
             card,
@@ -183,15 +205,15 @@ class ReaderTraining(TrainingRun[R], ABC):
         among others (1 or 0)."""
         asked = draw(sampler.questions, count, self.recipe.table.seed)
         right: dict[int, list[float]] = {hops: [] for hops in sorted({one.hops or 0 for one in asked})}
-        for run in self._runs(generator, asked, sampler, gold=True):
+        for run in self._runs(generator, asked, sampler, self.recipe.table.passages):
             right[run.question.hops or 0].append(float(exact_match(run.answer, run.question.answers)))
         return right
 
     def _runs(
-        self, generator: Generator, asked: Sequence[Question], room: ExampleSampler, gold: bool
+        self, generator: Generator, asked: Sequence[Question], room: ExampleSampler, count: int, gold: bool = True
     ) -> list[Trajectory]:
-        """Answer each question once, from its gold passages among others or from BM25's top passages."""
-        count, seed = self.recipe.table.passages, self.recipe.table.seed
+        """Answer each question once, from `count` passages: its gold ones among others, or BM25's top ones."""
+        seed = self.recipe.table.seed
         given = [
             room.passages(one, count, random.Random(f"{seed}/{one.id}")) if gold else tuple(room.found[one.id][:count])
             for one in asked
@@ -210,11 +232,12 @@ class ReaderTraining(TrainingRun[R], ABC):
         generator = self.generator_of(model, "trained")
         room = WorldSampler(self.held_out, "test")
         asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)
-        count = self.recipe.table.passages
+        most = self.recipe.table.passages
         runs = {
-            f"gold among {count}": self._runs(generator, asked, room, gold=True),
-            f"naive RAG, top {count}": self._runs(generator, asked, room, gold=False),
+            "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, room, count)
+            for count in (most, *self.recipe.table.others)
         }
+        runs[f"naive RAG, top {most}"] = self._runs(generator, asked, room, most, gold=False)
         return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
 
     def write_results(self, scores: Scores) -> Table:

@@ -100,10 +100,12 @@ class ExampleSampler(ABC):
         return found
 
     def passages(self, question: Question, count: int, rng: random.Random) -> tuple[Passage, ...]:
-        """Return the gold passages and at least one other, if any, `count` in total, in random order."""
+        """Return the gold passages and others, if any, `count` in total, in random order: the gold ones alone where
+        `count` is 1, else at least one other."""
         gold = [self.corpus.by_id(ident) for ident in question.gold_ids]
         others = [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
-        chosen = gold + rng.sample(others, min(len(others), max(1, count - len(gold))))
+        wanted = max(1, count - len(gold)) if count > 1 else 0
+        chosen = gold + rng.sample(others, min(len(others), wanted))
         rng.shuffle(chosen)
         return tuple(chosen)
 
