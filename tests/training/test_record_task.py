@@ -48,6 +48,9 @@ def facts(answer: str) -> list[tuple[str, str, str, str]]:
         if not is_fact:  # the conclusion of a comparison
             continue
         number, *stated = rest.split(" , ")
+        if not stated:  # a match: the facts stand before the name
+            told, _, name = name.rpartition(" : ")
+            stated = told.split(" , ")
         for relation, _, value in (one.partition(" : ") for one in stated):
             found.append((name, number, relation, value))
     return found
@@ -58,7 +61,7 @@ def is_comparison(answer: str) -> bool:
 
 
 def is_match(answer: str) -> bool:
-    return any(" , " in one.partition(" : ")[2] for one in NOW.sub("", answer).split(" ."))
+    return " : " in answer.partition(" # ")[0]
 
 
 def plain(seed: int, spread: float) -> list[tuple[str, str]]:
@@ -170,6 +173,8 @@ def test_a_comparison_concludes_from_both_facts(seed: int) -> None:
             if " is before" in lines:
                 numbers = [int(value.replace(" ", "")) for value in (first, second)]
                 assert answer == (one if numbers[0] < numbers[1] else other)
-                assert lines.endswith(" is before ".join(sorted((first, second))) + " .")
+                earlier = min(first, second)
+                assert f" . {' is before '.join(sorted((first, second)))} . {earlier} {answer} ." in lines
+                assert f" . {first} {one} , {second} {other} . " in lines
             else:
                 assert (answer == "yes") == (first == second) == (" not the same" not in lines)

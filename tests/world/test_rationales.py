@@ -5,7 +5,7 @@ from functools import cache
 
 from coseek.data.question import Question
 from coseek.measure.answers import exact_match
-from coseek.world.plan import kind_of, plan_of
+from coseek.world.plan import constraints_of, kind_of, plan_of
 from coseek.world.rationales import MARK, NOW, rationale
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
@@ -37,13 +37,31 @@ def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tel
         text = written(world(), question)
         for number, ident in enumerate(reversed(question.gold_ids), start=3):
             passage = world().corpus.by_id(ident)
-            assert f"{passage.title} # {number} ," in text
+            assert f"{passage.title} # {number} " in text
         for line in re.sub(f"{NOW}.*? [?.](?= )", "", text.partition(MARK)[0]).split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
-            if hash_sign:
+            if hash_sign and kind_of(question) != "constraint":
                 passage = next(one for one in map(world().corpus.by_id, question.gold_ids) if one.title == title)
                 for fact in facts.partition(" ,")[2].split(" , "):
                     assert f"{fact.partition(' :')[2]} " in f"{passage.text} {passage.title} "
+
+
+def test_a_name_stands_behind_what_it_is_found_by() -> None:
+    seen = set()
+    for question in world().questions["train"]:
+        text, plan = written(world(), question), plan_of(question)
+        if kind_of(question) == "constraint":
+            title = world().corpus.by_id(plan[0].gold_id).title.strip()
+            values = [str(row["value"]) for row in constraints_of(question)]
+            assert max(text.index(f": {value}") for value in values) < text.index(f": {title} #")
+            seen.add("constraint")
+        elif question.meta.get("compare") == "earlier":
+            verdict = text.partition(" is before ")[2].partition(MARK)[0]
+            date, _, name = verdict.partition(" . ")[2].partition(" ")
+            assert int(date) == min(int(step.sub_answer) for step in plan)
+            assert exact_match(name.removesuffix(" ."), question.answers)
+            seen.add("earlier")
+    assert seen == {"constraint", "earlier"}
 
 
 def test_what_is_still_asked_holds_the_value_that_was_found_and_no_step_before_it() -> None:

@@ -2,7 +2,9 @@
 
 Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
 small network takes the relation of a wrong passage. Behind a fact of a chain stands what is still asked, with the value
-in its place, so that the next fact is always that of the innermost words.
+in its place, so that the next fact is always that of the innermost words. What a name is found by stands before it: two
+dates are written again with their names behind them, and the values of a constraint before the passage that states
+both. With the name first, small networks named either of the two dates' names, and one passage in five.
 """
 
 from collections.abc import Mapping
@@ -21,22 +23,25 @@ def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[
     """The rationale of a question with a plan; `number_of` and `titles` are those of its gold passages by id."""
     plan = plan_of(question)
     if kind_of(question) == "constraint":
-        facts = [(str(row["relation"]), str(row["value"])) for row in constraints_of(question)]
-        return conclusion([line(titles[plan[0].gold_id], number_of[plan[0].gold_id], *facts)], plan[0].sub_answer)
+        facts = " ,".join(f" {row['relation']} : {row['value']}" for row in constraints_of(question))
+        title = titles[plan[0].gold_id].strip()
+        return conclusion([f"{facts} : {title} # {number_of[plan[0].gold_id]} ."], plan[0].sub_answer)
     lines = [step_line(step, number_of[step.gold_id], titles[step.gold_id]) for step in plan]
     if kind_of(question) != "comparison":
         return conclusion(lines, answer_of(question, plan[-1]))
     if question.meta.get("compare") == "same":
         alike = plan[0].sub_answer == plan[1].sub_answer
         return conclusion([*lines, " the same ." if alike else " not the same ."], "yes" if alike else "no")
+    dated = [f" {step.sub_answer} {titles[step.gold_id].strip()}" for step in plan]
     first, last = sorted(plan, key=lambda step: step.sub_answer)
-    return conclusion([*lines, f" {first.sub_answer} is before {last.sub_answer} ."], titles[first.gold_id].strip())
+    earlier = dated[plan.index(first)]
+    verdict = f"{' ,'.join(dated)} . {first.sub_answer} is before {last.sub_answer} .{earlier} ."
+    return conclusion([*lines, verdict], titles[first.gold_id].strip())
 
 
-def line(title: str, number: int, *facts: tuple[str, str]) -> str:
-    """The line of one passage with its (relation, value) facts."""
-    told = " ,".join(f" {relation} : {value}" for relation, value in facts)
-    return f" {title.strip()} # {number} ,{told} ."
+def line(title: str, number: int, fact: tuple[str, str]) -> str:
+    """The line of one passage with a (relation, value) fact."""
+    return f" {title.strip()} # {number} , {fact[0]} : {fact[1]} ."
 
 
 def fact_of(step: Step, title: str) -> tuple[str, str]:

@@ -192,7 +192,7 @@ class BaseTasks:
         question = sampler.draw_question(rng)
         if task in ("next", "enough"):
             return self._partly(task, sampler, question, count, rng)
-        example = sampler.example_of(question, max(count, 2), rng)
+        example = sampler.example_of(question, count, rng)
         facts, _, answer = example.written.partition(MARK)
         if task == "check":
             right = rng.random() < 0.5

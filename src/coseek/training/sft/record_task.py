@@ -182,9 +182,10 @@ class RecordTask:
             next(relations)[1] if part == "{r}" else next(values)[2] if part == "{v}" else self._text(part)
             for part in rng.choice(MATCH)
         )
-        return [one for part in parts for one in part], [
-            *self._line(names, *pair), *self._text(MARK), *names[pair[0][0]],
-        ]  # fmt: skip
+        owner = pair[0][0]
+        told = [*self._told(pair[0]), *self._text(" ,"), *self._told(pair[1]), *self._text(" :")]
+        told += [*names[owner], *self._number(owner), *self._text(" .")]
+        return [one for part in parts for one in part], [*told, *self._text(MARK), *names[owner]]
 
     def _dates(self, rng: random.Random) -> Dates:
         """Numbers that are near each other, so that any digit may tell which is lower."""
@@ -209,20 +210,26 @@ class RecordTask:
         question = [one for part in frame for one in parts.get(part) or self._text(part)]
         lines = [*self._line(names, pair[0]), *self._line(names, pair[1])]
         if lower:
+            dated = [[*first, *names[one]], [*second, *names[other]]]
+            told = [*dated[0], *self._text(" ,"), *dated[1], *self._text(" .")]
             if numbers[0] > numbers[1]:
                 one, first, second = other, second, first
-            told, answer = [*first, *self._text(" is before"), *second, *self._text(" .")], names[one]
+            told += [*first, *self._text(" is before"), *second, *self._text(" ."), *first, *names[one]]
+            told += self._text(" .")
+            answer = names[one]
         else:
             told = self._text(" the same ." if first == second else " not the same .")
             answer = self._text(" yes" if first == second else " no")
         return question, [*lines, *told, *self._text(MARK), *answer]
 
-    def _line(self, names: list[Ids], *facts: Fact) -> Ids:
-        """The facts of one record."""
-        line = [*names[facts[0][0]], *self._number(facts[0][0])]
-        for _, relation, value in facts:
-            line += [*self._text(" ,"), *relation, *self._text(" :"), *value]
-        return [*line, *self._text(" .")]
+    def _line(self, names: list[Ids], fact: Fact) -> Ids:
+        """A fact of a record."""
+        return [
+            *names[fact[0]], *self._number(fact[0]), *self._text(" ,"), *self._told(fact), *self._text(" ."),
+        ]  # fmt: skip
+
+    def _told(self, fact: Fact) -> Ids:
+        return [*fact[1], *self._text(" :"), *fact[2]]
 
     def _name(self, longest: int, alphabet: Ids, rng: random.Random) -> Ids:
         shortest = min(2, longest) if rng.random() < 0.7 else 1
