@@ -48,9 +48,8 @@ def facts(answer: str) -> list[tuple[str, str, str, str]]:
         if not is_fact:  # the conclusion of a comparison
             continue
         number, *stated = rest.split(" , ")
-        if not stated:  # a match: the facts stand before the name
-            told, _, name = name.rpartition(" : ")
-            stated = told.split(" , ")
+        if stated[0].startswith("no "):  # a match reads on
+            continue
         for relation, _, value in (one.partition(" : ") for one in stated):
             found.append((name, number, relation, value))
     return found
@@ -61,7 +60,7 @@ def is_comparison(answer: str) -> bool:
 
 
 def is_match(answer: str) -> bool:
-    return " : " in answer.partition(" # ")[0]
+    return any(" , " in one.partition(" : ")[2] for one in NOW.sub("", answer).split(" ."))
 
 
 def plain(seed: int, spread: float) -> list[tuple[str, str]]:
@@ -76,7 +75,7 @@ def test_every_fact_is_stated_in_the_record_of_its_number(seed: int, spread: flo
         question = shown.partition(" So :")[0]
         for name, number, relation, value in facts(written.partition(" Answer :")[0]):
             # A chain goes on with the value before; a match asks for the name.
-            assert name in question or f": {name} ." in written or written.endswith(f" Answer : {name}")
+            assert name in question or f": {name} ." in written or is_match(written)
             assert relation in question
             record = passages.partition(f"{name} # {number} :")[2].partition(f". # {number}")[0]
             inflected = relation.rpartition(" ")[0]
@@ -122,12 +121,19 @@ def test_a_match_asks_for_the_only_name_with_both_values(seed: int) -> None:
     known = {fact for _, written in turns for fact in facts(written.partition(" Answer :")[0])}
     for shown, written in turns:
         if is_match(written):
-            (name, _, *one), (same, _, *other) = facts(written.partition(" Answer :")[0])
+            lines = written.partition(" Answer :")[0]
+            *others, (name, number, *one), (same, _, *other) = facts(lines)
             question = shown.partition(" So :")[0].partition(" # 1 :")[0]
             assert name == same and written.endswith(f" Answer : {name}")
             assert all(f" {part} " in question for part in (*one, *other))
             having = [{first for first, _, *rest in known if rest == fact} for fact in (one, other)]
             assert having[0] & having[1] == {name}
+            # The records are read in their order, the first given relation in each, the second where the first fits.
+            assert re.findall(r" # (\d) ,", lines) == [f"{place}" for place in range(1, int(number) + 1)]
+            for _, _, relation, value in others:
+                assert relation == one[0] or (relation == other[0] and value != other[1])
+            for lacking in re.findall(r"(?:^|\. )([^.]+) # \d , no ([^.]+) \.", lines):
+                assert lacking not in {(first, relation) for first, _, relation, _ in known}
 
 
 @given(st.integers(0, 10**6))

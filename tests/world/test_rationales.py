@@ -1,10 +1,13 @@
 """Fears about reasons: lines that state what no passage tells, answers that are not gold."""
 
+import random
 import re
 from functools import cache
 
+from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.measure.answers import exact_match
+from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.plan import constraints_of, kind_of, plan_of
 from coseek.world.rationales import MARK, NOW, rationale
 from coseek.world.settings import WorldSettings
@@ -16,10 +19,14 @@ def world() -> World:
     return make_world(WorldSettings(size="compact", train=300, dev=0, test=0, seed=4))
 
 
+def shown(world: World, question: Question) -> list[Passage]:
+    """Two others, and the gold passages from the last one on."""
+    others = [passage for passage in world.corpus if passage.id not in question.gold_ids][:2]
+    return others + [world.corpus.by_id(ident) for ident in reversed(question.gold_ids)]
+
+
 def written(world: World, question: Question) -> str:
-    numbers = {ident: number for number, ident in enumerate(reversed(question.gold_ids), start=3)}
-    titles = {ident: world.corpus.by_id(ident).title for ident in question.gold_ids}
-    return rationale(question, numbers, titles)
+    return rationale(question, shown(world, question), WorldSampler(world, "train").facts)
 
 
 def test_the_answer_behind_the_mark_is_a_gold_one_for_every_kind_of_question() -> None:
@@ -37,31 +44,41 @@ def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tel
         text = written(world(), question)
         for number, ident in enumerate(reversed(question.gold_ids), start=3):
             passage = world().corpus.by_id(ident)
-            assert f"{passage.title} # {number} " in text
+            assert f"{passage.title} # {number} ," in text
         for line in re.sub(f"{NOW}.*? [?.](?= )", "", text.partition(MARK)[0]).split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
-            if hash_sign and kind_of(question) != "constraint":
-                passage = next(one for one in map(world().corpus.by_id, question.gold_ids) if one.title == title)
+            if hash_sign and not facts.partition(" ,")[2].startswith(" no "):
+                passage = next(one for one in shown(world(), question) if one.title == title)
                 for fact in facts.partition(" ,")[2].split(" , "):
                     assert f"{fact.partition(' :')[2]} " in f"{passage.text} {passage.title} "
 
 
-def test_a_name_stands_behind_what_it_is_found_by() -> None:
-    seen = set()
-    for question in world().questions["train"]:
-        text, plan = written(world(), question), plan_of(question)
-        if kind_of(question) == "constraint":
-            title = world().corpus.by_id(plan[0].gold_id).title.strip()
-            values = [str(row["value"]) for row in constraints_of(question)]
-            assert max(text.index(f": {value}") for value in values) < text.index(f": {title} #")
-            seen.add("constraint")
-        elif question.meta.get("compare") == "earlier":
-            verdict = text.partition(" is before ")[2].partition(MARK)[0]
-            date, _, name = verdict.partition(" . ")[2].partition(" ")
-            assert int(date) == min(int(step.sub_answer) for step in plan)
-            assert exact_match(name.removesuffix(" ."), question.answers)
-            seen.add("earlier")
-    assert seen == {"constraint", "earlier"}
+def test_two_dates_are_written_with_their_names_behind_them_before_one_is_named() -> None:
+    asked = [question for question in world().questions["train"] if question.meta.get("compare") == "earlier"]
+    assert asked
+    for question in asked:
+        verdict = written(world(), question).partition(" is before ")[2].partition(MARK)[0]
+        date, _, name = verdict.partition(" . ")[2].partition(" ")
+        assert int(date) == min(int(step.sub_answer) for step in plan_of(question))
+        assert exact_match(name.removesuffix(" ."), question.answers)
+
+
+def test_passages_are_read_in_their_order_up_to_the_one_with_both_given_values() -> None:
+    sampler, seen = WorldSampler(world(), "train"), set()
+    for question in (one for one in world().questions["train"] if kind_of(one) == "constraint"):
+        passages = sampler.passages(question, 6, random.Random(question.id))
+        lines = rationale(question, passages, sampler.facts).partition(MARK)[0].split(" .")[:-1]
+        gold = [passage.id in question.gold_ids for passage in passages].index(True)
+        titles = [passage.title.strip() for passage in passages]
+        assert [line.partition(" # ")[0].strip() for line in lines] == titles[: gold + 1]
+        first, second = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
+        assert lines[-1].endswith(f" , {first[0]} : {first[1]} , {second[0]} : {second[1]}")
+        for passage, line in zip(passages[:gold], lines, strict=False):
+            stated = {fact.relation: fact.value for fact in sampler.facts.get(passage.id, ())}
+            assert (f" , no {first[0]}" in line) == (first[0] not in stated)
+            assert (f" , {second[0]} : " in line) == (stated.get(first[0]) == first[1] and second[0] in stated)
+            seen |= {part for part in (" , no ", f" , {second[0]} :") if part in line}
+    assert " , no " in seen and len(seen) > 1
 
 
 def test_what_is_still_asked_holds_the_value_that_was_found_and_no_step_before_it() -> None:

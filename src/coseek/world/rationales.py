@@ -2,13 +2,15 @@
 
 Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
 small network takes the relation of a wrong passage. Behind a fact of a chain stands what is still asked, with the value
-in its place, so that the next fact is always that of the innermost words. What a name is found by stands before it: two
-dates are written again with their names behind them, and the values of a constraint before the passage that states
-both. With the name first, small networks named either of the two dates' names, and one passage in five.
+in its place, so that the next fact is always that of the innermost words. From a name to its value a small network
+finds, from a value to its name it does not: so two dates are written again, each with its name behind it, and for two
+given values the passages are read in their order up to the one that states both (docs/LOG.md).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.world.passages import spaced
 from coseek.world.plan import Step, answer_of, constraints_of, kind_of, plan_of
@@ -19,14 +21,24 @@ NOW = " Now :"
 """Precedes what is still asked."""
 
 
-def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[str, str]) -> str:
-    """The rationale of a question with a plan; `number_of` and `titles` are those of its gold passages by id."""
+@dataclass(frozen=True, slots=True)
+class StatedFact:
+    """What a passage states: the name that it is filed under, the relation and the value."""
+
+    title: str
+    relation: str
+    value: str
+
+
+def rationale(question: Question, passages: Sequence[Passage], facts: Mapping[str, Sequence[StatedFact]]) -> str:
+    """The rationale of a question with a plan. Its gold passages are among `passages`, which are numbered from 1;
+    `facts` are what passages state, by id."""
     plan = plan_of(question)
     if kind_of(question) == "constraint":
-        facts = " ,".join(f" {row['relation']} : {row['value']}" for row in constraints_of(question))
-        title = titles[plan[0].gold_id].strip()
-        return conclusion([f"{facts} : {title} # {number_of[plan[0].gold_id]} ."], plan[0].sub_answer)
-    lines = [step_line(step, number_of[step.gold_id], titles[step.gold_id]) for step in plan]
+        return conclusion([*_read_in_order(question, passages, facts)], plan[0].sub_answer)
+    numbers = {passage.id: number for number, passage in enumerate(passages, 1)}
+    titles = {passage.id: passage.title for passage in passages}
+    lines = [step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan]
     if kind_of(question) != "comparison":
         return conclusion(lines, answer_of(question, plan[-1]))
     if question.meta.get("compare") == "same":
@@ -39,9 +51,28 @@ def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[
     return conclusion([*lines, verdict], titles[first.gold_id].strip())
 
 
-def line(title: str, number: int, fact: tuple[str, str]) -> str:
-    """The line of one passage with a (relation, value) fact."""
-    return f" {title.strip()} # {number} , {fact[0]} : {fact[1]} ."
+def _read_in_order(
+    question: Question, passages: Sequence[Passage], facts: Mapping[str, Sequence[StatedFact]]
+) -> Iterator[str]:
+    """What each passage states of the first given relation, and where that is the given value, of the second; up to the
+    gold passage."""
+    first, second = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
+    for number, passage in enumerate(passages, 1):
+        if passage.id in question.gold_ids:
+            yield line(passage.title, number, first, second)
+            return
+        stated = {fact.relation: fact.value for fact in facts.get(passage.id, ())}
+        if first[0] not in stated:
+            yield f" {passage.title.strip()} # {number} , no {first[0]} ."
+            continue
+        wanted = [first[0], second[0]] if stated[first[0]] == first[1] else [first[0]]
+        yield line(passage.title, number, *((one, stated[one]) for one in wanted if one in stated))
+
+
+def line(title: str, number: int, *facts: tuple[str, str]) -> str:
+    """The line of one passage with its (relation, value) facts."""
+    told = " ,".join(f" {relation} : {value}" for relation, value in facts)
+    return f" {title.strip()} # {number} ,{told} ."
 
 
 def fact_of(step: Step, title: str) -> tuple[str, str]:

@@ -233,7 +233,7 @@ class BaseTasks:
         titles = {passage.id: passage.title for passage in shown}
         complete = all(step.gold_id in numbers for step in plan)
         if complete:
-            written = rationale(question, numbers, titles)
+            written = rationale(question, shown, sampler.facts)
             facts = written.partition(MARK)[0]
         else:
             facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found])

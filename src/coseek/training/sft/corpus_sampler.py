@@ -7,10 +7,10 @@ from functools import cached_property
 
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
-from coseek.training.sft.synthetic import ExampleSampler, StatedFact
+from coseek.training.sft.synthetic import ExampleSampler
 from coseek.world.passages import spaced
 from coseek.world.plan import Step, has_plan, plan_of
-from coseek.world.rationales import fact_of
+from coseek.world.rationales import StatedFact, fact_of
 
 
 class CorpusSampler(ExampleSampler):

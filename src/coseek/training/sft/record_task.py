@@ -59,7 +59,9 @@ LOWER = ((" Which has the lower", "{r}", " ,", "{a}", " or", "{b}", " ?"),
 SAME = ((" Have", "{a}", " and", "{b}", " the same", "{r}", " ?"),
         (" Is the", "{r}", " of", "{a}", " that of", "{b}", " ?"))  # fmt: skip
 """How a comparison is asked."""
-FORM = (" Question :", " So :", " ;", " ,", " :", " .", " is before", " the same .", " not the same .", NOW, MARK)
+FORM = (
+    " Question :", " So :", " ;", " ,", " :", " .", " is before", " the same .", " not the same .", " no", NOW, MARK,
+)  # fmt: skip
 """What stands between names, relations and values."""
 CLAUSES = (
     ("{r}", " :", "{v}"), (" whose", "{r}", " is", "{v}"), (" its", "{r}", " being", "{v}"),
@@ -109,7 +111,7 @@ class RecordTask:
             if kind < CHAINS:
                 question, answer = self._chain(names, facts, rng)
             elif kind < CHAINS + MATCHES and (pair := self._pair(facts, rng)):
-                question, answer = self._match(names, pair, rng)
+                question, answer = self._match(names, facts, pair, rng)
             elif kind > 1 - COMPARISONS and (pair := self._compared(facts, dates, rng)):
                 question, answer = self._comparison(names, pair, dates, rng)
             else:
@@ -175,16 +177,22 @@ class RecordTask:
         owners = [{fact[0] for fact in facts if fact[1:] == one[1:]} for one in pair]
         return rng.sample(pair, 2) if len(pair) == 2 and owners[0] & owners[1] == {first[0]} else []
 
-    def _match(self, names: list[Ids], pair: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
-        """A question for the name that has two values, and the facts to its answer."""
+    def _match(self, names: list[Ids], facts: list[Fact], pair: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
+        """A question for the name that has two values, and what the records state up to it."""
         values, relations = iter(pair), iter(pair)
         parts = (
             next(relations)[1] if part == "{r}" else next(values)[2] if part == "{v}" else self._text(part)
             for part in rng.choice(MATCH)
         )
-        owner = pair[0][0]
-        told = [*self._told(pair[0]), *self._text(" ,"), *self._told(pair[1]), *self._text(" :")]
-        told += [*names[owner], *self._number(owner), *self._text(" .")]
+        told: Ids = []
+        (owner, first, wanted), (_, second, _) = pair
+        for record in range(owner + 1):
+            stated = {tuple(relation): (record, relation, value) for one, relation, value in facts if one == record}
+            found = [stated[tuple(one)] for one in (first, second) if tuple(one) in stated]
+            if tuple(first) not in stated:
+                told += [*names[record], *self._number(record), *self._text(" , no"), *first, *self._text(" .")]
+            else:
+                told += self._line(names, *(found if found[0][2] == wanted else found[:1]))
         return [one for part in parts for one in part], [*told, *self._text(MARK), *names[owner]]
 
     def _dates(self, rng: random.Random) -> Dates:
@@ -222,14 +230,12 @@ class RecordTask:
             answer = self._text(" yes" if first == second else " no")
         return question, [*lines, *told, *self._text(MARK), *answer]
 
-    def _line(self, names: list[Ids], fact: Fact) -> Ids:
-        """A fact of a record."""
-        return [
-            *names[fact[0]], *self._number(fact[0]), *self._text(" ,"), *self._told(fact), *self._text(" ."),
-        ]  # fmt: skip
-
-    def _told(self, fact: Fact) -> Ids:
-        return [*fact[1], *self._text(" :"), *fact[2]]
+    def _line(self, names: list[Ids], *facts: Fact) -> Ids:
+        """The facts of one record."""
+        line = [*names[facts[0][0]], *self._number(facts[0][0])]
+        for _, relation, value in facts:
+            line += [*self._text(" ,"), *relation, *self._text(" :"), *value]
+        return [*line, *self._text(" .")]
 
     def _name(self, longest: int, alphabet: Ids, rng: random.Random) -> Ids:
         shortest = min(2, longest) if rng.random() < 0.7 else 1
@@ -260,7 +266,7 @@ class RecordTask:
         """The ids of names: all but padding, end of text and those of the form, which would end a name."""
         numbers = [f" # {number}" for number in range(1, RECORDS + 1)]
         parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH, *LOWER, *SAME) for part in row if "{" not in part]
-        form = {one for text in (*FORM, *parts, *numbers, " yes", " no") for one in self._text(text)}
+        form = {one for text in (*FORM, *parts, *numbers, " yes") for one in self._text(text)}
         return [one for one in range(2, self.vocabulary) if one not in form]
 
     @cached_property

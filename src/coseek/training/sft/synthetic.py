@@ -22,7 +22,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.curriculum import hops_at
 from coseek.training.sft.settings import Phase
 from coseek.world.plan import plan_of
-from coseek.world.rationales import line, rationale
+from coseek.world.rationales import StatedFact, line, rationale
 from coseek.world.world import World
 
 NEIGHBOURS = 12
@@ -42,15 +42,6 @@ class SyntheticExample:
     question: Question
     passages: tuple[Passage, ...]
     written: str
-
-
-@dataclass(frozen=True, slots=True)
-class StatedFact:
-    """What a passage states: the name that it is filed under, the relation and the value."""
-
-    title: str
-    relation: str
-    value: str
 
 
 class ExampleSampler(ABC):
@@ -112,9 +103,7 @@ class ExampleSampler(ABC):
     def example_of(self, question: Question, count: int, rng: random.Random) -> SyntheticExample:
         """Make an example of a question with a plan, with `count` passages."""
         passages = self.passages(question, count, rng)
-        numbers = {passage.id: number for number, passage in enumerate(passages, start=1)}
-        titles = {passage.id: passage.title for passage in passages}
-        return SyntheticExample(question, passages, rationale(question, numbers, titles))
+        return SyntheticExample(question, passages, rationale(question, passages, self.facts))
 
     def drill(self, count: int, rng: random.Random) -> SyntheticExample:
         """Make a drill on `count` passages, mostly of one kind: facts asked by name and relation, shuffled."""
