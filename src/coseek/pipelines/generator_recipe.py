@@ -62,6 +62,7 @@ class GeneratorRecipe(ReaderRecipe):
     """The training and measurement of a laptop generator."""
 
     start: str | None = "base"
+    """A model to go on from, a folder or a shipped one by name; `null`: an untrained one of `laptop`."""
     words: int = Field(default=1500, ge=0)
     """Add a token for each of the so many most frequent words of the worlds that the tokenizer of `start` cuts into
     pieces."""
