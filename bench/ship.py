@@ -9,6 +9,7 @@ begin with nothing or with a shipped base model, are shipped: the licence of oth
 """
 
 import argparse
+import html
 import json
 import re
 import shlex
@@ -122,7 +123,7 @@ class ShippedRun:
         """The fact of a card that says how the model was made that the training began with."""
         if self.start is None:
             return {}
-        card = (model_path(self.start, root=self.root) / CARD).read_text(encoding="utf-8")
+        card = html.unescape((model_path(self.start, root=self.root) / CARD).read_text(encoding="utf-8"))
         command = card.partition("```sh\n")[2].partition("\n")[0]
         facts = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, flags=re.MULTILINE))
         before = f"; {facts[EARLIER]}" if EARLIER in facts else ""
