@@ -1,6 +1,6 @@
 """Every method of the papers on the laptop, from the same base model: what it gains, and what it costs.
 
-    python -m bench.methods [--seeds 0] [--out runs/methods] [--only search-r1-ppo-laptop …] [SETTING=VALUE …]
+    python -m bench.methods [SETTING=VALUE …] [--seeds 0] [--out runs/methods] [--only search-r1-ppo-laptop …]
 
 Runs the recipe of each method, one after the other; what is there already is kept, and a run that was stopped is gone
 on with. Methods of one protocol start from one warm policy: the one that `search-r1-grpo-laptop` makes for that seed.

@@ -65,6 +65,13 @@ def test_a_component_has_the_generators_answer_and_the_agents_passages() -> None
         assert scored[name] == own[name]
 
 
+def test_an_agent_that_only_searches_is_wrong_where_its_generator_writes_no_answer() -> None:
+    trajectory = replace(run(answer=None), protocol="s3")
+    scored = component_run("a", [trajectory], {("q1", 0): entry(QUESTION, None)}, {}).questions["q1"].metrics
+    assert (scored["em"], scored["cover_em"], scored["gen_acc"]) == (0, 0, 0)
+    assert "em" not in score_run("a", [trajectory]).questions["q1"].metrics  # nobody was asked
+
+
 def test_faults_are_counted_and_in_no_mean() -> None:
     runs = [run(), *(run(question=question) for question in OTHERS[:3]), fault(OTHERS[3])]
     answers = {

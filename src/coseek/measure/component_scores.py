@@ -48,7 +48,7 @@ def component_run(
                 answered = replace(
                     trajectory, answer=entry.answer, exact=False
                 )  # the agent was not sure of this answer
-                scores = score_trajectory(answered, verdicts, budget)
+                scores = score_trajectory(answered, verdicts, budget, asked=True)
                 shown = {
                     "context_passages": float(len(entry.passage_ids)),
                     "context_tokens": float(entry.context_tokens),

@@ -42,11 +42,15 @@ Verdicts: TypeAlias = Mapping[tuple[str, str], Verdict]
 
 
 def score_trajectory(
-    trajectory: Trajectory, verdicts: Verdicts | None = None, budget: retrieval.PassageBudget | None = None
+    trajectory: Trajectory,
+    verdicts: Verdicts | None = None,
+    budget: retrieval.PassageBudget | None = None,
+    asked: bool = False,
 ) -> dict[str, float]:
     """Every metric that is defined for this trajectory, by name (`METRICS`).
 
-    Judged ones need `verdicts`, `budgeted_recall` needs a `budget` of passages.
+    Judged ones need `verdicts`, `budgeted_recall` needs a `budget` of passages. `asked`: a generator was asked for the
+    answer, so that none is wrong even where the protocol only searches.
 
     Raises `ValueError` for a trajectory that ended with a fault.
     """
@@ -77,7 +81,7 @@ def score_trajectory(
         scores["confidence"] = sure
     if question.answers:
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
-    answers = trajectory.answer is not None or answers_itself(trajectory.protocol)
+    answers = asked or trajectory.answer is not None or answers_itself(trajectory.protocol)
     if answers:
         scores["declined"] = trajectory.declined
     if question.answers and answers:

@@ -232,12 +232,12 @@ class ReaderTraining(TrainingRun[R], ABC):
         generator = self.generator_of(model, "trained")
         room = WorldSampler(self.held_out, "test")
         asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)
-        most = self.recipe.table.passages
+        usual = self.recipe.table.passages
         runs = {
             "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, room, count)
-            for count in (most, *self.recipe.table.others)
+            for count in (usual, *self.recipe.table.others)
         }
-        runs[f"naive RAG, top {most}"] = self._runs(generator, asked, room, most, gold=False)
+        runs[f"naive RAG, top {usual}"] = self._runs(generator, asked, room, usual, gold=False)
         return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
 
     def write_results(self, scores: Scores) -> Table:
