@@ -331,7 +331,7 @@ class Place:
         for one in sets:
             plan = plan_of(one.question)
             earlier = runs[one.turn.question_id, one.turn.seed].searches[: one.turn.search]
-            done, _ = progress(plan, earlier)
+            done = len(progress(plan, earlier)[0])
             right += done < len(plan) and one.positive == plan[done].gold_id
         turns = len({one.turn for one in sets}) + sum(1 for _ in LabelFolder(folder).dropped())
         return Worth(turns, len(sets), right)

@@ -6,8 +6,8 @@
 Runs `coseek train agent RECIPE seed=N` for each seed, one after the other, in processes of their own; what is there
 already is kept, and a run that was stopped is gone on with. The seed moves everything but the two worlds: throw-away
 worlds, demonstrations, weights, order, sampling. Prints the metric before and after on the test split and on the
-unseen world, greedy and as it was trained (T = 1), with the paired difference and its 95 % interval, beside the table's
-baselines, and the minutes to the first reward and to the end.
+unseen world, greedy and (with `table.sampled`) at T = 1, with the paired difference and its 95 % interval, beside the
+table's baselines, and the minutes to the first reward and to the end.
 """
 
 import argparse
@@ -87,7 +87,7 @@ class Scores:
 
 def report(runs: Sequence[Seed], name: str, metric: str, group: str) -> None:
     """The table of one set, and the mean gains over seeds."""
-    gains: dict[str, list[float]] = {how: [] for how in PAIRS}
+    gains: dict[str, list[float]] = {}
     for place, run in enumerate(runs):
         scores = Scores.read(run.folder, name, metric, group)
         if place == 0:
@@ -95,8 +95,10 @@ def report(runs: Sequence[Seed], name: str, metric: str, group: str) -> None:
             print(f"\n{name}, {metric} of '{group}':\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
         baselines = [f"{scores.summaries[other]:.3f}" for other in scores.others]
         for how, (before, after) in PAIRS.items():
+            if after not in scores.gains:
+                continue
             gain = scores.gains[after]
-            gains[how].append(gain["mean"])
+            gains.setdefault(how, []).append(gain["mean"])
             means = [f"{scores.summaries[one]:.3f}" for one in (before, after)]
             paired = [f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]", f"{gain['p']:.4f}"]
             print(f"| {' | '.join((str(run.seed), how, *means, *paired, *baselines))} |")

@@ -13,6 +13,7 @@ from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_results import rows_of
 
 
 @pytest.mark.slow
@@ -34,7 +35,7 @@ def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_
 
 
 @pytest.mark.slow
-def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_itsdev_questions(tmp_path: Path) -> None:
+def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_its_dev_questions(tmp_path: Path) -> None:
     few = ["table.dev_questions=3", "table.questions=3", "rl.evaluate_every=0"]
     for dev, named in ((True, ["dev", "test", "unseen"]), (False, ["test", "unseen"])):
         recipe = load_recipe("quickstart", [*TINY, *few, f"table.dev={dev}"])
@@ -43,6 +44,7 @@ def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_itsd
         training.prepare_data()
         assert [column.name for column in training.sets] == named
         assert len(training.dev_questions(recipe)) == 3
+        assert [row.label for row in rows_of(training)] == ["before", "after", "direct", "naive RAG"]
 
 
 @pytest.mark.slow

@@ -93,16 +93,18 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
             continue  # nothing to ask for: it tells instead
         before, observation, *lines = drill.segments
         assert all(request.text.removeprefix("<think>") in before.text for request in lines[::2])
-        shown = {" ".join(title.split()) for title in re.findall(r"\(\d \) (.*?) :", observation.text)}
         for request, reply in zip(lines[::2], lines[1::2], strict=True):
             assert (request.author, reply.author) == (Author.ENVIRONMENT, Author.AGENT)
-            asked = re.search(r" I need the (.*?) of (.*) \.$", request.text)
+            asked = re.search(r" Next : the (.*?) of (.*) \.$", request.text)
             assert asked is not None
             entity = named[asked[2]]
             fact, found = entity.fact(asked[1]), reply.text.removesuffix("</think>") != " Not found ."
             counts[found] += 1
-            assert fact is not None and found == (" ".join(spaced(entity.title).split()) in shown)
-            assert not found or reply.text.startswith(f" The {asked[1]} of {asked[2]} is {fact.value} .")
+            title = spaced(entity.title.strip())
+            assert fact is not None and found == (f"{title} # " in observation.text)
+            if found:
+                line = re.match(rf"{re.escape(title)} # (\d) , {asked[1]} : {re.escape(fact.value)} \.", reply.text)
+                assert line is not None and f"{title} # {line[1]} :" in observation.text
     assert min(counts.values()) > 0.25 * sum(counts.values()) > 100
 
 

@@ -212,6 +212,8 @@ class TableSettings(Settings):
     """Questions of each set, at most; a draw with every data set in its share."""
     dev: bool = True
     """Whether the dev split stands in the table as well. Without it the table takes a third less time."""
+    sampled: bool = True
+    """Whether the agent before and after training is also measured as it writes at temperature 1."""
     dev_questions: int = Field(default=200, ge=1)
     """Questions of the dev split for the gate and the learning curve."""
     rag_passages: int = Field(default=4, ge=1)

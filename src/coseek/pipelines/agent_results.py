@@ -85,7 +85,8 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     """The rows of the table. `before` comes first, since the others are paired with it."""
     own = training.recipe.protocol
     pair = tuple(zip(("before", "after"), training.compared, strict=True))
-    agents = [TableRow(name, policy, own, t) for t in (0.0, 1.0) for name, policy in pair]
+    temperatures = (0.0, 1.0) if training.recipe.table.sampled else (0.0,)
+    agents = [TableRow(name, policy, own, t) for t in temperatures for name, policy in pair]
     agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
     shown_on_data = warm is not None and warm.demonstrator in ("rules", "expert") and not warm.uses_worlds
@@ -218,8 +219,12 @@ def _scores(training: AgentTraining, rows: Sequence[TableRow], column: QuestionS
 
 
 def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """The paired comparisons: `PAIRS`, and `after` with the generator's naive RAG."""
-    return [*PAIRS, *(("after", row.label) for row in rows if row.passages)]
+    """The paired comparisons: those of `PAIRS` that are measured, and `after` with the generator's naive RAG."""
+    labels = {row.label for row in rows}
+    return [
+        *(pair for pair in PAIRS if labels.issuperset(pair)),
+        *(("after", row.label) for row in rows if row.passages),
+    ]
 
 
 def scored(training: AgentTraining, name: str, folder: Path) -> ScoredRun:

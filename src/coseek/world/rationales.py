@@ -41,14 +41,18 @@ def rationale(question: Question, passages: Sequence[Passage], facts: Mapping[st
     lines = [step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan]
     if kind_of(question) != "comparison":
         return conclusion(lines, answer_of(question, plan[-1]))
+    verdict, answer = compared(question, plan, [titles[step.gold_id] for step in plan])
+    return conclusion([*lines, verdict], answer)
+
+
+def compared(question: Question, plan: Sequence[Step], titles: Sequence[str]) -> tuple[str, str]:
+    """What follows from the lines of two steps, and the answer. `titles` are those of their passages."""
     if question.meta.get("compare") == "same":
         alike = plan[0].sub_answer == plan[1].sub_answer
-        return conclusion([*lines, " the same ." if alike else " not the same ."], "yes" if alike else "no")
-    dated = [f" {step.sub_answer} {titles[step.gold_id].strip()}" for step in plan]
-    first, last = sorted(plan, key=lambda step: step.sub_answer)
-    earlier = dated[plan.index(first)]
-    verdict = f"{' ,'.join(dated)} . {first.sub_answer} is before {last.sub_answer} .{earlier} ."
-    return conclusion([*lines, verdict], titles[first.gold_id].strip())
+        return (" the same .", "yes") if alike else (" not the same .", "no")
+    dated = {f" {step.sub_answer} {title.strip()}": step.sub_answer for step, title in zip(plan, titles, strict=True)}
+    (earlier, first), (_, last) = sorted(dated.items(), key=lambda pair: pair[1])
+    return f"{' ,'.join(dated)} . {first} is before {last} .{earlier} .", earlier.split(maxsplit=1)[1]
 
 
 def _read_in_order(

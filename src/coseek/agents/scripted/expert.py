@@ -1,19 +1,20 @@
 """Expert: the scripted demonstrator. It knows the plan of a laptop world's question, or the gold path of another, and
 not the answer.
 
-It states a fact only after a search has found the passage with it, one hop per search, in short sentences of one form:
-what was found, then what is needed next. Its mistakes are deliberate and can be set, so that a policy warm-started on
-its demonstrations can still improve. It declines only what the world has marked as unanswerable, after searches that
-missed.
+It states a fact only after a search has found the passage with it, one hop per search, in the lines of a rationale
+(`world/rationales.py`), which the shipped base model has learnt to write: what was found, then what is needed next. Its
+mistakes are deliberate and can be set, so that a policy warm-started on its demonstrations can still improve. It
+declines only what the world has marked as unanswerable, after searches that missed.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pydantic import Field
 
 from coseek.agents.actions import NOT_FOUND
+from coseek.agents.document_block import shown_documents
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.question import Question
@@ -22,6 +23,18 @@ from coseek.models.model import EpisodeState
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
 from coseek.world.plan import Step, answer_of, constraints_of, kind_of, plan_of, wanted
+from coseek.world.rationales import NOW, compared, line, step_line
+
+NEXT, MISSED = " Next :", " Not found ."
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A passage as the agent saw it."""
+
+    title: str
+    number: int
+    """Its number among those of the turn, from 1."""
 
 
 class ExpertSettings(Settings):
@@ -45,9 +58,9 @@ class ExpertSettings(Settings):
     max_searches: int = Field(default=8, ge=1)
     """Searches after which it answers from what it has found."""
     restate: bool = False
-    """Behind a fact write the question that is left, or the answer when nothing is left, and in comparisons each name
-    right behind its value: a small policy then copies what it needs next from the words before, instead of counting the
-    hops. A demonstration that breaks off does not: so RL can unlearn to break off, and still ends short questions."""
+    """Behind a fact write the question that is left, or the answer when nothing is left: a small policy then copies
+    what it needs next from the words before, instead of counting the hops. A demonstration that breaks off does not: so
+    RL can unlearn to break off, and still ends short questions."""
 
 
 PROMPT_TEMPLATE = "laptop"
@@ -75,15 +88,16 @@ class ExpertAgent:
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from what was found so far, at least with the title found first."""
         plan = plan_of(so_far.question)
-        done, _ = progress(plan, so_far.searches)
-        if done == len(plan):
-            return _conclude(so_far.question, plan, self.settings.restate)
-        return _give_up(so_far.question, plan, done, so_far.searches, rng)
+        found, _ = progress(plan, so_far.searches)
+        if len(found) == len(plan):
+            return self._conclude(so_far.question, plan, found)
+        return _give_up(so_far.question, plan, len(found), so_far.searches, rng)
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
         plan = plan_of(question)
-        done, misses = progress(plan, searches)
+        found, misses = progress(plan, searches)
+        done = len(found)
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
         first = self.settings.question_first
@@ -92,26 +106,22 @@ class ExpertAgent:
         if not done and misses and searches[0].query.strip() == question.question.strip():
             misses -= 1  # it asked for no fact
         if done == len(plan):
-            return _conclude(question, plan, self.settings.restate)
+            return self._conclude(question, plan, found)
         if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
             return _give_up(question, plan, done, searches, rng)
         if done and not misses and rng.random() < self._stops_here(question, len(plan)):
             answer = _last_resort(question, plan, done, searches, rng)
-            return Move(spaced(_found(question, plan[done - 1])), answer=spaced(answer))
+            return Move(_fact(question, plan[done - 1], found[-1], restate=False), answer=spaced(answer))
         bad = rng.random() < self.settings.bad_query
         query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
-        return Move(spaced(self._report(question, plan, done, misses)), queries=(spaced(query),))
+        return Move(self._report(question, plan, found, misses), queries=(spaced(query),))
 
-    def _report(self, question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
+    def _report(self, question: Question, plan: Sequence[Step], found: Sequence[Shown], misses: int) -> str:
         """State what was found, or that nothing was, and what is needed next."""
-        needed = f"I need {_wanted(question, plan[done])} ."
+        needed = f"{NEXT} {wanted(question, plan[len(found)])} ."
         if misses:
-            return f"Not found . {needed}"
-        if not done:
-            return needed
-        rest = plan[done - 1].rest if self.settings.restate else ""
-        left = f"Now :{rest} " if rest else ""
-        return f"{_found(question, plan[done - 1])} {left}{needed}"
+            return f"{MISSED}{needed}"
+        return f"{_fact(question, plan[len(found) - 1], found[-1], self.settings.restate)}{needed}" if found else needed
 
     def _gives_up(self, misses: int, rng: random.Random) -> bool:
         return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
@@ -122,23 +132,38 @@ class ExpertAgent:
             return 0.0
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
 
+    def _conclude(self, question: Question, plan: Sequence[Step], found: Sequence[Shown]) -> Move:
+        """State what was found last, for a comparison all of it, and answer."""
+        facts = [_fact(question, step, shown, self.settings.restate) for step, shown in zip(plan, found, strict=True)]
+        if kind_of(question) == "comparison":
+            verdict, answer = compared(question, plan, [shown.title for shown in found])
+            return Move("".join([*facts, verdict]), answer=spaced(answer))
+        answer = answer_of(question, plan[-1])
+        left = f"{NOW}{spaced(answer)} ." if self.settings.restate else ""
+        return Move(f"{facts[-1]}{left}", answer=spaced(answer))
+
 
 def make() -> ExpertAgent:
     """Make the expert without deliberate mistakes."""
     return ExpertAgent.perfect()
 
 
-def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int]:
-    """Count the steps whose passage was found (at most one per search), and the searches missed since then."""
-    done = misses = 0
+def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Shown], int]:
+    """The passages of the steps that were found, at most one per search, and the searches missed since then."""
+    found: list[Shown] = []
+    misses = 0
     for search in searches:
-        if done == len(plan):
+        if len(found) == len(plan):
             break
-        if any(hit.passage.id == plan[done].gold_id for hit in search.hits):
-            done, misses = done + 1, 0
-        else:
+        hit = next((hit for hit in search.hits if hit.passage.id == plan[len(found)].gold_id), None)
+        if hit is None:
             misses += 1
-    return done, misses
+            continue
+        block = shown_documents([one for one in searches if one.turn == search.turn])
+        number = next(number for number, (_, one) in enumerate(block, 1) if one.passage.id == hit.passage.id)
+        found.append(Shown(hit.passage.title, number))
+        misses = 0
+    return found, misses
 
 
 def _worth(so_far: EpisodeState) -> tuple[str, ...]:
@@ -148,14 +173,12 @@ def _worth(so_far: EpisodeState) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
 
 
-def _wanted(question: Question, step: Step) -> str:
-    return wanted(question, step) if step.word else f": {wanted(question, step)}"
-
-
-def _found(question: Question, step: Step) -> str:
-    if not step.word:
-        return f"{step.mention} , {step.relation} : {step.sub_answer} ."
-    return f"T{wanted(question, step)[1:]} is {step.sub_answer} ."
+def _fact(question: Question, step: Step, shown: Shown, restate: bool) -> str:
+    """The line of a step; with `restate`, what is asked behind it."""
+    if kind_of(question) == "constraint":
+        given = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
+        return line(shown.title, shown.number, *given)
+    return step_line(step if restate else replace(step, rest=""), shown.number, shown.title)
 
 
 def _query(question: Question, step: Step, misses: int) -> str:
@@ -178,33 +201,11 @@ def _bad_query(step: Step, rng: random.Random) -> str:
     return " ".join([*half, step.relation])
 
 
-def _conclude(question: Question, plan: Sequence[Step], restate: bool) -> Move:
-    if kind_of(question) != "comparison":
-        fact, answer = _found(question, plan[-1]), answer_of(question, plan[-1])
-        return Move(spaced(f"{fact} Now : {answer} ." if restate else fact), answer=spaced(answer))
-    verdict, answer = _compare(question, plan)
-    found = [_found(question, step) for step in plan]
-    if restate:
-        named = {step.mention: f"{step.sub_answer} {step.mention}" for step in plan}
-        found = [found[-1], f"{' , '.join(named.values())} ."]
-        verdict = verdict.replace("They", " and ".join(step.sub_answer for step in plan))
-        verdict += f" {named[answer]} ." if answer in named else ""
-    return Move(spaced(" ".join([*found, verdict])), answer=spaced(answer))
-
-
-def _compare(question: Question, plan: Sequence[Step]) -> tuple[str, str]:
-    if question.meta.get("compare") == "same":
-        alike = plan[0].sub_answer == plan[1].sub_answer
-        return ("They are the same .", "yes") if alike else ("They are not the same .", "no")
-    first, last = sorted(plan, key=lambda step: step.sub_answer)
-    return f"{first.sub_answer} is before {last.sub_answer} .", first.mention
-
-
 def _give_up(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
              rng: random.Random) -> Move:  # fmt: skip
     """Decline a question that is marked as unanswerable, and guess the answer of any other."""
     answer = _last_resort(question, plan, done, searches, rng) if question.answerable else NOT_FOUND
-    return Move(spaced(f"I can not find {_wanted(question, plan[done])} ."), answer=spaced(answer))
+    return Move(spaced(f"I can not find : {wanted(question, plan[done])} ."), answer=spaced(answer))
 
 
 def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from coseek.agents.protocol import Protocol
+from coseek.agents.scripted.expert import MISSED, NEXT
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -17,6 +18,7 @@ from coseek.models.model import Tokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.facts import Entity
+from coseek.world.rationales import line
 from coseek.world.world import World
 
 MAX_OBSERVATION_TOKENS = 256
@@ -63,8 +65,8 @@ def _telling(
 ) -> Trajectory:
     hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
     told = [
-        f" The {fact.noun} of {rng.choice(entity.names)} is {fact.value} ."
-        for entity in dict.fromkeys(entities)
+        line(entity.title, number, (fact.noun, fact.value))
+        for number, entity in enumerate(dict.fromkeys(entities), 1)
         for fact in entity.facts
     ]
     rng.shuffle(told)
@@ -83,16 +85,17 @@ def _asking(
     name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
     (found,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
     hits = [hit for hit in found if not missing or hit.passage.id != entity.id][:SHOWN]
-    shown = {hit.passage.id for hit in hits}
+    shown = {hit.passage.id: number for number, hit in enumerate(hits, 1)}
     asked: list[tuple[str, str]] = []
-    others = [world.oracle.facts[other] for other in sorted(shown - {entity.id}) if other in world.oracle.facts]
+    others = [world.oracle.facts[other] for other in sorted(shown.keys() - {entity.id}) if other in world.oracle.facts]
     for one, most in ((entity, ASKED), *((other, OTHERS) for other in others)):
         own = name if one is entity else rng.choice(_clear_names(one))
         for fact in rng.sample(one.facts, min(most, len(one.facts))):
+            needed = f"{NEXT} the {fact.noun} of {own} ."
             if one.id in shown:
-                asked.append((f" I need the {fact.noun} of {own} .", f" The {fact.noun} of {own} is {fact.value} ."))
+                asked.append((needed, line(one.title, shown[one.id], (fact.noun, fact.value))))
             elif fact.noun != SYMMETRIC:
-                asked.append((f" I need the {fact.noun} of {own} .", " Not found ."))
+                asked.append((needed, MISSED))
     if not asked:
         return _telling(ident, world, (entity, entity), protocol, tokenizer, rng)
     rng.shuffle(asked)
