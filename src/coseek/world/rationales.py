@@ -19,6 +19,8 @@ MARK = " Answer :"
 """Precedes the answer."""
 NOW = " Now :"
 """Precedes what is still asked."""
+NEXT = " Next :"
+"""Precedes what is to be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,11 @@ def compared(question: Question, plan: Sequence[Step], titles: Sequence[str]) ->
     if question.meta.get("compare") == "same":
         alike = plan[0].sub_answer == plan[1].sub_answer
         return (" the same .", "yes") if alike else (" not the same .", "no")
-    dated = {f" {step.sub_answer} {title.strip()}": step.sub_answer for step, title in zip(plan, titles, strict=True)}
-    (earlier, first), (_, last) = sorted(dated.items(), key=lambda pair: pair[1])
-    return f"{' ,'.join(dated)} . {first} is before {last} .{earlier} .", earlier.split(maxsplit=1)[1]
+    names = [title.strip() for title in titles]
+    dated = [f" {step.sub_answer} {name}" for step, name in zip(plan, names, strict=True)]
+    first, last = sorted(range(len(plan)), key=lambda row: plan[row].sub_answer)
+    order = f" {plan[first].sub_answer} is before {plan[last].sub_answer} ."
+    return f"{' ,'.join(dated)} .{order}{dated[first]} .", names[first]
 
 
 def _read_in_order(

@@ -23,9 +23,9 @@ from coseek.models.model import EpisodeState
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
 from coseek.world.plan import Step, answer_of, constraints_of, kind_of, plan_of, wanted
-from coseek.world.rationales import NOW, compared, line, step_line
+from coseek.world.rationales import NEXT, NOW, compared, line, step_line
 
-NEXT, MISSED = " Next :", " Not found ."
+MISSED = " Not found ."
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from coseek.training.sft.settings import Weight
 from coseek.training.sft.synthetic import DRILL_FACTS, ExampleSampler, WorldSampler, drill_of
 from coseek.world.passages import spaced
 from coseek.world.plan import kind_of, plan_of, wanted
-from coseek.world.rationales import MARK, rationale, step_line
+from coseek.world.rationales import MARK, NEXT, rationale, step_line
 from coseek.world.world import World, WorldSettings, make_world
 
 Task = Literal["read", "drill", "next", "support", "check", "enough", "records", "copy"]
@@ -237,7 +237,7 @@ class BaseTasks:
             facts = written.partition(MARK)[0]
         else:
             facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found])
-            written = f"{facts} Next : {wanted(question, plan[found])} ."
+            written = f"{facts}{NEXT} {wanted(question, plan[found])} ."
         if task == "enough":
             verdict = " yes ." if complete else " no ."
             return self._example(question, shown, CUES[task], f"{facts}{verdict}")

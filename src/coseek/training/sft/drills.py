@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from coseek.agents.protocol import Protocol
-from coseek.agents.scripted.expert import MISSED, NEXT
+from coseek.agents.scripted.expert import MISSED
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -18,7 +18,7 @@ from coseek.models.model import Tokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.facts import Entity
-from coseek.world.rationales import line
+from coseek.world.rationales import NEXT, line
 from coseek.world.world import World
 
 MAX_OBSERVATION_TOKENS = 256
