@@ -71,9 +71,6 @@ def test_the_same_seeds_write_the_same_run() -> None:
     assert any(run(ExpertAgent(), q, seed=1) != run(ExpertAgent(), q, seed=2) for q in world().questions["dev"][:40])
 
 
-RESTATES = ExpertAgent(PERFECT.model_copy(update={"restate": True}))
-
-
 def test_the_perfect_expert_states_only_what_it_has_read() -> None:
     for question in world().questions["dev"]:
         moves, searches = run(ExpertAgent.perfect(), question)
@@ -126,18 +123,6 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
     assert moves[3].answer is not None and moves[3].thought.startswith(" I can not find")
 
 
-def test_who_may_not_search_states_every_fact_that_one_search_found_and_answers() -> None:
-    question = of_kind("composition", 2)
-    plan = plan_of(question)
-    hits = [Hit(world().corpus.by_id(step.gold_id), 0.0) for step in reversed(plan)]
-    whole = RESTATES.conclude(EpisodeState(question, (Search("", tuple(hits)),)), random.Random(0))
-    lines = [f"{hit.passage.title} # {number} , " for number, hit in enumerate(hits, 1)]
-    assert whole.thought.startswith(lines[1]) and f" Now :{plan[0].rest}{lines[0]}" in whole.thought
-    assert exact_match(whole.answer or "", question.answers)
-    half = RESTATES.conclude(EpisodeState(question, (Search("", tuple(hits[1:])),)), random.Random(0))
-    assert half.thought.startswith(" I can not find") and half.answer == f" {plan[0].sub_answer}"
-
-
 def test_an_expert_may_search_the_question_first_and_no_miss_of_it_counts() -> None:
     question = of_kind("composition", 2)
     expert = ExpertAgent(PERFECT.model_copy(update={"question_first": 1.0, "retries": 0}))
@@ -170,6 +155,9 @@ def test_the_share_of_early_stops_is_that_of_questions_not_of_steps() -> None:
     questions = [q for q in world().questions["dev"] if kind_of(q) == "composition" and q.hops == 4]
     right = [exact_match(run(expert, q, seed)[0][-1].answer or "", q.answers) for q in questions for seed in range(8)]
     assert 0.38 < mean(map(float, right)) < 0.62
+
+
+RESTATES = ExpertAgent(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, restate=True))
 
 
 def test_an_expert_that_restates_writes_behind_every_fact_what_is_left_of_the_question_or_its_answer() -> None:

@@ -76,12 +76,12 @@ def demonstrate(
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
         count = round(settings.one_shot * len(asked))
         few = asked[:count] if in_worlds else draw(asked, count, recipe.seed)  # a world's order is random
-        for name, agent in (("direct", GoldAnswerAgent()), ("rag", demonstrator)):
+        for name in ("direct", "rag"):
             limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
             once = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
             answered = [question for question in few if question.answers]
-            shown += _written(agent, once, tokenizer, place, answered, limits, seed)
+            shown += _written(GoldAnswerAgent(), once, tokenizer, place, answered, limits, seed)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             some = rng.sample(asked, round(share * len(asked)))

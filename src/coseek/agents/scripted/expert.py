@@ -86,12 +86,11 @@ class ExpertAgent:
         return replace(move, selected=_worth(so_far)) if so_far.searches else move
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """Answer from what was found so far, at least with the title found first. Nothing was written before, so every
-        fact is stated."""
+        """Answer from what was found so far, at least with the title found first."""
         plan = plan_of(so_far.question)
-        found, _ = progress(plan, so_far.searches, at_once=True)
+        found, _ = progress(plan, so_far.searches)
         if len(found) == len(plan):
-            return self._conclude(so_far.question, plan, found, whole=True)
+            return self._conclude(so_far.question, plan, found)
         return _give_up(so_far.question, plan, len(found), so_far.searches, rng)
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
@@ -133,15 +132,15 @@ class ExpertAgent:
             return 0.0
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
 
-    def _conclude(self, question: Question, plan: Sequence[Step], found: Sequence[Shown], whole: bool = False) -> Move:
-        """State what was found last, or `whole` and for a comparison all of it, and answer."""
+    def _conclude(self, question: Question, plan: Sequence[Step], found: Sequence[Shown]) -> Move:
+        """State what was found last, for a comparison all of it, and answer."""
         facts = [_fact(question, step, shown, self.settings.restate) for step, shown in zip(plan, found, strict=True)]
         if kind_of(question) == "comparison":
             verdict, answer = compared(question, plan, [shown.title for shown in found])
             return Move("".join([*facts, verdict]), answer=spaced(answer))
         answer = answer_of(question, plan[-1])
         left = f"{NOW}{spaced(answer)} ." if self.settings.restate else ""
-        return Move(f"{''.join(facts if whole else facts[-1:])}{left}", answer=spaced(answer))
+        return Move(f"{facts[-1]}{left}", answer=spaced(answer))
 
 
 def make() -> ExpertAgent:
@@ -149,21 +148,21 @@ def make() -> ExpertAgent:
     return ExpertAgent.perfect()
 
 
-def progress(plan: Sequence[Step], searches: Sequence[Search], at_once: bool = False) -> tuple[list[Shown], int]:
-    """The passages of the steps that were found, at most one per search unless `at_once`, and the searches missed since
-    then."""
+def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Shown], int]:
+    """The passages of the steps that were found, at most one per search, and the searches missed since then."""
     found: list[Shown] = []
     misses = 0
     for search in searches:
+        if len(found) == len(plan):
+            break
+        hit = next((hit for hit in search.hits if hit.passage.id == plan[len(found)].gold_id), None)
+        if hit is None:
+            misses += 1
+            continue
         block = shown_documents([one for one in searches if one.turn == search.turn])
-        numbers = {hit.passage.id: number for number, (_, hit) in enumerate(block, 1)}
-        hits = {hit.passage.id: hit.passage for hit in search.hits}
-        for new, step in enumerate(plan[len(found) :]):
-            if step.gold_id not in hits or (new and not at_once):
-                misses = 0 if new else misses + 1
-                break
-            found.append(Shown(hits[step.gold_id].title, numbers[step.gold_id]))
-            misses = 0
+        number = next(number for number, (_, one) in enumerate(block, 1) if one.passage.id == hit.passage.id)
+        found.append(Shown(hit.passage.title, number))
+        misses = 0
     return found, misses
 
 
