@@ -38,7 +38,7 @@ def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_
 def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_its_dev_questions(tmp_path: Path) -> None:
     few = ["table.dev_questions=3", "table.questions=3", "rl.evaluate_every=0"]
     for dev, named in ((True, ["dev", "test", "unseen"]), (False, ["test", "unseen"])):
-        recipe = load_recipe("quickstart", [*TINY, *few, f"table.dev={dev}"])
+        recipe = load_recipe("quickstart", [*TINY, *few, f"table.dev={dev}", "table.sampled=false"])
         training = AgentTraining(recipe, tmp_path / str(dev))
         training.begin(resume=False)
         training.prepare_data()
