@@ -8,14 +8,17 @@ from statistics import mean
 
 import pytest
 
+from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
 from coseek.core.files import Json
+from coseek.core.prompt_file import fill_template
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
+from coseek.graders.generator import GeneratorSettings, load_generator_prompt
 from coseek.measure.answers import exact_match
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retriever import FixedRetriever
@@ -46,7 +49,8 @@ def run(
             expert.write(EpisodeState(question, searches), random.Random(f"{seed} {question.id} {len(searches)}"))
         )
         found = (index or bm25()).search(moves[-1].queries, k)
-        searches += tuple(Search(query, tuple(hits)) for query, hits in zip(moves[-1].queries, found, strict=True))
+        asked = zip(moves[-1].queries, found, strict=True)
+        searches += tuple(Search(query, tuple(hits), turn=len(moves)) for query, hits in asked)
     return moves, searches
 
 
@@ -79,6 +83,27 @@ def test_the_perfect_expert_states_only_what_it_has_read() -> None:
             seen = f"{' '.join(read)} {question.question} "
             stated = [step for step in plan_of(question) if f" : {step.sub_answer} . " in f"{move.thought} "]
             assert all(f" {step.sub_answer} " in seen for step in stated)
+
+
+def test_a_fact_names_its_passage_by_the_title_and_number_that_the_agent_was_shown() -> None:
+    seconds = 0
+    for question in world().questions["dev"][:100]:
+        moves, searches = run(ExpertAgent.perfect(), question)
+        for at, move in enumerate(moves[1:]):
+            shown = {f"{hit.passage.title} # {n} ," for n, hit in enumerate(searches[at].hits, 1)}
+            told = [line for line in shown if line in move.thought]
+            assert told or " Not found ." in move.thought or " can not find" in move.thought
+            seconds += any(" # 2 ," in line for line in told)
+    assert seconds >= 3
+
+
+def test_the_laptop_agent_is_shown_passages_in_the_form_that_the_base_and_the_generator_read() -> None:
+    passage = Passage("a", " Red Hour", " Red Hour is a film .")
+    template = load_protocol("search-r1", "laptop").template.file
+    shown = template.document.replace("{rank}", "1").replace("{title}", passage.title).replace("{text}", passage.text)
+    prompt = load_generator_prompt(GeneratorSettings(model="base"))
+    read = fill_template(prompt.passage, number="1", title=passage.title.strip(), text=passage.text.strip())
+    assert shown == read
 
 
 def test_every_word_that_the_expert_writes_has_a_space_before_it() -> None:
