@@ -37,8 +37,8 @@ ENCODER: JsonObject = {
     "training": TRAINING, "held_out": {"turns": 8, "passages": 40},
 }  # fmt: skip
 SEARCHES: JsonObject = {
-    "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 40, "max_observation_tokens": 120,
-               "max_tokens": 384},
+    "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 64, "max_observation_tokens": 120,
+               "max_tokens": 448},
     "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3},
 }  # fmt: skip
 DIRECT: JsonObject = {"worlds": 0, "one_shot": 0.0}

@@ -19,7 +19,7 @@ agent:
   extends: from-nothing
   data:
     world: {seed: 3, size: tiny, train: 60, dev: 8, test: 8, hop_mix: [1.0], comparison: 0.0, constraint: 0.0}
-  limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 40, max_observation_tokens: 120, max_tokens: 384}
+  limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 64, max_observation_tokens: 120, max_tokens: 448}
   policy: {laptop: {hidden: 64, layers: [conv, full_attention], feed_forward: 128, vocabulary: 1200}}
   warm_start:
     worlds: 0

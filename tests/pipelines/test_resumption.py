@@ -14,8 +14,8 @@ from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.resumption import bound
 
-MOVING = ["reward={searches: 1.0, exact_match: 1.0}", "warm_start.sft.steps=20"]
-"""A reward that a policy gets now and then after its short warm start, so that its weights move."""
+MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
+"""A cost of length, which differs from run to run of a policy that has learnt nothing, so that its weights move."""
 
 
 def recipe(*more: str) -> AgentRecipe:
