@@ -1,6 +1,7 @@
 """Every method of the papers on the laptop, from the same base model: what it gains, and what it costs.
 
     python -m bench.methods [SETTING=VALUE …] [--seeds 0] [--out runs/methods] [--only search-r1-ppo-laptop …]
+    python -m bench.methods --show --seeds 0 1 2            the tables of what is there already
 
 Runs the recipe of each method, one after the other; what is there already is kept, and a run that was stopped is gone
 on with. Methods of one protocol start from one warm policy: the one that `search-r1-grpo-laptop` makes for that seed.
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     parser.add_argument("--only", nargs="+", default=[*SHARED, *OWN], choices=[*SHARED, *OWN], metavar="RECIPE")
+    parser.add_argument("--show", action="store_true", help="run nothing: the tables of what is there already")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over each recipe's")
     given = parser.parse_intermixed_args(arguments)
     names = (FIRST, *given.only)
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[tuple[str, ...]] = []
     for seed in given.seeds:
         for name in names:
+            if given.show and not (given.out / name / f"seed-{seed}" / "report.html").exists():
+                continue
             settings = [*given.settings]
             if name in SHARED:
                 warm = folders[FIRST][-1] / "policy" / "warm"
@@ -66,14 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = run_seed(name, seed, given.out / name, settings).folder
             folders[name].append(folder)
             rows.append((name, str(seed), *row_of(folder, OWN.get(name, "em"))))
-    gains = {name: gains_by_hops([*map(scores_of, folders[name])], OWN.get(name, "em")) for name in names}
+    made = [name for name in names if folders[name]]
+    gains = {name: gains_by_hops([*map(scores_of, folders[name])], OWN.get(name, "em")) for name in made}
     lost = [f"{name} at {hops}" for name, found in gains.items() for hops, gain in found.items() if low(gain) < WORST]
     cells = [(name, *(show(found[hops].difference) for hops in HOPS)) for name, found in gains.items()]
     bar = f"Below {WORST} at some number of hops: {', '.join(lost) or 'none'}."
     by_hops = Table(("recipe", "gain at 1 hop", "2 hops", "3 hops", "4 hops"), tuple(cells), (bar,))
     tables = [Table(COLUMNS, tuple(rows)).markdown(), by_hops.markdown()]
     print("\n\n".join(tables))
-    if {*given.only} == {*SHARED, *OWN}:
+    if {*made} == {FIRST, *SHARED, *OWN}:
         write_table(DOCS, "python -m bench.methods", tables)
     return 1 if lost else 0
 
