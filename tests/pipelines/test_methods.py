@@ -1,6 +1,9 @@
 """The table of methods: gains by hops are of questions, whatever the number of seeds."""
 
-from bench.methods import Runs, gains_by_hops
+from pathlib import Path
+
+import pytest
+from bench.methods import Runs, gains_by_hops, main
 
 from coseek.data.question import Question
 from coseek.measure.score import QuestionScores
@@ -20,3 +23,12 @@ def test_a_question_counts_once_however_many_seeds_and_in_each_of_both_sets() ->
     found = gains_by_hops([runs(1.0), runs(0.0)], "em")
     assert [gain.difference.mean for gain in found.values()] == [0.5] * 4
     assert [gain.difference.n for gain in found.values()] == [4] * 4
+
+
+def test_show_runs_nothing_and_writes_no_table_of_some_methods_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.methods.run_seed", lambda *_: pytest.fail("a recipe was run"))
+    monkeypatch.setattr("bench.methods.write_table", lambda *_: pytest.fail("a table was written"))
+    assert main(["--show", "--seeds", "0", "1", "--out", str(tmp_path / "none")]) == 0
+    assert "| recipe | seed |" in capsys.readouterr().out
