@@ -61,13 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[tuple[str, ...]] = []
     for seed in given.seeds:
         for name in names:
-            if given.show and not (given.out / name / f"seed-{seed}" / "report.html").exists():
+            folder = given.out / name / f"seed-{seed}"
+            if given.show and not (folder / "report.html").exists():
                 continue
-            settings = [*given.settings]
-            if name in SHARED:
-                warm = folders[FIRST][-1] / "policy" / "warm"
-                settings += [f"policy={{folder: {warm}, marks: false, words: 0}}", "warm_start=null"]
-            folder = run_seed(name, seed, given.out / name, settings).folder
+            if not given.show:
+                settings = [*given.settings]
+                if name in SHARED:
+                    warm = folders[FIRST][-1] / "policy" / "warm"
+                    settings += [f"policy={{folder: {warm}, marks: false, words: 0}}", "warm_start=null"]
+                run_seed(name, seed, given.out / name, settings)
             folders[name].append(folder)
             rows.append((name, str(seed), *row_of(folder, OWN.get(name, "em"))))
     made = [name for name in names if folders[name]]
