@@ -265,7 +265,7 @@ class Place:
     @cached_property
     def trajectories(self) -> list[SearchTurn]:
         """What the agent searches on questions of the train split, at temperature 1."""
-        runs = self._runs(self.folder / "trajectories", self.speaker(1.0), self.asked, self.labelled)
+        runs = self._runs(self.folder / "trajectories", self.speaker(1.0), lambda: self.asked, self.labelled)
         return [turn for run in runs for turn in search_turns(run, self.training.protocol)]
 
     def labels(self, name: str) -> Path:
@@ -342,26 +342,36 @@ class Place:
         """The agent over a retriever, always its likeliest words, on a set of questions."""
         folder, questions = self.folder / "runs" / f"{arm.slug}.{name}", self.questions(name)
         world = SETS[name]
-        retriever = self._all_knowing(world, questions) if arm.source == BEST else self.retriever(arm, world)
-        return score_run(arm.slug, self._runs(folder, self._greedy, retriever, questions))
+
+        def served() -> Retriever:
+            return self._all_knowing(world, questions) if arm.source == BEST else self.retriever(arm, world)
+
+        return score_run(arm.slug, self._runs(folder, self._greedy, served, questions))
 
     @cached_property
     def _greedy(self) -> AgentWithLimits:
         return self.speaker(0.0)
 
     def _runs(
-        self, folder: Path, speaker: AgentWithLimits, retriever: Retriever, questions: Sequence[Question]
+        self,
+        folder: Path,
+        speaker: AgentWithLimits,
+        open_retriever: Callable[[], Retriever],
+        questions: Sequence[Question],
     ) -> list[Trajectory]:
-        """In the order of the questions, whatever the order in which they ended."""
-        settings: JsonObject = {
-            "agent": speaker.identity,
-            "retriever": retriever.identity,
-            "limits": dump_settings(speaker.limits),
-        }
-        run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, settings)
-        if run.settings != settings:
+        """In the order of the questions, whatever the order in which they ended.
+
+        A complete run is read without its retriever: runs alone make the tables again."""
+        settings: JsonObject = {"agent": speaker.identity, "limits": dump_settings(speaker.limits)}
+        run = Run(folder) if (folder / "run.yaml").exists() else None
+        missing = run is None or len(run.done()) < len(questions)
+        retriever = open_retriever() if missing else None
+        if retriever is not None:
+            settings["retriever"] = retriever.identity
+        run = run or Run.create(folder, settings)
+        if any(run.settings.get(name) != value for name, value in settings.items()):
             raise SystemExit(f"{folder} is of another agent or retriever; remove it, or choose another --work")
-        if len(run.done()) < len(questions):
+        if retriever is not None:
             self.say(f"seed {self.seed}: asking {folder.name}")
             run_questions(run, speaker.agent, retriever, questions, speaker.limits, seed=self.seed)
         ended = {one.question.id: one for one in run.trajectories()}
