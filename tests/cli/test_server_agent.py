@@ -28,16 +28,18 @@ def url(policy: Path) -> Iterator[str]:
         yield url
 
 
-def rows(run: Path) -> list[JsonObject]:
-    """The stored trajectories by question and seed, without their wall time; log-probabilities to 4 digits."""
-    found = []
+def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
+    """The stored trajectories by question and seed, without their wall time; their log-probabilities apart."""
+    found, logprobs = [], []
     for line in (run / "trajectories.jsonl").read_text().splitlines():
         row = json.loads(line)
         del row["timings"], row["digest"]
-        for segment in row["segments"]:
-            segment["logprobs"] = [round(value, 4) for value in segment.get("logprobs", [])]
         found.append(row)
-    return sorted(found, key=lambda row: (row["question"]["id"], row["seed"]))
+    found.sort(key=lambda row: (row["question"]["id"], row["seed"]))
+    for row in found:
+        for segment in row["segments"]:
+            logprobs += segment.pop("logprobs", [])
+    return found, logprobs
 
 
 @pytest.mark.slow
@@ -51,7 +53,10 @@ def test_a_run_on_a_server_is_the_run_on_its_folder(
     done = coseek("run", world, small, "--agent", url, "--tokenizer", policy, "--out", there, *words)
     assert done.code == 0, done.err
     assert f"{url}: " in done.err and "tokens read" in done.err
-    assert rows(here) == rows(there)
+    (kept, mine), (found, theirs) = rows(here), rows(there)
+    assert kept == found
+    # Batches of other shapes differ in the last bits, on some processors beyond rounding to a digit.
+    assert theirs == pytest.approx(mine, abs=1e-4)
     assert coseek("audit", there).code == 0
     again = coseek("run", world, small, "--agent", url, "--tokenizer", policy, "--out", there, *words, "--resume")
     assert again.code == 0
