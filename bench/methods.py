@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 from bench.real_sets import ROOT, write_table
-from bench.seeds import Scores, run_seed
+from bench.seeds import METRICS, Scores, run_seed
 
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.score import QuestionScores
@@ -37,8 +37,8 @@ FIRST = "search-r1-grpo-laptop"
 """Makes the warm policy of its protocol."""
 SHARED = ("search-r1-ppo-laptop", "rejection-sampling-laptop", "zerosearch-laptop")
 """Start from the warm policy of `FIRST`."""
-OWN = {"qagent-laptop": "em", "s3-laptop": "gen_acc", "deepretrieval-laptop": "recall", "r1-laptop": "em"}
-"""Methods of another protocol, with what each is trained for."""
+OWN = ("qagent-laptop", "s3-laptop", "deepretrieval-laptop", "r1-laptop")
+"""Methods of another protocol."""
 SETS, WORST = ("test", "unseen"), -0.03
 NAIVE = ("naive RAG", "RAG k=3")
 """Names of the row that searches once."""
@@ -71,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     settings += [f"policy={{folder: {warm}, marks: false, words: 0}}", "warm_start=null"]
                 run_seed(name, seed, given.out / name, settings)
             folders[name].append(folder)
-            rows.append((name, str(seed), *row_of(folder, OWN.get(name, "em"))))
+            rows.append((name, str(seed), *row_of(folder, METRICS.get(name, "em"))))
     made = [name for name in names if folders[name]]
-    gains = {name: gains_by_hops([*map(scores_of, folders[name])], OWN.get(name, "em")) for name in made}
+    gains = {name: gains_by_hops([*map(scores_of, folders[name])], METRICS.get(name, "em")) for name in made}
     lost = [f"{name} at {hops}" for name, found in gains.items() for hops, gain in found.items() if low(gain) < WORST]
     cells = [(name, *(show(found[hops].difference) for hops in HOPS)) for name, found in gains.items()]
     bar = f"Below {WORST} at some number of hops: {', '.join(lost) or 'none'}."

@@ -1,7 +1,7 @@
 """A laptop recipe under several seeds: does reinforcement learning help every time, and how long does it take?
 
     python bench/seeds.py [--recipe quickstart] [--seeds 0 1 2] [--out runs/seeds]
-    python bench/seeds.py --recipe s3-laptop --metric gen_acc --groups all '2+ hops' --out runs/s3
+    python bench/seeds.py --recipe s3-laptop --groups all '2+ hops' --out runs/s3
 
 Runs `coseek train agent RECIPE seed=N` for each seed, one after the other, in processes of their own; what is there
 already is kept, and a run that was stopped is gone on with. The seed moves everything but the two worlds: throw-away
@@ -34,6 +34,8 @@ class Seed:
     whole_s: float | None
 
 
+METRICS = {"s3-laptop": "gen_acc", "deepretrieval-laptop": "recall"}
+"""What recipes are trained for whose agent does not answer; the others': EM."""
 FIRST = re.compile(r"(GRPO|PPO|RLOO|REINFORCE\+\+) 1/")
 """The first line of reinforcement learning."""
 
@@ -114,13 +116,13 @@ def main() -> None:
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
-    parser.add_argument("--metric", default="em", help="gen_acc for agents that a generator answers for")
+    parser.add_argument("--metric", help="what is shown [what the recipe is trained for]")
     parser.add_argument("--groups", nargs="+", default=["all", "2 hops"], help="2+ hops, 3 hops … [all, 2 hops]")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over the recipe's")
     arguments = parser.parse_args()
     runs = [run_seed(arguments.recipe, seed, arguments.out, arguments.settings) for seed in arguments.seeds]
     for name, group in product(("test", "unseen"), arguments.groups):
-        report(runs, name, arguments.metric, group)
+        report(runs, name, arguments.metric or METRICS.get(arguments.recipe, "em"), group)
     for run in runs:
         if run.first_reward_s is not None and run.whole_s is not None:
             first, whole = run.first_reward_s / 60, run.whole_s / 60
