@@ -209,6 +209,6 @@ def test_no_reader_ends_in_another_error_than_a_sentence(name: str, seed: int, h
 
 @pytest.mark.slow
 def test_few_inputs_of_the_bench_end_in_sentences_and_change_nothing(tmp_path: Path) -> None:
-    words = ("-m", "bench.malformed", "--inputs", "18", "--seed", "7", "--out", str(tmp_path / "figures.json"))
+    words = ("-m", "bench.malformed", "--inputs", "27", "--seed", "7", "--out", str(tmp_path / "figures.json"))
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -30,8 +30,8 @@ def test_a_missing_file_counts_as_a_difference() -> None:
 
 @pytest.mark.slow
 def test_a_disturbed_command_ends_as_if_it_had_not_been_and_leaves_nothing(tmp_path: Path) -> None:
-    rows = campaign(chosen(SMALL), FAULTS, 10, 0, tmp_path)
-    assert len(rows) == 10 and not [row for row in rows if row.faults], table(rows)
+    rows = campaign(chosen(SMALL), FAULTS, 14, 0, tmp_path)
+    assert len(rows) == 14 and not [row for row in rows if row.faults], table(rows)
 
 
 @pytest.mark.slow

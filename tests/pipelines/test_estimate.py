@@ -12,7 +12,7 @@ from coseek.pipelines.fitting import FULL, share_of, ways_out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])  # `python -m bench.fits` has 4 as well
+@pytest.mark.parametrize("workers", [1, 4])  # `python -m bench.fits` has 2 as well
 def test_the_estimate_counts_what_every_worker_holds(workers: int, tmp_path: Path) -> None:
     """GRPO, PPO with a KL and LoRA: after rollouts, before optimiser steps, and at the peak of a pass."""
     make_model(tmp_path / "model")
