@@ -138,6 +138,7 @@ def tables_of(measured: Measured, arms: Sequence[Arm], factorial: bool) -> list[
     if factorial:
         parts.append(verdict(measured))
     else:
+        parts += ["### EM beside the same view without training, all seeds", beside_view(measured, arms).markdown()]
         parts += ["### Searches where both answer right, all seeds", searches_where_right(measured, arms).markdown()]
         for seed, name in product(measured.seeds, SETS):
             parts += [f"### {name}: seed {seed}", of_seed(measured, arms, name, seed).markdown()]
@@ -157,6 +158,7 @@ def labels_table(places: Sequence[Place], arms: Sequence[Arm]) -> Table:
 HEAD = ("retriever", "view", "EM")
 AGAINST = ("BM25", "zero-shot")
 BESIDE_WHOLE = "EM − whole"
+BY_SET = ("retriever", "view", *(f"{name}: − {base}" for name, base in product(SETS, AGAINST)))
 
 
 def of_seed(measured: Measured, arms: Sequence[Arm], name: str, seed: int) -> Table:
@@ -211,6 +213,20 @@ def _beside_whole(measured: Measured, arm: Arm, name: str, seeds: Sequence[int])
     return pooled if len(seeds) == 1 else f"{pooled}, most {max(measured.by_seed(arm, whole, name)):+.3f}"
 
 
+def beside_view(measured: Measured, arms: Sequence[Arm]) -> Table:
+    """What training is worth: every retriever beside those that learn from no label and see the same of a turn."""
+
+    def cell(arm: Arm, base: Arm, name: str) -> str:
+        known = arm != base and measured.has(base)
+        return _signed(measured.above(arm, base, name, "em", measured.seeds) if known else None)
+
+    rows = [
+        (_name(arm), arm.view, *(cell(arm, Arm(base.source, arm.view), name) for name, base in product(SETS, BASES)))
+        for arm in arms
+    ]
+    return Table(BY_SET, tuple(rows))
+
+
 def searches_where_right(measured: Measured, arms: Sequence[Arm]) -> Table:
     """Searches of the agent beside each base, on questions that it answers right over both retrievers.
 
@@ -229,7 +245,7 @@ def searches_where_right(measured: Measured, arms: Sequence[Arm]) -> Table:
         return f"{_signed(paired_difference(below, above, np.random.default_rng(0)))} (n={len(both)})"
 
     rows = [(_name(arm), arm.view, *(cell(arm, base, name) for name, base in product(SETS, BASES))) for arm in arms]
-    return Table(("retriever", "view", *(f"{name}: − {base}" for name, base in product(SETS, AGAINST))), tuple(rows))
+    return Table(BY_SET, tuple(rows))
 
 
 def grid(measured: Measured, name: str) -> Table:

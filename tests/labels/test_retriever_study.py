@@ -1,5 +1,6 @@
 """The comparison of retrievers: what its tables say, and that it goes on where it was."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from bench.retrievers import (
     PARENTS,
     WHOLES,
     Measured,
+    beside_view,
     of_seed,
     over_seeds,
     searches_where_right,
@@ -119,6 +121,16 @@ def test_searches_are_compared_where_both_answer_right() -> None:
     assert table.rows[0][2] == "–" and table.rows[0][3] == "+0.000 [0.000, 0.000] (n=3)"
 
 
+def test_what_training_is_worth_is_not_what_the_view_is() -> None:
+    view = "question+query"
+    alone, trained, other = Arm(ZERO_SHOT, view), Arm("agentic-r", view), Arm("gold", "reasoning+query")
+    em = {**{base: [[0.0] * 8] * 2 for base in BASES}, alone: [[0.5] * 8] * 2, trained: [[1.0] * 8] * 2}
+    table = beside_view(measured({**em, other: [[1.0] * 8] * 2}), (*BASES, alone, trained, other))
+    found = {row[:2]: row[2:] for row in table.rows}
+    assert found["Agentic-R", view] == ("–", "+0.500 [0.500, 0.500]") * len(SETS)
+    assert set(found[ZERO_SHOT, view]) == set(found["gold labels", other.view]) == {"–"}
+
+
 @pytest.mark.slow
 def test_a_stopped_comparison_goes_on_and_a_finished_one_makes_nothing(tmp_path: Path) -> None:
     arms = (Arm(BM25, "query"), Arm("agentic-r", "question+query"), Arm(HYBRID, "reasoning+query"))
@@ -132,7 +144,10 @@ def test_a_stopped_comparison_goes_on_and_a_finished_one_makes_nothing(tmp_path:
     assert all(len(one.questions) == 8 for one in first)
     assert sum("labels" in line for line in said) == 3  # agentic-r, and dr-synth under the combination
     said.clear()
+    for made in ("encoders", "indexes"):  # runs alone are enough
+        shutil.rmtree(tmp_path / "work" / made)
     assert [place().scored(arm, "test").questions for arm in arms] == [one.questions for one in first] and not said
+    assert not (tmp_path / "work" / "indexes").exists()
 
     worth = place().worth("agentic-r")
     assert 0 < worth.right <= worth.sets <= worth.turns
