@@ -1,21 +1,23 @@
 """Stages as submodules: does a stage make the agent a better finder for a generator that it was not trained with?
 
-    python bench/submodule.py RUN --generators runs/generator/generator runs/other/generator [--temperatures 0 1]
+    python -m bench.submodule RUN … --generators runs/generator/generator runs/other/generator [--temperatures 0 1]
 
-`RUN` is a run of `coseek train agent` with stages in laptop worlds (`qagent-laptop`). The policy before training and
-those that the stages left answer the test questions of both worlds, their answers are passed over, and each generator
-answers from the passages that they found, and from naive RAG's. The world's oracle judges. Printed are GenAcc, also
-where all gold passages were served (with few and with more passages beside them), and the gain of the last stage over
-each of the others, question by question. What is there already is kept in `RUN/submodule`.
+Each `RUN` is a run of `coseek train agent` with stages in laptop worlds (`qagent-laptop`), under a seed of its own. The
+policy before training and those that the stages left answer the test questions of both worlds, their answers are passed
+over, and each generator answers from the passages that they found, and from naive RAG's. The world's oracle judges.
+Printed are GenAcc, also where all gold passages were served (with few and with more passages beside them), and the gain
+of the last stage over each of the others, question by question; then that gain at each number of hops, of both worlds
+and all runs. What is there already is kept in `RUN/submodule`.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from bench.methods import gains_by_hops
 
 from coseek.agents.rollout import Agent
 from coseek.agents.run_questions import run_questions
@@ -26,7 +28,7 @@ from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
 from coseek.hardware.placement import FLOAT32
 from coseek.measure.intervals import paired_difference
-from coseek.measure.score import ScoredRun
+from coseek.measure.score import QuestionScores, ScoredRun
 from coseek.measure.table import show
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining, QuestionSet
@@ -34,10 +36,8 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.generator_table import naive_rag, scored_by_generator
 from coseek.pipelines.grader_settings import GraderSettings, open_graders
 
-FEW = 3
-"""Passages served that count as few."""
-
-
+FEW, METRIC = 3, "gen_acc"
+"""Passages served that count as few, and what is compared."""
 NAIVE = "naive RAG"
 """Searches once, with the question."""
 
@@ -55,9 +55,13 @@ def answered(training: AgentTraining, policy: str, where: QuestionSet, temperatu
     return folder
 
 
-def gen_acc(run: ScoredRun) -> dict[str, float]:
-    """By question; one whose run, generator or judge failed has none."""
-    return {ident: row.metrics["gen_acc"] for ident, row in run.questions.items() if "gen_acc" in row.metrics}
+def judged(run: ScoredRun) -> dict[str, QuestionScores]:
+    """By question; one whose run, generator or judge failed is left out."""
+    return {ident: row for ident, row in run.questions.items() if METRIC in row.metrics}
+
+
+def values_of(questions: Mapping[str, QuestionScores]) -> dict[str, float]:
+    return {ident: row.metrics[METRIC] for ident, row in questions.items()}
 
 
 def cells(runs: Sequence[Trajectory], values: dict[str, float]) -> list[str]:
@@ -71,37 +75,51 @@ def cells(runs: Sequence[Trajectory], values: dict[str, float]) -> list[str]:
     return [*means, f"{fmean(map(len, served.values())):.1f}", f"{fmean(len(run.searches) for run in runs):.2f}"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--generators", nargs="+", required=True, help="folders that `coseek train generator` made")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the agent")
-    given = parser.parse_args()
-    training = AgentTraining(load_recipe(str(given.run / "recipe.yaml")), given.run)
+def compare(folder: Path, name: str, temperature: float) -> dict[str, dict[str, QuestionScores]]:
+    """Print the rows and gains of one run with one generator. Returns policy → set and question → its scores."""
+    training = AgentTraining(load_recipe(str(folder / "recipe.yaml")), folder)
     policies = [NAIVE, training.compared[0], *(stage.ends for stage in training.stages)]
-    head = ("set", "T", "generator", "policy", "GenAcc", "all gold served", f"≤ {FEW} passages", f"> {FEW}", "passages",
-            "searches")  # fmt: skip
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    settings = GraderSettings(generator=GeneratorSettings(model=name), judge=JudgeSettings(model="oracle"))
+    every: dict[str, dict[str, QuestionScores]] = {policy: {} for policy in policies}
     gains = []
-    for where, temperature, name in product(training.sets, given.temperatures, given.generators):
+    for where in training.sets:
         if where.name == "dev":
             continue
         world = training.data_folder if where.name == "test" else training.folder / "unseen"
-        settings = GraderSettings(generator=GeneratorSettings(model=name), judge=JudgeSettings(model="oracle"))
-        frozen = open_graders(settings, given.run / "submodule", world)
+        frozen = open_graders(settings, folder / "submodule", world)
         found: list[dict[str, float]] = []
         for policy in policies:
-            folder = answered(training, policy, where, temperature)
-            runs = list(Run(folder).trajectories())
-            found.append(gen_acc(scored_by_generator(frozen, policy, folder, runs)))
-            row = (where.name, f"{temperature:g}", name, policy, *cells(runs, found[-1]))
+            at = answered(training, policy, where, temperature)
+            runs = list(Run(at).trajectories())
+            questions = judged(scored_by_generator(frozen, policy, at, runs))
+            every[policy] |= {f"{where.name}/{ident}": row for ident, row in questions.items()}
+            found.append(values_of(questions))
+            row = (str(folder), where.name, f"{temperature:g}", name, policy, *cells(runs, found[-1]))
             print(f"| {' | '.join(row)} |", flush=True)
         for policy, values in zip(policies[:-1], found, strict=False):
             gain = paired_difference(values, found[-1], np.random.default_rng(0))
             assert gain is not None
-            said = f"{show(gain.difference)}, p = {gain.p:.3f}"
-            gains.append(f"{policy}: {where.name}, T = {temperature:g}, {name}: {said}")
-    print(f"\nGenAcc of {policies[-1]} −", *gains, sep="\n")
+            gains.append(f"{where.name}, − {policy}: {show(gain.difference)}, p = {gain.p:.3f}")
+    print(f"\nGenAcc of {policies[-1]}:", *gains, "", sep="\n")
+    return every
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--generators", nargs="+", required=True, help="folders that `coseek train generator` made")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the agent")
+    given = parser.parse_args()
+    head = ("run", "set", "T", "generator", "policy", "GenAcc", "all gold served", f"≤ {FEW} passages", f"> {FEW}",
+            "passages", "searches")  # fmt: skip
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for temperature, name in product(given.temperatures, given.generators):
+        seeds = [compare(folder, name, temperature) for folder in given.runs]
+        *others, last = seeds[0]
+        for policy in others:
+            pairs = [{"before": one[policy], "after": one[last]} for one in seeds]
+            gains = (f"{hops}: {show(gain.difference)}" for hops, gain in gains_by_hops(pairs, METRIC).items())
+            print(f"GenAcc of {last} − {policy} by hops, T = {temperature:g}, {name}:", ", ".join(gains))
 
 
 if __name__ == "__main__":

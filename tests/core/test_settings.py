@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 
 from coseek.core.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
 from coseek.core.registry import find_plugin, plugin_names
-from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
+from coseek.core.settings import Settings, check_same_settings, dump_settings, load_settings, make_settings
 from coseek.models.remote import RemoteModelSettings
 from coseek.models.remote_text import RemoteTextModelSettings
 from coseek.retrieval.retrievers.web import WebSettings
@@ -171,3 +171,21 @@ def test_a_key_in_the_place_of_its_variables_name_is_refused_and_not_repeated(ki
     with pytest.raises(SettingError, match="environment variable") as refused:
         make_settings(kind, {"key_env": "sk-very-secret-123"})
     assert "secret-123" not in str(refused.value)
+
+
+def test_one_folder_named_in_two_ways_is_no_other_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    whole = str(tmp_path / "runs" / "one")
+    check_same_settings(
+        tmp_path,
+        {"data": {"folder": whole}, "labels": [whole]},
+        {"data": {"folder": "runs/one"}, "labels": ["runs/one/"]},
+    )
+    for other in ("runs/two", "runs/none", "http://127.0.0.1:1/one", "a/" + "b" * 5000, "one"):
+        with pytest.raises(SettingError, match=f"folder = '{whole}', and now '{other}' is asked for"):
+            check_same_settings(tmp_path, {"folder": whole}, {"folder": other})
+    (tmp_path / "bm25").mkdir()
+    with pytest.raises(SettingError, match="now 'bm25'"):  # a part's name, not the folder here
+        check_same_settings(tmp_path, {"retriever": "./bm25"}, {"retriever": "bm25"})

@@ -291,7 +291,7 @@ def test_no_two_pairs_share_a_folder_or_a_name() -> None:
 
 @pytest.mark.slow
 def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
-    first: Path, one_round: Path, tmp_path: Path
+    first: Path, one_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second round is asked for after the first has ended, as a user does who wants more."""
     from bench.small_together import check_moved, outcome, train
@@ -320,10 +320,14 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     run = yaml.safe_load((out / "round-1" / "run" / "run.yaml").read_text())["settings"]
     assert run["retriever"] == str(out / "round-0" / "index")
 
-    # Everything is there: a later start trains nothing, and may decide otherwise.
+    # Everything is there: a later start trains nothing, also by a relative path, and may decide otherwise.
     before = outcome(out)
     train(recipe(tmp_path, policy), out, True, NoProgress())
     assert outcome(out) == before
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(out.parent)
+        train(recipe(tmp_path, policy), Path(out.name), True, NoProgress())
+        assert outcome(out) == before
     strict = recipe(tmp_path, policy, "stop.least=2.0")
     course = CoTrainingPaths(strict, out)
     assert CoTraining(course).train() == 1

@@ -1,5 +1,6 @@
 """Typed settings: declared with descriptions, read from YAML and overrides, and stored with the run."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -260,4 +261,14 @@ def first_difference(old: Json, new: Json, name: str = "") -> str:
             if found:
                 return found
         return ""
-    return "" if old == new else f"{name} = {old!r}, and now {new!r}"
+    return "" if _same(old, new) else f"{name} = {old!r}, and now {new!r}"
+
+
+def _same(old: Json, new: Json) -> bool:
+    """Whether two values are equal, or ways to write one path that exists. A word without `/` may be a part's name."""
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_same, old, new))
+    if old != new and isinstance(old, str) and isinstance(new, str) and "/" in old and "/" in new:
+        paths = Path(old), Path(new)
+        return all(map(os.path.exists, paths)) and os.path.samefile(*paths)
+    return old == new

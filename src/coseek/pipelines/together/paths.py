@@ -68,7 +68,8 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return tree
 
     def round(self, number: int) -> RoundPaths:
-        return RoundPaths(self.folder / f"round-{number}")
+        # Recipes and records of a round name its folders, so they must mean the same wherever `--resume` is typed.
+        return RoundPaths(self.folder.absolute() / f"round-{number}")
 
     # --- agents
 

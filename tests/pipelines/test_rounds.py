@@ -1,0 +1,28 @@
+"""Co-training over seeds: a question counts once, whatever the number of seeds."""
+
+from typing import cast
+
+from bench.rounds import Course, tables_of
+
+from coseek.pipelines.together.pairs import Pair
+
+
+class Seed:
+    """Agent N over retriever N answers the first N + `more` of four questions."""
+
+    class pairs:
+        beside = "bm25"
+
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+    def values(self, pair: Pair, metric: str) -> dict[str, float]:
+        right = pair.agent + self.more + (0 if pair.retriever is None else pair.retriever)
+        return {f"q{number}": float(number < right) for number in range(4)}
+
+
+def test_rounds_are_means_over_seeds_and_a_step_is_paired_question_by_question() -> None:
+    along, grid, steps = tables_of([cast(Course, Seed(0)), cast(Course, Seed(1))], [0, 1], 1)
+    assert "| 1 | 0.500, 0.750 | 0.625 |" in along and "| 0 | 0.000, 0.250 | 0.125 |" in along
+    assert "| agent 1 | 0.375 | 0.375 | 0.625 |" in grid
+    assert "| agent 1, retriever 0 − agent 0, retriever 0 | 0.250 [" in steps and "| +0.250, +0.250 |" in steps
