@@ -4,8 +4,8 @@
     python -m bench.methods --show --seeds 0 1 2            the tables of what is there already
 
 Runs the recipe of each method, one after the other; what is there already is kept, and a run that was stopped is gone
-on with. Methods of one protocol start from one warm policy: the one that `search-r1-grpo-laptop` makes for that seed.
-`sft-laptop` is that policy itself. QAgent and s3 ask a generator: `coseek train generator` first.
+on with. Methods of one protocol start from one warm policy: the one that `search-r1-grpo-laptop` makes for that seed,
+or `s3-laptop`. `sft-laptop` is that policy itself. QAgent and s3 ask a generator: `coseek train generator` first.
 
 Prints, on the test split, decoded greedily: the metric of naive RAG, before and after, the paired gain with its 95 %
 interval, searches and written tokens per question, and the minutes of the run. Then the gain at each number of hops,
@@ -33,12 +33,18 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_results import scored
 
 DOCS = ROOT / "bench" / "results" / "methods.md"
-FIRST = "search-r1-grpo-laptop"
-"""Makes the warm policy of its protocol."""
-SHARED = ("search-r1-ppo-laptop", "rejection-sampling-laptop", "zerosearch-laptop")
-"""Start from the warm policy of `FIRST`."""
-OWN = ("qagent-laptop", "s3-laptop", "deepretrieval-laptop", "r1-laptop")
-"""Methods of another protocol."""
+WARM_FROM = {
+    "search-r1-grpo-laptop": None,
+    "search-r1-ppo-laptop": "search-r1-grpo-laptop",
+    "rejection-sampling-laptop": "search-r1-grpo-laptop",
+    "zerosearch-laptop": "search-r1-grpo-laptop",
+    "qagent-laptop": None,
+    "s3-laptop": None,
+    "s3-ppo-laptop": "s3-laptop",
+    "deepretrieval-laptop": None,
+    "r1-laptop": None,
+}
+"""Recipe → the recipe before it whose warm policy it starts from; `None`: it makes its own."""
 SETS, WORST = ("test", "unseen"), -0.03
 NAIVE = ("naive RAG", "RAG k=3")
 """Names of the row that searches once."""
@@ -52,24 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--only", nargs="+", default=[*SHARED, *OWN], choices=[*SHARED, *OWN], metavar="RECIPE")
+    parser.add_argument("--only", nargs="+", default=[*WARM_FROM], choices=[*WARM_FROM], metavar="RECIPE")
     parser.add_argument("--show", action="store_true", help="run nothing: the tables of what is there already")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over each recipe's")
     given = parser.parse_intermixed_args(arguments)
-    names = (FIRST, *given.only)
+    needed = {*given.only, *map(WARM_FROM.get, given.only)}
+    names = [name for name in WARM_FROM if name in needed]
+    if not given.show:
+        for seed, name in product(given.seeds, names):
+            train(name, seed, given.out, given.settings)
     folders: dict[str, list[Path]] = {name: [] for name in names}
     rows: list[tuple[str, ...]] = []
-    for seed in given.seeds:
-        for name in names:
-            folder = given.out / name / f"seed-{seed}"
-            if given.show and not (folder / "report.html").exists():
-                continue
-            if not given.show:
-                settings = [*given.settings]
-                if name in SHARED:
-                    warm = folders[FIRST][-1] / "policy" / "warm"
-                    settings += [f"policy={{folder: {warm}, marks: false, words: 0}}", "warm_start=null"]
-                run_seed(name, seed, given.out / name, settings)
+    for seed, name in product(given.seeds, names):
+        folder = given.out / name / f"seed-{seed}"
+        if (folder / "report.html").exists():
             folders[name].append(folder)
             rows.append((name, str(seed), *row_of(folder, METRICS.get(name, "em"))))
     made = [name for name in names if folders[name]]
@@ -80,9 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_hops = Table(("recipe", "gain at 1 hop", "2 hops", "3 hops", "4 hops"), tuple(cells), (bar,))
     tables = [Table(COLUMNS, tuple(rows)).markdown(), by_hops.markdown()]
     print("\n\n".join(tables))
-    if {*made} == {FIRST, *SHARED, *OWN}:
+    if made == [*WARM_FROM]:
         write_table(DOCS, "python -m bench.methods", tables)
     return 1 if lost else 0
+
+
+def train(name: str, seed: int, out: Path, settings: Sequence[str]) -> None:
+    """Run a recipe to its end, from the warm policy of another where the two share one."""
+    if first := WARM_FROM[name]:
+        warm = out / first / f"seed-{seed}" / "policy" / "warm"
+        settings = [*settings, f"policy={{folder: {warm}, marks: false, words: 0}}", "warm_start=null"]
+    run_seed(name, seed, out / name, settings)
 
 
 def row_of(folder: Path, metric: str) -> tuple[str, ...]:

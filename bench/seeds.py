@@ -34,7 +34,7 @@ class Seed:
     whole_s: float | None
 
 
-METRICS = {"s3-laptop": "gen_acc", "deepretrieval-laptop": "recall"}
+METRICS = {"s3-laptop": "gen_acc", "s3-ppo-laptop": "gen_acc", "deepretrieval-laptop": "recall"}
 """What recipes are trained for whose agent does not answer; the others': EM."""
 FIRST = re.compile(r"(GRPO|PPO|RLOO|REINFORCE\+\+) 1/")
 """The first line of reinforcement learning."""

@@ -32,3 +32,15 @@ def test_show_runs_nothing_and_writes_no_table_of_some_methods_alone(
     written = DOCS.read_bytes()
     assert main(["--show", "--seeds", "0", "1", "--out", str(tmp_path / "none")]) == 0
     assert "| recipe | seed |" in capsys.readouterr().out and DOCS.read_bytes() == written
+
+
+def test_methods_that_share_a_warm_policy_run_behind_the_one_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr("bench.methods.run_seed", lambda name, seed, out, settings: runs.append((name, settings)))
+    main(["rl.steps=2", "--only", "s3-ppo-laptop", "zerosearch-laptop", "--seeds", "3", "--out", str(tmp_path)])
+    assert [name for name, _ in runs] == ["search-r1-grpo-laptop", "zerosearch-laptop", "s3-laptop", "s3-ppo-laptop"]
+    for (first, alone), (_, settings) in (runs[:2], runs[2:]):
+        assert alone == ["rl.steps=2"]
+        assert settings[1].startswith(f"policy={{folder: {tmp_path}/{first}/seed-3/policy/warm,")
