@@ -9,8 +9,9 @@ or `s3-laptop`. `sft-laptop` is that policy itself. QAgent and s3 ask a generato
 
 Prints, on the test split, decoded greedily: the metric of naive RAG, before and after, the paired gain with its 95 %
 interval, searches and written tokens per question, and the minutes of the run. Then the gain at each number of hops,
-of the questions of both worlds, each averaged over the seeds. Bar: no interval of these begins below −.03. Writes the
-tables into bench/results/methods.md where every method is in them.
+of the questions of both worlds, each averaged over the seeds. Bar: no interval of these begins below −.03. Then what
+methods that share a warm policy end above the one that makes it. Writes the tables into bench/results/methods.md where
+every method is in them.
 """
 
 import argparse
@@ -36,6 +37,7 @@ DOCS = ROOT / "bench" / "results" / "methods.md"
 WARM_FROM = {
     "search-r1-grpo-laptop": None,
     "search-r1-ppo-laptop": "search-r1-grpo-laptop",
+    "search-r1-format-laptop": "search-r1-grpo-laptop",
     "rejection-sampling-laptop": "search-r1-grpo-laptop",
     "zerosearch-laptop": "search-r1-grpo-laptop",
     "qagent-laptop": None,
@@ -67,24 +69,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.show:
         for seed, name in product(given.seeds, names):
             train(name, seed, given.out, given.settings)
-    folders: dict[str, list[Path]] = {name: [] for name in names}
     rows: list[tuple[str, ...]] = []
+    runs: dict[str, dict[int, Runs]] = {}
     for seed, name in product(given.seeds, names):
         folder = given.out / name / f"seed-{seed}"
         if (folder / "report.html").exists():
-            folders[name].append(folder)
-            rows.append((name, str(seed), *row_of(folder, METRICS.get(name, "em"))))
-    made = [name for name in names if folders[name]]
-    gains = {name: gains_by_hops([*map(scores_of, folders[name])], METRICS.get(name, "em")) for name in made}
-    lost = [f"{name} at {hops}" for name, found in gains.items() for hops, gain in found.items() if low(gain) < WORST]
-    cells = [(name, *(show(found[hops].difference) for hops in HOPS)) for name, found in gains.items()]
+            rows.append((name, str(seed), *row_of(folder, metric_of(name))))
+            runs.setdefault(name, {})[seed] = scores_of(folder)
+    gains = {
+        name: [gain_of([*found.values()], metric_of(name), [hops]) for hops in HOPS] for name, found in runs.items()
+    }
+    tables = [Table(COLUMNS, tuple(rows)), by_hops(gains), beside_first(runs)]
+    shown_tables = [table.markdown() for table in tables]
+    print("\n\n".join(shown_tables))
+    if runs.keys() == WARM_FROM.keys():
+        write_table(DOCS, "python -m bench.methods", shown_tables)
+    return 1 if any(low(gain) < WORST for found in gains.values() for gain in found) else 0
+
+
+def metric_of(name: str) -> str:
+    return METRICS.get(name, "em")
+
+
+def by_hops(gains: Mapping[str, Sequence[Difference]]) -> Table:
+    """A recipe's gain at each number of hops."""
+    lost = [
+        f"{name} at {hops}"
+        for name, found in gains.items()
+        for hops, gain in zip(HOPS, found, strict=True)
+        if low(gain) < WORST
+    ]
+    cells = [(name, *(show(gain.difference) for gain in found)) for name, found in gains.items()]
     bar = f"Below {WORST} at some number of hops: {', '.join(lost) or 'none'}."
-    by_hops = Table(("recipe", "gain at 1 hop", "2 hops", "3 hops", "4 hops"), tuple(cells), (bar,))
-    tables = [Table(COLUMNS, tuple(rows)).markdown(), by_hops.markdown()]
-    print("\n\n".join(tables))
-    if made == [*WARM_FROM]:
-        write_table(DOCS, "python -m bench.methods", tables)
-    return 1 if lost else 0
+    return Table(("recipe", "gain at 1 hop", "2 hops", "3 hops", "4 hops"), tuple(cells), (bar,))
+
+
+def beside_first(runs: Mapping[str, Mapping[int, Runs]]) -> Table:
+    """What a method ends above the one whose warm policy it starts from, over the seeds that both have."""
+    rows = []
+    for name, first in WARM_FROM.items():
+        if first is None or not (seeds := runs.get(name, {}).keys() & runs.get(first, {}).keys()):
+            continue
+        ends = [{"before": runs[first][seed]["after"], "after": runs[name][seed]["after"]} for seed in sorted(seeds)]
+        found = (gain_of(ends, metric_of(name), hops) for hops in (HOPS, *([hops] for hops in HOPS)))
+        rows.append((name, first, *(show(gain.difference) for gain in found)))
+    return Table(("recipe", "ends above", "by", "1 hop", "2 hops", "3 hops", "4 hops"), tuple(rows))
 
 
 def train(name: str, seed: int, out: Path, settings: Sequence[str]) -> None:
@@ -125,20 +154,17 @@ def scores_of(folder: Path) -> Runs:
     return found
 
 
-def gains_by_hops(seeds: Sequence[Runs], metric: str) -> dict[int, Difference]:
-    """Number of hops → after − before over its questions, each averaged over the seeds."""
-    found = {}
-    for hops in HOPS:
-        values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
-        for runs, run in product(seeds, values):
-            for key, row in runs[run].items():
-                if row.question.hops == hops and metric in row.metrics:
-                    values[run].setdefault(key, []).append(row.metrics[metric])
-        before, after = ({key: fmean(some) for key, some in means.items()} for means in values.values())
-        gain = paired_difference(before, after, np.random.default_rng(0))
-        assert gain is not None
-        found[hops] = gain
-    return found
+def gain_of(seeds: Sequence[Runs], metric: str, hops: Sequence[int] = HOPS) -> Difference:
+    """After − before over the questions of these numbers of hops, each averaged over the seeds."""
+    values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
+    for runs, run in product(seeds, values):
+        for key, row in runs[run].items():
+            if row.question.hops in hops and metric in row.metrics:
+                values[run].setdefault(key, []).append(row.metrics[metric])
+    before, after = ({key: fmean(some) for key, some in means.items()} for means in values.values())
+    gain = paired_difference(before, after, np.random.default_rng(0))
+    assert gain is not None
+    return gain
 
 
 def low(gain: Difference) -> float:

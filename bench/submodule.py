@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from bench.methods import gains_by_hops
+from bench.methods import HOPS, gain_of
 
 from coseek.agents.rollout import Agent
 from coseek.agents.run_questions import run_questions
@@ -118,7 +118,7 @@ def main() -> None:
         *others, last = seeds[0]
         for policy in others:
             pairs = [{"before": one[policy], "after": one[last]} for one in seeds]
-            gains = (f"{hops}: {show(gain.difference)}" for hops, gain in gains_by_hops(pairs, METRIC).items())
+            gains = (f"{hops}: {show(gain_of(pairs, METRIC, [hops]).difference)}" for hops in HOPS)
             print(f"GenAcc of {last} − {policy} by hops, T = {temperature:g}, {name}:", ", ".join(gains))
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench.methods import DOCS, Runs, gains_by_hops, main
+from bench.methods import DOCS, HOPS, Runs, beside_first, gain_of, main
 
 from coseek.data.question import Question
 from coseek.measure.score import QuestionScores
@@ -20,9 +20,18 @@ def runs(after: float) -> Runs:
 
 def test_a_question_counts_once_however_many_seeds_and_in_each_of_both_sets() -> None:
     """Seeds share their questions: counted as independent ones they would narrow the interval."""
-    found = gains_by_hops([runs(1.0), runs(0.0)], "em")
-    assert [gain.difference.mean for gain in found.values()] == [0.5] * 4
-    assert [gain.difference.n for gain in found.values()] == [4] * 4
+    found = [gain_of([runs(1.0), runs(0.0)], "em", [hops]) for hops in HOPS]
+    assert [(gain.difference.mean, gain.difference.n) for gain in found] == [(0.5, 4)] * 4
+    assert gain_of([runs(1.0), runs(0.0)], "em").difference.n == 16
+
+
+def test_what_shares_a_warm_policy_is_compared_over_the_seeds_that_both_have() -> None:
+    ended = {
+        "search-r1-grpo-laptop": {0: runs(0.0), 1: runs(1.0)},
+        "search-r1-ppo-laptop": {0: runs(1.0), 2: runs(0.0)},
+    }
+    table = beside_first({**ended, "s3-ppo-laptop": {0: runs(1.0)}}).markdown()
+    assert table.count("laptop |") == 2 and "| search-r1-ppo-laptop | search-r1-grpo-laptop | 1.000 [" in table
 
 
 def test_show_runs_nothing_and_writes_no_table_of_some_methods_alone(
