@@ -11,6 +11,7 @@ bench/results/co-training.md.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -40,11 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="run nothing: the tables of what is there already")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over the recipe's")
     given = parser.parse_intermixed_args(arguments)
-    folders = [given.out / f"seed-{seed}" for seed in given.seeds]
-    for seed, folder in zip(given.seeds, folders, strict=True):
+    folders = {seed: given.out / f"seed-{seed}" for seed in given.seeds}
+    for seed, folder in folders.items():
         if not given.show:
             train(folder, seed, given.rounds, given.agent, given.settings)
-    tables = tables_of([*map(Course, folders)], given.seeds, given.rounds)
+    courses = {seed: Course(folder) for seed, folder in folders.items() if rounds_of(folder) >= given.rounds}
+    if not courses:
+        sys.exit(f"{given.out} has no co-training of {given.rounds} rounds; leave --show out to run one")
+    tables = tables_of([*courses.values()], [*courses], given.rounds)
     print("\n\n".join(tables))
     write_table(DOCS, "python -m bench.rounds", tables)
     return 0
@@ -57,6 +61,12 @@ def train(folder: Path, seed: int, rounds: int, agent: Path, settings: Sequence[
     command = [sys.executable, "-m", "coseek", "train", "together", "laptop", *own, "--resume", "--out", str(folder)]
     if code := subprocess.run(command).returncode:
         sys.exit(f"the co-training of seed {seed} ended with {code}")
+
+
+def rounds_of(folder: Path) -> int:
+    """The rounds that a folder's table is of; 0 where there is none yet."""
+    path = folder / "table.json"
+    return int(json.loads(path.read_text(encoding="utf-8"))["rounds"]) if path.exists() else 0
 
 
 class Course:
