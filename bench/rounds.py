@@ -99,13 +99,16 @@ def tables_of(courses: Sequence[Course], seeds: Sequence[int], rounds: int) -> l
         )
         for number in range(rounds + 1)
     ]
+    compared = [*compared_pairs(rounds, beside=True)]
+    if rounds > 1:
+        compared.append((Pair(rounds, rounds), Pair(1, 1)))  # what all rounds after the first bring
     steps = [
         (
             f"{one.name(beside)} − {other.name(beside)}",
             show(_gain(courses, one, other).difference),
             ", ".join(f"{_gain([course], one, other).difference.mean:+.3f}" for course in courses),
         )
-        for one, other in compared_pairs(rounds, beside=True)
+        for one, other in compared
     ]
     named = ", ".join(map(str, seeds))
     return [
