@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from bench.real_sets import ROOT, write_table
 from safetensors.torch import load_file
@@ -103,8 +103,8 @@ class Look(NamedTuple):
 
 
 def looks(folder: Path) -> list[Look]:
-    recipe = read_yaml(folder / "recipe.yaml", "recipe")
-    tokens = cast(Any, recipe)["recipe"]["sft"]["tokens_per_step"]
+    tree = cast(dict[str, dict[str, dict[str, int]]], read_yaml(folder / "recipe.yaml", "recipe"))
+    tokens = tree["recipe"]["sft"]["tokens_per_step"]
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "training" / "round-1" / "metrics.jsonl")]
     return [
         Look(int(row["step"]), row["step"] * tokens / row["tokens_per_s"] / 60, row["eval/em"])

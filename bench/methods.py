@@ -79,8 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gains = {
         name: [gain_of([*found.values()], metric_of(name), [hops]) for hops in HOPS] for name, found in runs.items()
     }
-    tables = [Table(COLUMNS, tuple(rows)), by_hops(gains), beside_first(runs)]
-    shown_tables = [table.markdown() for table in tables if table.rows]
+    beside = beside_first(runs)
+    tables = [Table(COLUMNS, tuple(rows)), by_hops(gains), *([beside] if beside.rows else [])]
+    shown_tables = [table.markdown() for table in tables]
     print("\n\n".join(shown_tables))
     if runs.keys() == WARM_FROM.keys():
         write_table(DOCS, "python -m bench.methods", shown_tables)
