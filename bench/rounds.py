@@ -14,14 +14,15 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
+from bench.methods import gain_of
 from bench.real_sets import ROOT, write_table
 
-from coseek.measure.intervals import Difference, paired_difference
+from coseek.measure.intervals import Difference
+from coseek.measure.score import QuestionScores
 from coseek.measure.table import Table, show
 from coseek.pipelines.together.pairs import Pair, Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
@@ -75,10 +76,8 @@ class Course:
     def __init__(self, folder: Path) -> None:
         self.pairs = Pairs(CoTrainingPaths(load_together_recipe(str(folder / "recipe.yaml")), folder))
 
-    def values(self, pair: Pair, metric: str) -> dict[str, float]:
-        """By question; one whose run ended by a fault has none."""
-        rows = self.pairs.scored(pair).questions
-        return {ident: row.metrics[metric] for ident, row in rows.items() if metric in row.metrics}
+    def questions(self, pair: Pair) -> Mapping[str, QuestionScores]:
+        return self.pairs.scored(pair).questions
 
 
 def tables_of(courses: Sequence[Course], seeds: Sequence[int], rounds: int) -> list[str]:
@@ -119,21 +118,14 @@ def tables_of(courses: Sequence[Course], seeds: Sequence[int], rounds: int) -> l
 
 
 def _mean(courses: Sequence[Course], pair: Pair, metric: str) -> float:
-    return fmean(fmean(course.values(pair, metric).values()) for course in courses)
+    """The mean of the seeds' means; a question whose run ended by a fault has none."""
+    rows = (course.questions(pair).values() for course in courses)
+    return fmean(fmean(row.metrics[metric] for row in some if metric in row.metrics) for some in rows)
 
 
 def _gain(courses: Sequence[Course], one: Pair, other: Pair) -> Difference:
     """`one` − `other` in EM over the questions, each the mean of the seeds that have it."""
-    sides: list[dict[str, float]] = []
-    for pair in (other, one):
-        values: dict[str, list[float]] = {}
-        for course in courses:
-            for ident, value in course.values(pair, "em").items():
-                values.setdefault(ident, []).append(value)
-        sides.append({ident: fmean(some) for ident, some in values.items()})
-    found = paired_difference(sides[0], sides[1], np.random.default_rng(0))
-    assert found is not None
-    return found
+    return gain_of([{"before": course.questions(other), "after": course.questions(one)} for course in courses], "em")
 
 
 if __name__ == "__main__":

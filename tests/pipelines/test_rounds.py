@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from bench.rounds import Course, main, tables_of
+from bench.rounds import METRICS, Course, main, tables_of
 
+from coseek.data.question import Question
+from coseek.measure.score import QuestionScores
 from coseek.pipelines.together.pairs import Pair
 
 
@@ -19,9 +21,13 @@ class Seed:
     def __init__(self, more: int) -> None:
         self.more = more
 
-    def values(self, pair: Pair, metric: str) -> dict[str, float]:
+    def questions(self, pair: Pair) -> dict[str, QuestionScores]:
         right = pair.agent + self.more + (0 if pair.retriever is None else pair.retriever)
-        return {f"q{number}": float(number < right) for number in range(4)}
+        found = {}
+        for number in range(4):
+            metrics = dict.fromkeys(METRICS, float(number < right))
+            found[f"q{number}"] = QuestionScores(Question(f"q{number}", "?", ("x",), hops=1), metrics, 1, 0)
+        return found
 
 
 def test_rounds_are_means_over_seeds_and_a_step_is_paired_question_by_question() -> None:
