@@ -14,7 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -76,8 +76,8 @@ class Course:
     def __init__(self, folder: Path) -> None:
         self.pairs = Pairs(CoTrainingPaths(load_together_recipe(str(folder / "recipe.yaml")), folder))
 
-    def questions(self, pair: Pair) -> Mapping[str, QuestionScores]:
-        return self.pairs.scored(pair).questions
+    def questions(self, pair: Pair) -> dict[str, QuestionScores]:
+        return {**self.pairs.scored(pair).questions}
 
 
 def tables_of(courses: Sequence[Course], seeds: Sequence[int], rounds: int) -> list[str]:
