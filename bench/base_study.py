@@ -23,7 +23,7 @@ import torch
 from bench.real_sets import ROOT, write_table
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from coseek.core.files import read_jsonl, read_yaml
+from coseek.core.files import read_jsonl
 from coseek.measure.table import Table
 from coseek.training.sft.base_tasks import BaseTaskSettings
 
@@ -106,11 +106,9 @@ class Look(NamedTuple):
 
 
 def looks(folder: Path) -> list[Look]:
-    tree = cast(dict[str, dict[str, dict[str, int]]], read_yaml(folder / "recipe.yaml", "recipe"))
-    tokens = tree["recipe"]["sft"]["tokens_per_step"]
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "training" / "round-1" / "metrics.jsonl")]
     return [
-        Look(int(row["step"]), row["step"] * tokens / row["tokens_per_s"] / 60, row["eval/em"])
+        Look(int(row["step"]), row["tokens"] / row["tokens_per_s"] / 60, row["eval/em"])
         for row in rows
         if "eval/em" in row
     ]

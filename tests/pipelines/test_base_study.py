@@ -24,11 +24,10 @@ def test_every_arm_is_the_whole_but_for_its_size_or_one_task() -> None:
         assert [name for name, share in other.tasks.shares.items() if not share] == [arm.removeprefix("no ")]
 
 
-def test_a_look_has_the_minute_of_its_step_at_the_pace_so_far(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("recipe: {sft: {tokens_per_step: 600}}")
+def test_a_look_has_the_minute_of_its_tokens_at_the_pace_so_far(tmp_path: Path) -> None:
     path = tmp_path / "training" / "round-1" / "metrics.jsonl"
     path.parent.mkdir(parents=True)
-    rows = ({"step": 10, "tokens_per_s": 5.0}, {"step": 20, "tokens_per_s": 10.0, "eval/em": 0.25})
+    rows = ({"step": 10, "tokens_per_s": 5.0}, {"step": 20, "tokens": 12000, "tokens_per_s": 10.0, "eval/em": 0.25})
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert "| whole | 0.25 (20) |" in by_minutes({"whole": tmp_path}).markdown()
 

@@ -90,14 +90,15 @@ def _round(
     policy.release()  # what samplers hold is not needed until the first evaluation
     feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
-    began, tokens = time.perf_counter(), 0
+    began, tokens = time.perf_counter(), cast(int, state.notes.get("tokens", 0))
+    before = tokens
     for step in range(state.step, total):
         batch = feed.batch(step)
         weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
         loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
         row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
         tokens += int(batch.lengths_B.sum())
-        done = step + 1
+        done, state.notes["tokens"] = step + 1, tokens
         state.advance(done, 0)
         if evaluate is not None and (
             done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
@@ -109,7 +110,8 @@ def _round(
             progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
             row |= {f"eval/{name}": value for name, value in evaluation.items()}
         if done % settings.log_every == 0 or done == total or len(row) > 4:
-            state.record(row | {"tokens_per_s": tokens / (time.perf_counter() - began)})
+            pace = (tokens - before) / (time.perf_counter() - began)
+            state.record(row | {"tokens": tokens, "tokens_per_s": pace})
         if done % settings.checkpoint_every == 0 or done == total:
             state.save()
         progress.advance(done, f"loss {loss:.2f}")
