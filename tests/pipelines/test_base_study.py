@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.base_study import ARMS, LENGTH, SIZES, TASKS, WHOLE, by_minutes, main
+from bench.base_study import AGAIN, ARMS, LENGTH, SIZES, TASKS, WHOLE, by_minutes, main
 
 from coseek.core.settings import apply_overrides, changed_settings, dump_settings, make_settings
 from coseek.pipelines.base_recipe import BaseRecipe
@@ -13,11 +13,12 @@ def recipe_of(arm: str) -> BaseRecipe:
     return make_settings(BaseRecipe, apply_overrides(dump_settings(BaseRecipe()), [*LENGTH, *ARMS[arm]]))
 
 
-def test_every_arm_is_the_whole_but_for_its_size_or_one_task() -> None:
+def test_every_arm_is_the_whole_but_for_its_size_its_seed_or_one_task() -> None:
     whole = recipe_of(WHOLE)
     for arm in SIZES.keys() - {WHOLE}:
         assert changed_settings(recipe_of(arm), whole).keys() == {"laptop"}
     assert len({recipe_of(arm).laptop.hidden for arm in SIZES}) == 4
+    assert [changed_settings(recipe_of(arm), whole).keys() for arm in AGAIN] == [{"seed"}, {"seed"}]
     for arm in TASKS:
         other = recipe_of(arm)
         assert changed_settings(other, whole).keys() == {"tasks"}
