@@ -5,6 +5,7 @@ from tests.measure.samples import ORBO, fault, found, run
 
 from coseek.core.errors import DataError, SettingError
 from coseek.data.run import Run
+from coseek.data.trajectory import Search
 
 TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]
 
@@ -23,6 +24,15 @@ def test_a_run_gives_back_what_was_appended_and_its_settings(tmp_path: Path) -> 
     assert list(again.trajectories()) == TRAJECTORIES
     assert again.settings == {"limits": {"max_turns": 4}}
     assert again.done() == {("q1", 0), ("q1", 1), ("q1", 2)}
+
+
+def test_runs_of_which_a_search_failed_are_repeated_like_those_that_a_fault_ended(tmp_path: Path) -> None:
+    lost = run(found("orbo", ORBO), Search("mira", fault="503"), seed=2)
+    made = Run.create(tmp_path / "run", {})
+    with made.open_for_append() as file:
+        for one in (run(found("orbo", ORBO)), fault(seed=1), lost):
+            made.append(file, one)
+    assert (made.drop_faults(), [one.seed for one in made.trajectories()]) == (2, [0])
 
 
 def test_a_run_remembers_versions_and_when(tmp_path: Path) -> None:

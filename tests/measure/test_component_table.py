@@ -52,13 +52,13 @@ def test_what_either_side_leaves_out_is_said_under_its_own_name() -> None:
     notes = component_table(*scores(), ["em"]).notes
     assert notes == (
         "Means with 95 % bootstrap intervals over questions.",
-        "agent: 1 trajectories ended with a fault; they are in no mean.",
+        "agent: 1 trajectories have a fault; they are in no mean.",
         "agent: 1 questions are missing.",
-        "agent → generator: 1 trajectories ended with a fault; they are in no mean.",
+        "agent → generator: 1 trajectories have a fault; they are in no mean.",
         "agent → generator: 1 questions are missing.",
-        "other: 1 trajectories ended with a fault; they are in no mean.",
+        "other: 1 trajectories have a fault; they are in no mean.",
         "other: 2 questions are missing.",
-        "other → generator: 1 trajectories ended with a fault; they are in no mean.",
+        "other → generator: 1 trajectories have a fault; they are in no mean.",
         "other → generator: 2 questions are missing.",
     )
 

@@ -39,7 +39,7 @@ def test_systems_are_ranked_and_those_that_lack_a_set_have_no_mean_and_come_last
 
 def test_faults_and_missing_questions_are_said_below_the_table() -> None:
     notes = " ".join(board().notes())
-    assert "<b>part|ly</b> on hotpotqa: 1 trajectories ended with a fault" in notes
+    assert "<b>part|ly</b> on hotpotqa: 1 trajectories have a fault" in notes
     assert "<b>part|ly</b> on hotpotqa: 1 questions are missing" in notes
     assert "strong on" not in notes
     assert "Judge: nobody." in notes

@@ -5,7 +5,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
 from coseek.core.errors import DataError, UnknownName
 from coseek.data.question import Question
-from coseek.data.trajectory import StopReason, Trajectory
+from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.measure.question_groups import MACRO, MACRO_LARGE
 from coseek.measure.score import METRICS, score_runs, score_trajectory
 from coseek.measure.table import comparison_table, dataset_table, grouped_tables, main_table
@@ -70,7 +70,16 @@ def test_faults_are_in_no_mean_and_are_counted() -> None:
     assert (summary.questions, summary.rows, summary.faults, summary.missing) == (3, 3, 2, 1)
     assert summary.metrics["em"].mean == pytest.approx(1 / 3)
     notes = main_table(score_runs({"a": runs})).notes
-    assert any("2 trajectories ended with a fault" in note for note in notes)
+    assert any("2 trajectories have a fault" in note for note in notes)
+
+
+def test_a_run_in_which_a_search_failed_is_a_fault_in_tables_too_and_no_zero() -> None:
+    lost = run(found("mira", MIRA), Search("orbo", fault="503"), answer="x")
+    with pytest.raises(ValueError, match="retriever_error"):
+        score_trajectory(lost)
+    scores = score_runs({"a": [lost, *batch("Velora", (ONE_HOP,))]})
+    summary = scores.of("a")
+    assert (summary.rows, summary.faults, scores.stops["a"]) == (1, 1, {"retriever_error": 1, "answered": 1})
 
 
 def test_missing_questions_are_counted_and_said() -> None:

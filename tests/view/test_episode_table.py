@@ -31,7 +31,7 @@ def test_a_fault_is_neither_right_nor_wrong(tmp_path: Path) -> None:
     ended = replace(trajectory("c"), stop=StopReason.RETRIEVER_ERROR, stop_detail="timed out", answer=None)
     lost = replace(trajectory("d"), searches=(Search("x", fault="timed out", turn=1),))
     table = table_of(tmp_path / "run", [trajectory("a"), trajectory("b", right=False), ended, lost])
-    assert table.columns["right"] == [1, 0, None, 1]
+    assert table.columns["right"] == [1, 0, None, None]
     assert table.columns["fault"] == [0, 0, 1, 1]
     assert bodies(table)[2]["stop_detail"] == "timed out"
 

@@ -63,6 +63,18 @@ def test_two_dates_are_written_with_their_names_behind_them_before_one_is_named(
         assert exact_match(name.removesuffix(" ."), question.answers)
 
 
+def test_a_year_before_1000_is_earlier_than_one_after_it() -> None:
+    """As text, 1003 stands before 965."""
+    made = make_world(WorldSettings(seed=12, size="tiny", lexicon="drawn", train=300, dev=0, test=0))
+    asked = [one for one in made.questions["train"] if one.meta.get("compare") == "earlier"]
+    dates = [[int(step.sub_answer) for step in plan_of(question)] for question in asked]
+    assert any(min(pair) < 1000 <= max(pair) for pair in dates)
+    for question, pair in zip(asked, dates, strict=True):
+        first = plan_of(question)[pair.index(min(pair))]
+        assert made.corpus.by_id(first.gold_id).title.strip() in question.answers
+        assert f" {min(pair)} is before {max(pair)} ." in written(made, question)
+
+
 def test_passages_are_read_in_their_order_up_to_the_one_with_both_given_values() -> None:
     sampler, seen = WorldSampler(world(), "train"), set()
     for question in (one for one in world().questions["train"] if kind_of(one) == "constraint"):

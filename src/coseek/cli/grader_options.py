@@ -161,7 +161,7 @@ def _chosen(run: Run, select: QuestionFilter) -> Iterator[Trajectory]:
 
 def claims_of(trajectories: Sequence[Trajectory], answers: Answers) -> list[Claim]:
     """Every answer to judge: the agent's own and the generator's."""
-    own = [Claim(run.question, run.answer) for run in trajectories if run.answer is not None and not run.stop.is_fault]
+    own = [Claim(run.question, run.answer) for run in trajectories if run.answer is not None and run.fault is None]
     questions = {run.question.id: run.question for run in trajectories}
     return own + [Claim(questions[entry.question_id], entry.answer) for entry in answers.values() if entry.answer]
 

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
+from coseek.core import fields
 from coseek.core.errors import DataError
 from coseek.core.files import (
     JsonObject,
@@ -181,14 +182,14 @@ class Run:
                     file.writelines(_lines_at(self.trajectories_path, wanted))
 
     def drop_faults(self) -> int:
-        """Remove the trajectories that a fault ended, so that they are repeated; returns their number."""
+        """Remove the trajectories with a fault, so that they are repeated; returns their number."""
         with lock_folder(self.folder):
             path = self.trajectories_path
             drop_partial_line(path)
-            faults = sum(map(_is_fault, _rows(path)))
+            faults = sum(map(_has_fault, _rows(path)))
             if faults:
                 self._unseal()
-                write_jsonl(path, (row for row in _rows(path) if not _is_fault(row)))
+                write_jsonl(path, (row for row in _rows(path) if not _has_fault(row)))
             return faults
 
     @contextmanager
@@ -225,8 +226,10 @@ def _rows(path: Path) -> Iterator[JsonObject]:
     return (row for _, row in read_jsonl(path)) if path.exists() else iter(())
 
 
-def _is_fault(row: JsonObject) -> bool:
-    return StopReason(str(row["stop"])).is_fault
+def _has_fault(row: JsonObject) -> bool:
+    """`Trajectory.fault` of a row."""
+    lost = (search.get("fault") for search in fields.objects(row, "searches"))
+    return StopReason(str(row["stop"])).is_fault or any(fault is not None for fault in lost)
 
 
 def _spans(path: Path) -> list[tuple[RowKey, int, int]]:

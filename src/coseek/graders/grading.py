@@ -57,13 +57,13 @@ def generate_answers(
 ) -> dict[tuple[str, int], GeneratedAnswer]:
     """The generator's answers from the passages of each run, by question id and seed.
 
-    Runs that ended with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at
+    Runs with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at
     once.
     """
     wanted = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run)))))
         for run in trajectories
-        if not run.stop.is_fault
+        if run.fault is None
     ]
     known = cache.entries()
     answers: dict[tuple[str, int], GeneratedAnswer] = {}

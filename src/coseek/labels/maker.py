@@ -27,7 +27,7 @@ PACKAGE = "coseek.labels.makers"
 CONTRACT: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}
 """What a user's module must define."""
 RUN = "run"
-"""Name of the count of runs that ended with a fault, for makers with their own runs."""
+"""Name of the count of runs with a fault, for makers with their own runs."""
 
 Labelled: TypeAlias = LabelSet | DroppedTurn
 
@@ -68,7 +68,7 @@ class RolloutMaker(Protocol):
     """A maker that changes the agent's context, so that its labels come from its own runs."""
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
-        """The rows of these questions that the label folder's `run` lacks. Those that a fault ended are removed."""
+        """The rows of these questions that the label folder's `run` lacks. Those with a fault are removed."""
         ...
 
     def roll_out(
@@ -78,7 +78,7 @@ class RolloutMaker(Protocol):
         only: Collection[RowKey] | None = None,
     ) -> "StoredTurns":
         """Run the agent on these questions into the label folder's `run`, and return the search turns to be labelled.
-        Resumes an unfinished run and repeats runs that ended with a fault. `only` leaves out all other rows, which
+        Resumes an unfinished run and repeats runs with a fault. `only` leaves out all other rows, which
         other workers make. `tell` is called with (finished, total)."""
         ...
 

@@ -40,8 +40,8 @@ def component_run(
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
             question, entry = trajectory.question, answers.get((trajectory.question.id, trajectory.seed))
-            if trajectory.stop.is_fault:
-                yield question, str(trajectory.stop), None
+            if (fault := trajectory.fault) is not None:
+                yield question, str(fault[0]), None
             elif entry is not None and entry.fault is not None:
                 yield question, GENERATOR_FAULT, None
             elif entry is not None:

@@ -21,7 +21,7 @@ class LeaderboardCell:
     values: tuple[float, ...]
     """The metric by question."""
     faults: int
-    """Trajectories that ended with a fault; in no mean."""
+    """Trajectories with a fault; in no mean."""
     missing: int
     """Questions that only other systems answered."""
     unknown: tuple[float, ...] = ()
@@ -118,9 +118,7 @@ class Leaderboard:
         notes += self.by
         for (system, dataset), place in sorted(self.places.items()):
             if place.faults:
-                notes.append(
-                    f"{system} on {dataset}: {place.faults} trajectories ended with a fault; they are in no mean."
-                )
+                notes.append(f"{system} on {dataset}: {place.faults} trajectories have a fault; they are in no mean.")
             if place.missing:
                 notes.append(f"{system} on {dataset}: {place.missing} questions are missing.")
             if place.unknown:

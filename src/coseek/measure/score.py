@@ -52,12 +52,10 @@ def score_trajectory(
     Judged ones need `verdicts`, `budgeted_recall` needs a `budget` of passages. `asked`: a generator was asked for the
     answer, so that none is wrong even where the protocol only searches.
 
-    Raises `ValueError` for a trajectory that ended with a fault.
+    Raises `ValueError` for a trajectory with a fault.
     """
-    if trajectory.stop.is_fault:
-        raise ValueError(
-            f"question {trajectory.question.id!r} ended by {trajectory.stop}: a fault is counted, not scored"
-        )
+    if (fault := trajectory.fault) is not None:
+        raise ValueError(f"question {trajectory.question.id!r} has a {fault[0]}: a fault is counted, not scored")
     question = trajectory.question
     scores: dict[str, float] = {
         "searches": len(trajectory.searches),
@@ -164,7 +162,7 @@ class QuestionScores:
     question: Question
     metrics: Mapping[str, float]
     rows: int
-    """Number of averaged trajectories; 0, and no metrics, if all ended with a fault."""
+    """Number of averaged trajectories; 0, and no metrics, if all have a fault."""
     faults: int
     unknown: Mapping[str, float] = field(default_factory=dict)
     """Judged metric → share of the trajectories without a value, if any. `metrics` counts them as wrong; a metric
@@ -239,9 +237,9 @@ def score_run(
 
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
-            fault = trajectory.stop.is_fault
-            scores = None if fault else score_trajectory(trajectory, verdicts, budget)
-            yield trajectory.question, str(trajectory.stop), scores
+            fault = trajectory.fault
+            scores = score_trajectory(trajectory, verdicts, budget) if fault is None else None
+            yield trajectory.question, str(trajectory.stop if fault is None else fault[0]), scores
 
     return collect(name, rows())
 

@@ -238,7 +238,7 @@ def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) ->
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for one in summaries:
         if one.faults:
-            notes.append(f"{one.run}: {one.faults} trajectories ended with a fault; they are in no mean.")
+            notes.append(f"{one.run}: {one.faults} trajectories have a fault; they are in no mean.")
         if one.missing:
             notes.append(f"{one.run}: {one.missing} questions are missing.")
         for name in metrics:

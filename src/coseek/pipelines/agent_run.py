@@ -68,7 +68,7 @@ def run_agent(
     say: Callable[[str], None] | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[Run, list[Question]]:
-    """Answer the questions that the run folder `out` does not hold yet, and with `resume` those that a fault ended.
+    """Answer the questions that the run folder `out` does not hold yet, and with `resume` those with a fault.
     Returns the run and all its questions.
 
     Every part is opened and checked before the folder is written, the agent by the processes of a `cluster` if there is

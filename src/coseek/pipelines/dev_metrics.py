@@ -15,9 +15,9 @@ from coseek.rewards.reward import Reward
 def dev_metrics(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str, float]:
     """Mean reward, strict EM and gold-passage recall of the runs without a fault; metrics that no question has are left
     out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`)."""
-    whole = [run for run in runs if not run.stop.is_fault]
+    whole = [run for run in runs if run.fault is None]
     if not whole:
-        raise DataError("every run of the dev questions ended by a fault; see to the retriever first")
+        raise DataError("every run of the dev questions has a fault; see to the retriever first")
     rewards = scoring(whole)
     named: dict[str, list[float | None]] = {
         "reward": [one.value if isinstance(one, Reward) else None for one in rewards],

@@ -39,7 +39,7 @@ def share_run(
     """Answer the questions that the run in `folder` does not hold yet; returns it with its rows by question, then seed.
 
     The first worker writes into the run, the others into `parts` in it, which the first takes over at the end, or at
-    the next start with any number of workers. `repeat_faults` repeats the runs that a fault ended. `tell` is called
+    the next start with any number of workers. `repeat_faults` repeats the runs with a fault. `tell` is called
     with (ended, total) of this worker's share. All workers call this.
     """
     order = rows_of(questions, seed, samples)

@@ -123,7 +123,7 @@ class EpisodeTable:
         return self._places[key]
 
     def _body(self, trajectory: Trajectory, reward: Reward | None, data: TokenData | None) -> JsonObject:
-        scores = {} if trajectory.stop.is_fault else score_trajectory(trajectory)
+        scores = score_trajectory(trajectory) if trajectory.fault is None else {}
         values = segment_values(trajectory, data)
         row: JsonObject = {
             "protocol": trajectory.protocol,

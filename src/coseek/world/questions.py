@@ -220,7 +220,7 @@ class _Asker:
         (one, first), (other, second) = pair
         if first.value == second.value or not self._is_new("earlier", noun, *sorted((one.id, other.id))):
             return None
-        winner = one if first.value < second.value else other
+        winner = one if int(first.value) < int(second.value) else other
         plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
         text = self._lexicon.by_noun[noun].first.format(a=plan[0].mention, b=plan[1].mention)
         mention = plan[0].mention if winner is one else plan[1].mention

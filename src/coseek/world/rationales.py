@@ -54,7 +54,7 @@ def compared(question: Question, plan: Sequence[Step], titles: Sequence[str]) ->
         return (" the same .", "yes") if alike else (" not the same .", "no")
     names = [title.strip() for title in titles]
     dated = [f" {step.sub_answer} {name}" for step, name in zip(plan, names, strict=True)]
-    first, last = sorted(range(len(plan)), key=lambda row: plan[row].sub_answer)
+    first, last = sorted(range(len(plan)), key=lambda row: int(plan[row].sub_answer))
     order = f" {plan[first].sub_answer} is before {plan[last].sub_answer} ."
     return f"{' ,'.join(dated)} .{order}{dated[first]} .", names[first]
 

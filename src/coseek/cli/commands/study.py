@@ -103,7 +103,7 @@ def measured(
     check_gold(questions, index, name)
     served: dict[str, int] = {}
     for trajectory in trajectories:
-        if not trajectory.stop.is_fault:
+        if trajectory.fault is None:
             served.setdefault(trajectory.question.id, len(served_context(trajectory)))
     depth = max([*counts, *served.values()])
     found = searched(chain.from_iterable(search_questions(index, questions, depth)))

@@ -9,7 +9,7 @@ AgentIR, section 3.3 and appendix B. At each search turn of a new run:
 
 Only runs with a right answer are kept: by strict EM, or by another `outcome`. Choices that the paper leaves open: a
 retrieved gold passage moves to the front and keeps its rank; a copy of the positive under another id is no negative;
-without an order from the ranker the agent reads the retriever's, and the turn is dropped. A run that ended with a fault
+without an order from the ranker the agent reads the retriever's, and the turn is dropped. A run with a fault
 gives no labels and is repeated at the next start.
 """
 
@@ -184,7 +184,7 @@ class DrSynth:
         )
         run.arrange(question.id for question in questions)
         asked = {question.id for question in questions}
-        faults = sum(one.stop.is_fault for one in run.trajectories() if one.question.id in asked)
+        faults = sum(one.fault is not None for one in run.trajectories() if one.question.id in asked)
         self.parts.tally.add(FAULT + RUN, faults)
         return StoredTurns(run, agent.protocol, asked)
 
@@ -211,7 +211,7 @@ class DrSynth:
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         for some in by_run(turns, BATCH):
-            yield from self._labels([turn for turn in some if not turn.trajectory.stop.is_fault])
+            yield from self._labels([turn for turn in some if turn.trajectory.fault is None])
 
     def _labels(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
         """The labels of turns of runs without a fault; the next start repeats the others."""

@@ -205,7 +205,7 @@ def drawn(course: CoTrainingPaths, number: int) -> list[Question]:
 def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions.
 
-    Runs that a fault ended are repeated. All workers call this.
+    Runs with a fault are repeated. All workers call this.
     """
     place, settings, workers = course.round(number), course.recipe.labels, course.workers
     questions, protocol = drawn(course, number), course.first.protocol
@@ -240,7 +240,7 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
         tell=lambda ended, _: course.progress.advance(ended),
     )
     if workers.first:
-        parts.tally.add(FAULT + RUN, sum(one.stop.is_fault for one in run.trajectories()))
+        parts.tally.add(FAULT + RUN, sum(one.fault is not None for one in run.trajectories()))
     return RoundTurns(StoredTurns(run, protocol, asked))
 
 
