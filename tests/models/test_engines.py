@@ -50,6 +50,34 @@ def read_in_pieces(engine: Engine, rows: list[list[int]], rng: random.Random) ->
             done[row] = end
 
 
+def test_a_model_whose_text_settings_are_nested_is_sampled_with_its_sliding_window() -> None:
+    """As Gemma 3 from 4 B on: `sliding_window` and `layer_types` are those of `text_config`."""
+    words: dict[str, object] = {**SHAPE, **NETWORKS["gemma3_text"], "bos_token_id": 0}
+    sight = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = AutoConfig.for_model(
+        "gemma3", text_config=words, vision_config={**sight, "image_size": 14, "patch_size": 14}
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    rows = [random_ids(random.Random(seed), 30, 40) for seed in range(3)]
+    engine = GeneralEngine(model, torch.float32)
+    read_in_pieces(engine, rows, random.Random(0))
+    truth_BV = torch.stack([logits_of(model, row)[-1] for row in rows])
+    assert torch.allclose(step(engine, rows), truth_BV, atol=1e-4)
+
+
+def test_padding_of_a_short_turn_beside_a_long_prompt_needs_no_position_beyond_the_table() -> None:
+    model = network("gpt2")  # 256 learnt positions
+    rows = [random_ids(random.Random(seed), 250, 250) for seed in range(2)]
+    engine = GeneralEngine(model, torch.float32)
+    engine.reserve(2, 500)
+    engine.read(block([0], [rows[0][:240]], [0], 240))
+    engine.read(block([0, 1], [rows[0][240:-1], rows[1][:-1]], [240, 0], 249))
+    truth_BV = torch.stack([logits_of(model, row)[-1] for row in rows])
+    assert torch.allclose(step(engine, rows), truth_BV, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), ENGINES)
 def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, name: str) -> None:

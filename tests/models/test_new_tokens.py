@@ -12,7 +12,7 @@ from coseek.core.errors import SettingError
 from coseek.hardware.placement import FLOAT32, Placement
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.new_tokens import add_tokens, spelt_words
-from coseek.models.pretrained import load_model
+from coseek.models.pretrained import load_model, save_model
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = ["the mayor of Novinna is Ada Byron .", "the label of Silver Gate is Narrow Clover ."]
@@ -64,6 +64,20 @@ def test_new_tokens_begin_beside_the_mean_of_the_others_and_are_told_apart(plain
     new_VD, mean_D, spread_D = vectors_VD[known:], vectors_VD[:known].mean(0), vectors_VD[:known].std(0)
     assert ((new_VD - mean_D).abs() < 0.01 * spread_D).all()
     assert not torch.equal(new_VD[0], new_VD[1])
+
+
+def test_tags_in_spare_rows_of_the_table_begin_at_the_mean_and_differ(plain: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(plain, FLOAT32), HfTokenizer.load(plain)
+    model.resize_token_embeddings(tokenizer.size + 64, mean_resizing=False)
+    with torch.no_grad():
+        model.get_parameter("model.embed_tokens.weight")[tokenizer.size :] = 7.0
+    save_model(model, tokenizer, tmp_path / "padded")
+    add_tokens(tmp_path / "padded", MARKS, (), tmp_path / "marked", 0)
+    vectors_VD = load_model(tmp_path / "marked", FLOAT32).get_parameter("model.embed_tokens.weight").detach()
+    tags_VD, known_VD = vectors_VD[tokenizer.size : tokenizer.size + 2], vectors_VD[: tokenizer.size]
+    assert len(vectors_VD) == tokenizer.size + 64
+    assert ((tags_VD - known_VD.mean(0)).abs() < 0.01 * known_VD.std(0)).all()
+    assert not torch.equal(tags_VD[0], tags_VD[1])
 
 
 WORDS_OF = ["the mayor of Gelsin is Ora Nilson .", "Gelsin lies in Brelmark .", "Gelsin — naïve ."]

@@ -2,38 +2,31 @@
 
 import json
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from tests.models.http_site import Asked, Said, Site, site
+from tests.models.test_remote_text import chat
 
-from coseek.core.errors import ModelError, SettingError
+from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpSettings
 from coseek.core.role_marks import without_role_marks
-from coseek.core.settings import dump_settings, make_settings
+from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.models.dialect import RowSegment, TurnRequest
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, why_inexact
-from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
 from coseek.models.stop_strings import stopped_after
-from coseek.models.text_model import generate_each
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.models.usage import Prices
 
 BYTES = ByteTokenizer()
 STOPS = ("</search>", "</answer>")
 FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.01, timeout_s=5.0, attempts=4)
-KEY = "sk-very-secret-123"
 
 
 def request(key: int, ids: bytes, max_tokens: int = 50) -> Request:
@@ -168,6 +161,25 @@ def test_the_end_of_a_turn_is_what_the_server_says_where_no_stop_string_is() -> 
         said = vllm("abc", finish)
         with site(lambda asked, said=said: said) as there:  # type: ignore[misc]
             assert only(opened(there, "vllm")).end is end
+
+
+@pytest.mark.parametrize("finish", ["abort", "content_filter", "error", None])
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "chat", "completions"])
+def test_a_turn_that_a_server_aborted_or_filtered_is_a_fault_and_never_a_wrong_answer(
+    dialect: str, finish: str | None
+) -> None:
+    # Half a turn, or none where the server gives no reason.
+    half = "" if finish is None else "<answer>Lo"
+    row: JsonObject = {"text": half, "message": {"content": half or None}, "finish_reason": finish}
+    ids, logprobs = list(half.encode()), [-0.5] * len(half)
+    exact: JsonObject = {"token_ids": [*ids], "logprobs": {"token_logprobs": [*logprobs]}}
+    pairs: list[Json] = [[-0.5, ident, None] for ident in ids]
+    meta: JsonObject = {"output_token_logprobs": pairs, "finish_reason": finish and {"type": finish}}
+    said = Said({"choices": [{**row, **exact}], "text": half, "meta_info": meta})
+    with site(lambda asked: said) as there:
+        turn = only(opened(there, dialect))
+    assert (turn.end, turn.ids) == (TurnEnd.FAULT, ())
+    assert f"it ended the turn by {str(finish)!r}" in turn.fault
 
 
 def test_text_only_is_encoded_once_and_marked() -> None:
@@ -342,142 +354,6 @@ def test_a_stop_is_found_where_a_sampler_would_have_stopped() -> None:
     assert stopped_after(ids[:13], STOPS, BYTES) == 13
     assert stopped_after(ids[:12], STOPS, BYTES) is None
     assert stopped_after([], STOPS, BYTES) is None
-
-
-def chat(text: str) -> Said:
-    usage: JsonObject = {"prompt_tokens": 1_000, "completion_tokens": 100}
-    return Said({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage})
-
-
-def echo(asked: Asked) -> Said:
-    return chat("said " + str(asked.body["messages"][0]["content"]))  # type: ignore[index,call-overload]
-
-
-def test_texts_come_in_the_order_of_their_prompts_and_are_counted() -> None:
-    with site(echo) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m"))
-        assert writer.write(["a", "b", "a"], 9) == ["said a", "said b", "said a"]
-        assert len(there.asked) == 2  # equal prompts are asked once
-        assert {asked.body["temperature"] for asked in there.asked} == {0.0}
-        assert {asked.body["max_tokens"] for asked in there.asked} == {9}
-        assert (writer.usage.read_tokens, writer.usage.written_tokens) == (2_000, 200)
-        assert writer.usage.cost_usd(Prices(read=1.0, written=10.0)) == pytest.approx(0.004)
-        writer.calls.close()
-
-
-def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", KEY)
-    with site(echo) as there:
-        given = RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite"), key_env="MY_KEY")
-        for _ in range(2):
-            writer = open_remote_text(given)
-            assert writer.write(["a"], 9) == ["said a"]
-            writer.calls.close()
-        assert len(there.asked) == 1
-        other = open_remote_text(given.model_copy(update={"temperature": 0.5}))
-        other.write(["a"], 9)
-        other.write(["a"], 10)
-        other.calls.close()
-        assert len(there.asked) == 3  # other parameters, other texts
-        assert KEY not in repr(writer) + json.dumps(dump_settings(given)) + writer.identity
-    assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-
-
-def test_text_that_no_file_can_hold_is_mended(tmp_path: Path) -> None:
-    with site(lambda asked: chat("a\ud800b")) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        assert writer.write(["a"], 9) == ["a\ufffdb"] == writer.write(["a"], 9)
-        writer.calls.close()
-
-
-def test_a_failed_text_is_a_model_error_and_the_others_are_kept(tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Said:
-        return Said({}, 400) if "bad" in json.dumps(asked.body) else echo(asked)
-
-    with site(answer) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        with pytest.raises(ModelError, match="400"):
-            writer.write(["a", "bad", "b"], 9)
-        assert writer.write(["a", "b"], 9) == ["said a", "said b"]
-        assert len(there.asked) == 3
-        writer.calls.close()
-
-
-def refusing_one_in_twenty(asked: Asked) -> Said:
-    number = int(str(asked.body["messages"][0]["content"]).split()[-1])  # type: ignore[index,call-overload]
-    return Said({"error": "not this one"}, 400) if number % 20 == 7 else echo(asked)
-
-
-def test_a_refused_prompt_costs_its_siblings_nothing_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
-    """256 prompts with 13 refused ones were 757 calls when a failed batch was sent again in halves."""
-    prompts = [f"prompt {number}" for number in range(256)]
-    with site(refusing_one_in_twenty) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        outputs = generate_each(writer, prompts, 9)
-        assert len(there.asked) == len(prompts)
-        faults = [place for place, one in enumerate(outputs) if isinstance(one, ModelError)]
-        assert faults == list(range(7, 256, 20))
-        assert all("400" in str(outputs[place]) for place in faults)
-        assert [one for one in outputs if isinstance(one, str)] == [
-            f"said {p}" for n, p in enumerate(prompts) if n % 20 != 7
-        ]
-        again = generate_each(writer, prompts, 9)
-        assert len(there.asked) == len(prompts) + len(faults)  # only what was refused is asked again
-        assert [str(one) for one in again] == [str(one) for one in outputs]
-        writer.calls.close()
-
-
-def test_threads_with_the_same_prompt_pay_for_it_once(tmp_path: Path) -> None:
-    hold = threading.Event()
-
-    def answer(asked: Asked) -> Said:
-        return replace(echo(asked), hold=hold)
-
-    with site(answer) as there, ThreadPoolExecutor(8) as pool:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        texts = [pool.submit(writer.write, ["a", f"{n}"], 9) for n in range(8)]
-        while len(there.asked) < 9:
-            time.sleep(0.01)
-        hold.set()
-        assert [one.result() for one in texts] == [["said a", f"said {n}"] for n in range(8)]
-        assert len(there.asked) == 9
-        writer.calls.close()
-
-
-def test_a_kill_in_the_middle_of_a_batch_keeps_the_texts_that_had_arrived(tmp_path: Path) -> None:
-    """The last prompt is never answered; the others are in the file while the batch still waits."""
-    hold = threading.Event()
-
-    def answer(asked: Asked) -> Said:
-        return replace(echo(asked), hold=hold if "slow" in json.dumps(asked.body) else None)
-
-    with site(answer) as there, ThreadPoolExecutor(1) as pool:
-        cache = tmp_path / "c.sqlite"
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(cache)))
-        batch = pool.submit(writer.write, ["a", "slow", "b"], 9)
-        deadline = time.monotonic() + 20
-        while _rows(cache) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert _rows(cache) == 2 and not batch.done()
-        hold.set()
-        batch.result()
-        writer.calls.close()
-
-
-def _rows(cache: Path) -> int:
-    with closing(sqlite3.connect(cache)) as database:
-        return int(database.execute("SELECT count(*) FROM texts").fetchone()[0])
-
-
-def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:
-    (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9\nmodel: m\n")
-    found = named_server(str(tmp_path / "judge.yaml"))
-    assert found is not None and found.model == "m"
-    assert named_server("https://example.org") == RemoteTextModelSettings(url="https://example.org")
-    assert named_server(str(tmp_path)) is None
-    (tmp_path / "judge.yaml").write_text("url: x\nmodle: m\n")
-    with pytest.raises(SettingError, match="did you mean 'model'"):
-        named_server(str(tmp_path / "judge.yaml"))
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])

@@ -34,6 +34,8 @@ FULL_SOFTMAX: JsonObject = {
     **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
 """Fields of vLLM and SGLang that sample from the full softmax."""
+ENDED = ("stop", "eos", "eos_token", "stop_sequence")
+"""Reasons of turns that the model ended, or a stop string."""
 _LEAST = -1e30
 """Lower bound of a sampled token's log-probability."""
 _ROUNDING = 1e-6
@@ -202,6 +204,16 @@ def item(value: Json, *path: str | int) -> Json:
             raise ValueError(f"its answer has no {'.'.join(map(str, path))}")
         value = cast("dict[str | int, Json]", value)[step]
     return value
+
+
+def is_cut_off(finish: Json, text: str) -> bool:
+    """Whether `max_tokens` ended a turn, by the server's reason. Raises `ValueError` for one that neither that nor the
+    model ended, such as `abort`, `error` or `content_filter`: the server's fault is no turn of the model's."""
+    if finish in ENDED or (finish is None and text):  # some servers give no reason
+        return False
+    if finish == "length":
+        return True
+    raise ValueError(f"it ended the turn by {str(finish)[:40]!r}")
 
 
 def ids_of(value: Json) -> tuple[int, ...]:

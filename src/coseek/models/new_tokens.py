@@ -37,8 +37,7 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     fast.add_special_tokens({"additional_special_tokens": list(tags)})
     tokenizer = HfTokenizer(fast, str(source))
     model = load_model(source, Placement(device="cpu", precision="float32"))  # which is written to disk and not run
-    known = _weight_of(model.get_input_embeddings()).shape[0]
-    if tokenizer.size > known:  # else the table has spare rows
+    if tokenizer.size > _weight_of(model.get_input_embeddings()).shape[0]:  # else the table has spare rows
         model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
     added = range(before.size, before.size + len(words))
     pieces = {ident: before.encode(tokenizer.decode([ident])) for ident in added}
@@ -48,7 +47,8 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
         weight_VD = _weight_of(module).data
         old_VD = weight_VD[: before.size]
         mean_D, std_D = old_VD.mean(0), old_VD.std(0)
-        weight_VD[known:] = mean_D + SPREAD * std_D * _drawn(weight_VD[known:], generator)
+        new_VD = weight_VD[before.size : tokenizer.size]  # also where the table had spare rows, which nothing trained
+        new_VD[:] = mean_D + SPREAD * std_D * _drawn(new_VD, generator)
         length = old_VD.norm(dim=1).mean()
         for ident, parts in pieces.items():
             own_D, sum_D = std_D * _drawn(std_D, generator), old_VD[parts].sum(0)

@@ -1,7 +1,7 @@
 """chat: the OpenAI-compatible `/v1/chat/completions` of any server; text by the environment has the role user."""
 
 from coseek.core.files import JsonObject
-from coseek.models.dialect import ServerTurn, TurnRequest, item, text_of
+from coseek.models.dialect import ServerTurn, TurnRequest, is_cut_off, item, text_of
 from coseek.models.dialects.completions import sampling
 
 PATH = "/v1/chat/completions"
@@ -18,4 +18,5 @@ def body(ask: TurnRequest) -> JsonObject:
 
 def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
-    return ServerTurn(text_of(item(choice, "message", "content")), cut_off=item(choice, "finish_reason") == "length")
+    text = text_of(item(choice, "message", "content"))
+    return ServerTurn(text, is_cut_off(item(choice, "finish_reason"), text))

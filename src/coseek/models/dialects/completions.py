@@ -3,7 +3,16 @@
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.models.dialect import PromptRequest, PromptScores, ServerTurn, TurnRequest, item, logprobs_of, text_of
+from coseek.models.dialect import (
+    PromptRequest,
+    PromptScores,
+    ServerTurn,
+    TurnRequest,
+    is_cut_off,
+    item,
+    logprobs_of,
+    text_of,
+)
 
 PATH = "/v1/completions"
 EXACT = False
@@ -33,7 +42,8 @@ def sampling(ask: TurnRequest) -> JsonObject:
 
 def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
-    return ServerTurn(text_of(item(choice, "text")), cut_off=item(choice, "finish_reason") == "length")
+    text = text_of(item(choice, "text"))
+    return ServerTurn(text, is_cut_off(item(choice, "finish_reason"), text))
 
 
 def prompt_body(ask: PromptRequest) -> JsonObject:

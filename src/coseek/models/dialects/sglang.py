@@ -12,6 +12,7 @@ from coseek.models.dialect import (
     TurnRequest,
     WeightUpdate,
     ids_of,
+    is_cut_off,
     item,
     logprobs_of,
     text_of,
@@ -47,9 +48,10 @@ def read(answer: JsonObject) -> ServerTurn:
     pairs = item(answer, "meta_info", "output_token_logprobs")
     if not isinstance(pairs, list):
         raise ValueError("its answer holds no log-probabilities")
+    text = text_of(item(answer, "text"))
     return ServerTurn(
-        text=text_of(item(answer, "text")),
-        cut_off=_end(answer) == "length",
+        text=text,
+        cut_off=_is_cut_off(answer, text),
         ids=ids_of(cast(Json, [item(pair, 1) for pair in pairs])),
         logprobs=logprobs_of(cast(Json, [item(pair, 0) for pair in pairs])),
         version=version_of(cast(JsonObject, item(answer, "meta_info")).get("weight_version")),
@@ -78,17 +80,13 @@ def read_prompt(answer: JsonObject, ask: PromptRequest) -> PromptScores:
     """Parse (log-probability, id, text) of the last tokens of the prompt."""
     pairs = item(answer, "meta_info", "input_token_logprobs")
     last = pairs[-len(ask.scored) :] if isinstance(pairs, list) else []
-    _end(answer)
+    _is_cut_off(answer, "")
     if ids_of(cast(Json, [item(pair, 1) for pair in last])) != ask.scored:
         raise ValueError("its answer holds log-probabilities of other tokens than those that were sent")
     logprobs = logprobs_of(cast(Json, [item(pair, 0) for pair in last]))
     return PromptScores(logprobs, "".join(text_of(item(pair, 2)) for pair in last))
 
 
-def _end(answer: JsonObject) -> str:
-    """`stop` or `length`; a `ValueError` for an aborted request."""
+def _is_cut_off(answer: JsonObject, text: str) -> bool:
     finish = item(answer, "meta_info", "finish_reason")
-    kind = finish.get("type") if isinstance(finish, dict) else finish
-    if kind not in ("stop", "length"):
-        raise ValueError(f"it was aborted: {str(kind)[:40]!r}")
-    return str(kind)
+    return is_cut_off(finish.get("type") if isinstance(finish, dict) else finish, text)

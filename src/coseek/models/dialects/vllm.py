@@ -12,6 +12,7 @@ from coseek.models.dialect import (
     TurnRequest,
     WeightUpdate,
     ids_of,
+    is_cut_off,
     item,
     logprobs_of,
     text_of,
@@ -47,9 +48,10 @@ def body(ask: TurnRequest) -> JsonObject:
 
 def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
+    text = text_of(item(choice, "text"))
     return ServerTurn(
-        text=text_of(item(choice, "text")),
-        cut_off=item(choice, "finish_reason") == "length",
+        text=text,
+        cut_off=is_cut_off(item(choice, "finish_reason"), text),
         ids=ids_of(item(choice, "token_ids")),
         logprobs=logprobs_of(item(choice, "logprobs", "token_logprobs")),
     )

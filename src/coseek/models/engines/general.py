@@ -27,7 +27,7 @@ class GeneralEngine:
         self.device = model.device
         self._dtype = dtype
         self._kinds = _layer_kinds(model)
-        self._window = int(getattr(model.config, "sliding_window", None) or 0)
+        self._window = int(getattr(model.config.get_text_config(), "sliding_window", None) or 0)
         self.cache = KVCache()
         self._view = CacheView(self.cache)
 
@@ -57,10 +57,12 @@ class GeneralEngine:
     @torch.inference_mode()
     def _forward(self, module: torch.nn.Module, block: TokenBlock) -> Tensor:
         self._view.block = block
+        # Padding takes the position of its row's last token: learnt positions may end before the block does.
+        last_B = block.starts_B + block.lengths_B - 1
         with _without_dropout(self._module):
             outputs = module(
                 input_ids=block.ids_BW,
-                position_ids=block.positions_BW,
+                position_ids=block.positions_BW.minimum(last_B[:, None]),
                 attention_mask=self._masks(block.positions_BW, block.end),
                 past_key_values=self._view,
                 use_cache=True,
@@ -151,8 +153,9 @@ def _copy_in(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
     """The layer kinds of the model. An unknown kind is a `SettingError`."""
-    window = getattr(model.config, "sliding_window", None)
-    listed = getattr(model.config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    listed = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     kinds = tuple(dict.fromkeys(str(kind) for kind in listed))
     name = type(model).__name__
     for kind in kinds:
