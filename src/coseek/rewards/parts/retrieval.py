@@ -8,6 +8,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match, substring_match
 from coseek.measure.retrieval import answer_hit, served
 from coseek.rewards.parts import format as form
+from coseek.rewards.reward import needs_answers
 
 
 class RetrievalSettings(form.FormatSettings):
@@ -25,8 +26,8 @@ SETTINGS = RetrievalSettings
 
 def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
     """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer."""
+    wrong = not exact_match(trajectory.answer, needs_answers(trajectory, "retrieval"))
     base = form.reward(trajectory, settings)
-    wrong = not exact_match(trajectory.answer, trajectory.question.answers)
     return base + settings.lambda_r if wrong and trajectory.valid and _found(trajectory, settings) else base
 
 
