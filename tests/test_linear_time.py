@@ -62,8 +62,8 @@ LONG = 1_000_000
 SLOWEST = 5
 LIMIT_S = 1.0
 """For a million characters; a short text is given the tenth of it at least."""
-COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py"}
-"""Files whose patterns depend on marks; the functions that use them are called below."""
+COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py", "analyzer.py"}
+"""Files whose patterns depend on marks, of a grammar or of Unicode; the functions that use them are called below."""
 MATCHED_WHOLE = {"coseek.cli.commands.serve._NAMED"}
 """Patterns that are never searched for."""
 
@@ -72,6 +72,7 @@ UNITS = [
     *("<query>", "<search><query>", "<meta charset ", "\\", "\\boxed{", "\\boxed{}", "{", "{a", "{{a}", "{documents}"),
     *("}", "[", "[1", "[1,", "[1] ", "[ ", "]", "(", " (", "()", "(\n", ")", "0", "9 ", "1,", "1.", ",", ";", "-", "*"),
     *("#", "!", "?", "!?", '!"', ".", "a.", "abc. ", "Doc 1: ", "'", '"', "&", "&#9", "&#", "_", "a", "a ", "a|b", "|"),
+    *("\u0301", "a\u0301"),
     *("Human", "\u00e9", "\u4e2d", "\u2028", "\ue000", "[SEP]", "[ SEP ", "yes", '"question', "https://"),
 ]
 """What a hostile text repeats."""

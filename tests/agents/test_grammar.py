@@ -1,6 +1,4 @@
-"""The grammar: what is valid, what is not, and what text from outside can never do."""
-
-import re
+"""The grammar: what it complains of, and what text from outside can never do. What is valid: `test_forms.py`."""
 
 import pytest
 from hypothesis import given
@@ -13,8 +11,6 @@ from coseek.data.trajectory import Author, Segment
 
 SEARCH_R1 = load_protocol("search-r1").grammar
 
-PIECES = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
-
 
 def agent(text: str) -> Segment:
     return Segment(Author.AGENT, "", text, (0,), (0.0,))
@@ -24,58 +20,8 @@ def information(text: str) -> Segment:
     return Segment(Author.ENVIRONMENT, "information", text, (0,))
 
 
-def automaton(text: str) -> bool:
-    """Paper 002, appendix C, written independently from its description: one pass over marks and words."""
-    marks = re.split(r"(</?(?:think|search|information|answer)>)", text)
-    moves = {
-        ("start", "<think>"): "thinking",
-        ("informed", "<think>"): "thinking",
-        ("thinking", "</think>"): "thought",
-        ("thought", "<search>"): "searching",
-        ("searching", "</search>"): "searched",
-        ("searched", "<information>"): "informing",
-        ("informing", "</information>"): "informed",
-        ("thought", "<answer>"): "answering",
-        ("answering", "</answer>"): "end",
-    }
-    state = "start"
-    for mark in marks:
-        if mark.startswith("<") and mark.endswith(">") and (state, mark) in moves:
-            state = moves[state, mark]
-        elif mark in PIECES or (mark.strip() and not state.endswith("ing")):
-            return False
-    return state == "end"
-
-
-def as_segments(text: str) -> list[Segment]:
-    """Cut a text as a run would be: every whole information block is the environment's."""
-    parts = re.split(
-        r"(<information>(?:(?!</?(?:think|search|information|answer)>).)*</information>)", text, flags=re.S
-    )
-    return [information(part) if part.startswith("<information>") else agent(part) for part in parts if part]
-
-
 def complaint(segments: list[Segment]) -> str:
     return SEARCH_R1.format_error(SEARCH_R1.spans(segments))
-
-
-@given(st.lists(st.sampled_from([*PIECES, " ", "\n", "word", "<", "</think"]), max_size=14).map("".join))
-def test_validity_is_the_automaton_of_the_paper_on_arbitrary_sequences(text: str) -> None:
-    assert (complaint(as_segments(text)) == "") == automaton(text)
-
-
-@given(st.integers(0, 4), st.data())
-def test_validity_is_the_automaton_of_the_paper_on_valid_sequences_with_one_piece_changed(
-    turns: int, data: st.DataObject
-) -> None:
-    block = "<think> a </think>\n<search> b </search><information> c </information>"
-    text = block * turns + "<think> d </think> <answer> e </answer>"
-    assert complaint(as_segments(text)) == "" and automaton(text)
-    pieces = re.split(r"(</?\w+>)", text)
-    at = data.draw(st.integers(0, len(pieces) - 1))
-    pieces[at] = data.draw(st.sampled_from([*PIECES, "", "x"]))
-    changed = "".join(pieces)
-    assert (complaint(as_segments(changed)) == "") == automaton(changed)
 
 
 @pytest.mark.parametrize(

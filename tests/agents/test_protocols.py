@@ -397,6 +397,31 @@ def test_a_mistake_in_a_protocol_file_is_one_sentence(tmp_path: Path, old: str, 
     assert "\n" not in str(error.value)
 
 
+UNSHOWN = """
+tags: {ask: {author: agent, action: search}, say: {author: agent, action: answer}}
+order: {start: [ask], ask: [say], say: [end]}
+prompt_template: {prompt: "{question}"}
+"""
+
+
+def test_a_protocol_that_shows_no_results_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    tools = UNSHOWN.replace("action: search", "action: tool") + "tools: {go: {tool: %s}}\n"
+    visits = f"{tools % 'visit'}ends_after_search: true\n"  # a page is shown all the same
+    opens = UNSHOWN.replace(", action: search", "") + "opens_with_search: true\n"
+    for text in (UNSHOWN, tools % "search", visits, opens):
+        with pytest.raises(SettingError, match="no tag for what they find; add one with `author: environment`"):
+            load_protocol(mine(tmp_path, text))
+    assert load_protocol(mine(tmp_path, f"{UNSHOWN}ends_after_search: true\n")).ends_after_search
+
+
+def test_a_brace_in_reasoning_does_not_end_a_turn_with_a_boxed_answer(tmp_path: Path) -> None:
+    boxed = MINE.replace("action: answer", "action: answer, open: '\\boxed{', close: '}'") + "free_text: true\n"
+    grammar = load_protocol(mine(tmp_path, boxed)).grammar
+    assert grammar.stops == ("[/SEARCH]",)
+    span = grammar.intent("half is \\frac{1}{2}, so \\boxed{\\frac{3}{2}}").span
+    assert span is not None and span.text == "\\frac{3}{2}"
+
+
 def test_a_server_that_leaves_a_stop_string_off_is_told_which_it_was() -> None:
     s3, o1 = load_protocol("s3").grammar, load_protocol("search-o1").grammar
     assert s3.closing_stops == ("</query>",)  # a flag may be cut off whole, so it is not sent as a stop string

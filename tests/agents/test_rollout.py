@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from tests.models.networks import network
 
+from coseek.agents.branching import Branching
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted_agent import Move
 from coseek.agents.scripted_model import ScriptedAgentModel
-from coseek.core.errors import RetrieverError
+from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
@@ -321,3 +322,13 @@ def test_no_more_rows_are_open_than_the_model_has() -> None:
     questions = [Question(str(number), "?") for number in range(8)]
     rollout(Agent(PROTOCOL, model), Guarded(), questions, range(8), limits)
     assert model.most == 3
+
+
+def test_a_protocol_with_notes_says_that_it_needs_two_rows() -> None:
+    protocol = load_protocol("search-o1")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    one_row = Agent(protocol, Sampler(network("lfm2"), tokenizer, protocol.grammar.stops, SamplerSettings(max_rows=1)))
+    with pytest.raises(SettingError, match=r"search-o1 .* has 1 row; raise max_rows .* and cache_gib"):
+        rollout(one_row, FixedRetriever(CORPUS, {}), [QUESTION], [0], WIDE)
+    with pytest.raises(SettingError, match="raise max_rows"):
+        Branching(one_row, FixedRetriever(CORPUS, {}), WIDE, lambda wait: None, lambda branch, run: None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agents.playing import CORPUS, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
+from tests.agents.playing import ADA, BOB, CORPUS, EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
 from tests.examples_drawn import at_most
 
 from coseek.agents.derivation import Derivation
@@ -16,18 +16,19 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import replay_queries
 from coseek.core.settings import dump_settings
+from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
-from coseek.models.model import TurnEnd
+from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 
 NAMES = OURS
 
 
 @cache
-def opened(name: str) -> Protocol:
-    return load_protocol(name)
+def opened(name: str, prompt_template: str = "default") -> Protocol:
+    return load_protocol(name, prompt_template)
 
 
 @cache
@@ -40,13 +41,24 @@ def pieces(name: str) -> tuple[str, ...]:
     return (*marks, *script(name), *calls, "Ada", "bad", "[1]", "True", "False", '{"query": "Eve"}', "}", " ", "é", "<")
 
 
+class Breaking(Typist):
+    """Breaks down at the end of one turn."""
+
+    breaks_at = 99
+
+    def _write(self, request: Request) -> Turn:
+        number = self.count[request.key]
+        turn = super()._write(request)
+        return replace(turn, end=TurnEnd.FAULT, fault="out of memory") if number == self.breaks_at else turn
+
+
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
-@given(data=st.data(), max_tokens=st.integers(600, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
+@given(data=st.data(), max_tokens=st.integers(1, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
 @settings(max_examples=at_most(40))
 def test_whatever_a_model_writes_its_run_is_sound(
     name: str, data: st.DataObject, max_tokens: int, max_turn_tokens: int, k: int
 ) -> None:
-    protocol = opened(name)
+    protocol = opened(name, data.draw(st.sampled_from(["default", "laptop"])))
     turns = data.draw(
         st.lists(st.lists(st.sampled_from(pieces(name)), max_size=5).map("".join), min_size=1, max_size=4)
     )
@@ -57,12 +69,14 @@ def test_whatever_a_model_writes_its_run_is_sound(
         max_observation_tokens=60,
         max_tokens=max_tokens,
     )
-    shelf = Shelf()
+    marks = " ".join(protocol.grammar.special_tokens)  # those that close a block, too
+    shelf = Shelf(Corpus([replace(ADA, text=f"{marks} é {ADA.text}"), BOB, EVE]))
     if protocol.retrievers:
         shelf.name = protocol.retrievers[0]
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     end = data.draw(st.sampled_from([TurnEnd.EOS, TurnEnd.STOP, TurnEnd.FAULT]))
-    model = Typist(tokenizer, turns, data.draw(st.sampled_from(["", "noted", "<|end|>"])), end)
+    model = Breaking(tokenizer, turns, data.draw(st.sampled_from(["", "noted", "<|end|>"])), end)
+    model.breaks_at = data.draw(st.integers(0, 9))
     questions = [QUESTION, Question("q2", "a bad one ?")]
     for trajectory in rollout(Agent(protocol, model), shelf, questions, [1, 2], limits):
         assert list(check_trajectory(trajectory, RecordedLimits.of(dump_settings(limits)), tokenizer.decode)) == []

@@ -1,6 +1,8 @@
 """One after another, as a newcomer types them."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,8 +44,20 @@ def test_the_next_step_that_a_command_names_works(
     tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = coseek("world", "make", "w", "--size", "tiny").out
-    assert coseek(*said.partition("Next: coseek ")[2].split()).code == 0
+    for name in ("w", "my worlds/$(touch harm); 'a'"):
+        said = coseek("world", "make", name, "--size", "tiny").out
+        said = coseek(*shlex.split(said.partition("Next: coseek ")[2])).out
+        assert coseek(*shlex.split(said.partition("Try: coseek ")[2])).code == 0
+        assert (tmp_path / f"{name}-bm25" / "index.json").is_file()
+
+
+def test_an_index_with_a_view_of_ones_own_says_how_it_is_searched(world: Path, tmp_path: Path, coseek: Type) -> None:
+    view, out = tmp_path / "view.py", tmp_path / "index"
+    view.write_text("from coseek.retrieval.views import QueryView\nVIEW = QueryView('the query')\n")
+    said = coseek("index", world, "--out", out, f"view={view}").out
+    assert "Try:" not in said
+    (tmp_path / "mine.yaml").write_text(said.partition("its view: ")[2])
+    assert coseek("search", tmp_path / "mine.yaml", "some words").code == 0
 
 
 def test_search_gives_k_passages_a_query(index: Path, coseek: Type) -> None:
@@ -130,6 +144,40 @@ def test_an_unsound_run_ends_with_one_and_is_named(world: Path, index: Path, tmp
     outcome = coseek("audit", run)
     assert outcome.code == 1
     assert "trajectories.jsonl, line 1" in outcome.out
+
+
+def test_no_output_file_replaces_a_file_of_a_run_a_data_set_or_labels(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(world, data)
+    words = ("run", data, "--split", "dev", "--agent", "expert", "--retriever", index, "--out", run, "--count", 2)
+    assert coseek(*words).code == 0
+    before = {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()}
+    refused = []
+    for path in (data / "corpus.jsonl", data / "questions.dev.jsonl", data / "world.json"):
+        refused.append(coseek("audit", "corpus", data, "--out", path))
+    for path in (data / "questions.dev.jsonl", run / "trajectories.jsonl"):
+        refused.append(coseek("measure", data, index, "--split", "dev", "--per-question", path))
+        refused.append(coseek("data", "export", run, "--format", "messages", "--out", path))
+    label = ("label", run, "--method", "gold", "--out", tmp_path / "labels", "--tevatron")
+    for path in (data / "questions.dev.jsonl", tmp_path / "labels" / "labels.jsonl", run):
+        refused.append(coseek(*label, path))
+    assert [one.code for one in refused] == [2] * len(refused)
+    assert all("choose another name" in one.sentence for one in refused[:-1]) and "is a folder" in refused[-1].sentence
+    assert {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()} == before
+    assert not (tmp_path / "labels").exists()
+    assert coseek("audit", "corpus", data, "--out", tmp_path / "world.json").code == 0  # of no data set
+
+
+def test_an_export_of_documents_replaces_no_other_file(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    words = ("run", world, "--split", "dev", "--agent", "expert", "--retriever", index, "--out", run, "--count", 2)
+    assert coseek(*words).code == 0
+    for _ in range(2):
+        assert coseek("data", "export", run, "--format", "atif", "--out", out).code == 0
+    (out / "thesis.tex").write_text("all of it")
+    assert "thesis.tex" in coseek("data", "export", run, "--format", "atif", "--out", out).sentence
 
 
 def test_import_writes_an_ordinary_data_set(tmp_path: Path, coseek: Type) -> None:

@@ -95,7 +95,7 @@ def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_
     assert "is not a run" in coseek("label", world, "--method", "gold", *out).sentence
     (tmp_path / "rows").mkdir()
     exported = coseek("label", ran, "--method", "gold", "--out", tmp_path / "h", "--tevatron", tmp_path / "rows")
-    assert f"{tmp_path / 'rows'}: Is a directory; choose another place" in exported.sentence
+    assert f"{tmp_path / 'rows'} is a folder; name a file in it" in exported.sentence
     assert "holds something else" in coseek("label", ran, "--method", "gold", "--out", world).sentence
     assert (
         "is a file; choose a folder"

@@ -1,11 +1,13 @@
 """`coseek measure`, typed."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.models.http_site import Said, site
 
 from coseek.cli.commands.measure import tags
 from coseek.core.files import JsonObject
@@ -155,3 +157,21 @@ def test_a_part_of_the_questions_is_chosen_by_hops_type_and_data_set(
     scored = coseek("score", tmp_path / "run", "--json", "--select", "hops=1,2")
     assert json.loads(scored.out)["summaries"][0]["questions"] == 3
     assert json.loads(scored.out)["summaries"][0]["missing"] == 0
+
+
+def test_a_reranker_that_ranked_nothing_says_so_where_it_is_measured(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    pytest.importorskip("httpx")
+    wrote: JsonObject = {"message": {"role": "assistant", "content": "Sorry."}, "finish_reason": "stop"}
+    answer: JsonObject = {"choices": [wrote], "data": [{"id": "m", "object": "model"}]}
+    with site(lambda _: Said(answer)) as there:
+        (tmp_path / "lw.yaml").write_text(f"{{retriever: listwise, over: {index}, model: {there.url}, depth: 10}}\n")
+        (tmp_path / "over.yaml").write_text("{retriever: cached, over: lw.yaml, path: lists}\n")
+        words = (world, "--split", "test", "--count", 4)
+        for name in ("lw.yaml", "over.yaml"):
+            measured = coseek("measure", *words, tmp_path / name, "--depth", 10, "--metrics", "mrr@10")
+            assert f"{tmp_path / name}: 4 of 4 orders could not be read" in measured.err
+        ran = coseek("run", *words, "--agent", "rules", "--retriever", tmp_path / "lw.yaml", "--out", tmp_path / "r")
+        assert re.search(r"lw\.yaml: (\d+) of \1 orders could not be read", ran.err)
+    assert "could not be read" not in coseek("measure", *words, index, "--metrics", "mrr@5").err

@@ -21,3 +21,16 @@ def test_the_same_files_in_another_place_have_the_same_fingerprint(tmp_path: Pat
     assert fingerprint(tmp_path / "here") == fingerprint(tmp_path / "there")
     (tmp_path / "there" / "1_Pooling").rename(tmp_path / "there" / "2_Pooling")
     assert fingerprint(tmp_path / "here") != fingerprint(tmp_path / "there")
+
+
+def test_an_encoder_with_other_code_is_another_encoder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    bare = fingerprint(tmp_path)
+    code = tmp_path / "modeling_own.py"
+    code.write_text("POOL = 'mean'\n", encoding="utf-8")
+    mean = fingerprint(tmp_path)
+    code.write_text("POOL = 'last'\n", encoding="utf-8")
+    last = fingerprint(tmp_path)
+    code.unlink()
+    (tmp_path / "notes.md").write_text("not read by any model", encoding="utf-8")
+    assert len({bare, mean, last}) == 3 and fingerprint(tmp_path) == bare

@@ -155,3 +155,12 @@ def test_a_table_is_cut_between_rows_and_a_text_between_sentences() -> None:
     endless = list(split(["x" * 100_000, "漢" * 1000], 50))
     assert sum(map(len, endless)) == 101_000
     assert all(count_words(piece) <= 50 for piece in endless)
+
+
+def test_columns_without_a_name_or_with_the_same_one_are_kept() -> None:
+    data = b"note,,note, ,note 2,note\none,two,three,four,five,six,seven\n"
+    _, text = read_one("a.csv", data)
+    assert text.split("\n") == [
+        "note: one", "column 2: two", "note 2: three", "column 4: four", "note 2 2: five", "note 3: six",
+        "column 7: seven",
+    ]  # fmt: skip

@@ -1,8 +1,10 @@
 """The import of documents: every format, hostile and broken files, ids and neighbours."""
 
+import errno
 import gzip
 import io
 import json
+import os
 import random
 import sys
 import tarfile
@@ -143,6 +145,60 @@ def test_a_name_that_stands_twice_costs_no_file(tmp_path: Path) -> None:
         "in/a.tgz/a.md", "in/a.tgz/2-a.md", "in/a.tgz/2-2-a.md", "in/b.txt", "in/b.txt.gz/b.txt",
     ]  # fmt: skip
     assert not unread(made)
+
+
+def test_two_documents_of_one_name_keep_their_kind(tmp_path: Path) -> None:
+    given = []
+    for place in ("one", "two"):
+        for name, data in (("r.md", b"# Heron\n\nIt waits."), ("words.txt.gz", gzip.compress(b"words"))):
+            (tmp_path / place / name).parent.mkdir(exist_ok=True)
+            (tmp_path / place / name).write_bytes(data)
+            given.append(tmp_path / place / name)
+        (tmp_path / place / "v1.2").mkdir()
+        (tmp_path / place / "v1.2" / "r.md").write_text("# Stork\n\nIt nests.")
+        given.append(tmp_path / place / "v1.2")
+    made = import_data("documents", given, tmp_path / "out")
+    passages = list(CorpusFile.scan(tmp_path / "out" / "corpus.jsonl"))
+    assert [passage.meta["path"] for passage in passages] == [
+        "r.md", "words.txt.gz/words.txt", "v1.2/r.md", "r 2.md", "words 2.txt.gz/words 2.txt", "v1.2 2/r.md",
+    ]  # fmt: skip
+    assert passages[3].title == passages[0].title == "Heron" and not unread(made)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_folder_that_cannot_be_read_is_reported_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    for name in ("in/a.txt", "in/closed/b.txt", "in/locked/c.txt", "in/z/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("words")
+    scandir, lstat, is_file = os.scandir, Path.lstat, Path.is_file
+
+    def refuse(path: object, folder: str) -> None:
+        if folder in Path(str(path)).parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def scan(path: str) -> "os._ScandirIterator[str]":
+        refuse(path, "closed")
+        return scandir(path)
+
+    def look(path: Path) -> os.stat_result:
+        refuse(path.parent, "locked")
+        return lstat(path)
+
+    def is_one(path: Path) -> bool:
+        refuse(path.parent, "closed")
+        return is_file(path)
+
+    # chmod 0 and chmod a-x, which root would not notice
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "lstat", look)
+    monkeypatch.setattr(Path, "is_file", is_one)
+    sources = [tmp_path / "in" / "closed", tmp_path / "in"] if named else [tmp_path / "in"]
+    made = import_data("documents", sources, tmp_path / "out")
+    told = "failed: it cannot be opened (Permission denied)"
+    closed = {"closed": told} if named else {}
+    assert unread(made) == {**closed, "in/closed": told, "in/locked/c.txt": told} and made.passages == 2
 
 
 def test_python_files_among_the_documents_are_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 texts = st.text(max_size=20)
 replies = st.builds(
     GeneratedAnswer, texts, st.integers(0, 2**48), texts, st.none() | texts, texts, st.none() | texts,
-    st.lists(texts, max_size=3).map(tuple), st.integers(0, 9999),
+    st.lists(texts, max_size=3).map(tuple), st.integers(0, 9999), texts,
 )  # fmt: skip
-verdicts = st.builds(Verdict, texts, texts, st.none() | st.booleans(), texts, st.none() | texts)
+verdicts = st.builds(Verdict, texts, texts, st.none() | st.booleans(), texts, st.none() | texts, texts)
 
 
 def sheet(folder: Path, identity: str = "judge one") -> GradeCache[Verdict]:

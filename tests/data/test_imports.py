@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.test_lock import holder
 
+from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
@@ -274,6 +276,24 @@ def test_another_split_joins_a_folder_of_the_same_corpus_and_no_other(tmp_path: 
     with pytest.raises(DataError, match="holds other files"):
         import_data("hotpotqa", [source], tmp_path)
     assert Dataset(tmp_path / "out").splits == ["dev", "test"]
+
+
+def test_a_second_import_into_a_folder_is_refused_and_loses_no_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, source = tmp_path / "race", write(tmp_path / "q.json", HOTPOT)
+    words = ["data", "import", "hotpotqa", str(source), "--out", str(out), "--split"]
+    assert main([*words, "dev"]) == 0
+    with holder("beside", out) as other:  # an import that is under way
+        for command in (
+            [*words, "test"],
+            ["data", "import", "traces", str(source), "--out", str(out)],
+            ["data", "synthesize", str(out), "--out", str(out)],
+        ):
+            assert main(command) == 2
+            assert f"{out} is being written by another process ({other.pid})" in capsys.readouterr().err
+    assert Dataset(out).splits == ["dev"]
+    assert main([*words, "test"]) == 0 and Dataset(out).splits == ["dev", "test"]
 
 
 @pytest.mark.parametrize("split", ["", "a/b", "..", "dev.jsonl"])

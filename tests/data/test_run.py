@@ -1,10 +1,11 @@
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.measure.samples import ORBO, fault, found, run
 
 from coseek.core.errors import DataError, SettingError
-from coseek.data.run import Run
+from coseek.data.run import Run, commit_of
 from coseek.data.trajectory import Search
 
 TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]
@@ -38,6 +39,22 @@ def test_runs_of_which_a_search_failed_are_repeated_like_those_that_a_fault_ende
 def test_a_run_remembers_versions_and_when(tmp_path: Path) -> None:
     record = stored(tmp_path / "run").record
     assert {"created", "versions", "commit"} <= set(record)
+
+
+def test_the_commit_is_not_that_of_a_users_repository_with_coseek_installed_in_it(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True, text=True).stdout
+
+    for name in ("mine.py", "venv/coseek/run.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert commit_of(tmp_path / "mine.py") is None
+    git("init", "--quiet")
+    git("add", "mine.py")
+    git("commit", "--quiet", "--message", "mine")
+    assert commit_of(tmp_path / "mine.py") == git("rev-parse", "HEAD").strip()
+    assert commit_of(tmp_path / "venv" / "coseek" / "run.py") is None
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Fears about the naive-RAG baseline: another generator's, a missing one, a fault that counts as a failure of RAG."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,11 +93,32 @@ def test_a_baseline_of_another_part_is_refused_by_name(tmp_path: Path, changed: 
 
 
 def test_a_question_without_a_baseline_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    """Trap 27: never zero-shot, and found by id, not by prompt template."""
+    """Trap 27: never zero-shot."""
     made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
     with pytest.raises(DataError, match=r"'q2' has no baseline in .*compute the baselines"):
         made.of(SECOND)
-    assert made.of(replace(FIRST, question="worded otherwise?")) == made.of(FIRST)
+    with pytest.raises(DataError, match="'q1' has no baseline"):
+        made.of(replace(FIRST, question="worded otherwise?"))
+
+
+def test_a_baseline_of_another_question_with_this_id_is_not_taken(tmp_path: Path) -> None:
+    model, other = Scripted(reads), replace(SECOND, id=FIRST.id)
+    make_baselines(tmp_path, [FIRST], RETRIEVER, generator(model), 2)
+    for _ in range(2):  # both are kept, so neither is paid for twice
+        assert make_baselines(tmp_path, [other], RETRIEVER, generator(model), 2).of(other).answer == "Mira Tan"
+        assert make_baselines(tmp_path, [FIRST], RETRIEVER, generator(model), 2).of(FIRST).answer == "a town"
+    assert sum(map(len, model.calls)) == 2
+
+
+def test_baselines_of_an_older_coseek_are_not_paid_for_again(tmp_path: Path) -> None:
+    made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
+    head, line = (tmp_path / FILE).read_text().splitlines()
+    row = json.loads(line)
+    assert row.pop("asked") == made.of(FIRST).asked
+    (tmp_path / FILE).write_text(f"{head}\n{json.dumps(row)}\n")
+    model = Scripted(reads)
+    assert make_baselines(tmp_path, [FIRST], RETRIEVER, generator(model), 2).of(FIRST).answer == "a town"
+    assert not model.calls
 
 
 def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:

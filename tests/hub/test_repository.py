@@ -1,6 +1,7 @@
 """Push and pull: what leaves this machine, what may be overwritten, and that what arrives is what was sent."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -204,6 +205,37 @@ def test_a_folder_of_anything_else_is_not_replaced_even_on_demand(policy: Path, 
     with pytest.raises(DataError, match="is a file"):
         pull("me/one", tmp_path / "home" / "letters.txt", hub, force=True)
     assert contents(tmp_path / "home") == {"letters.txt": b"dear"}
+
+
+@pytest.mark.parametrize("stranger", ["thesis.tex", ".git/HEAD", "src/.env", "checkpoint-3/optimizer.pt", "empty"])
+def test_force_replaces_no_folder_with_files_that_are_no_model_or_data_set(
+    policy: Path, models: Path, hub: FolderHub, tmp_path: Path, stranger: str
+) -> None:
+    push(policy, "me/one", hub)
+    for name in ("policy", "data"):
+        project = tmp_path / name / "project"
+        shutil.copytree(models / name, project)
+        (project / "README.md").write_text("mine")
+        (project / stranger).parent.mkdir(parents=True, exist_ok=True)
+        (project / stranger).symlink_to("nowhere") if stranger == "empty" else (project / stranger).write_text("mine")
+        with pytest.raises(DataError, match=rf"holds {re.escape(stranger)}, which is no part of a published"):
+            pull("me/one", project, hub, force=True)
+        (project / stranger).unlink()
+        (project / ".cache" / "huggingface").mkdir(parents=True)
+        (project / ".cache" / "huggingface" / ".gitignore").write_text("*")  # of `hf download`
+        assert pull("me/one", project, hub, force=True).changed
+
+
+def test_force_replaces_no_project_that_only_has_a_file_config_json(
+    policy: Path, hub: FolderHub, tmp_path: Path
+) -> None:
+    push(policy, "me/one", hub)
+    for name in ("config.json", "src/main.py", "notes.md"):
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text("{}")
+    with pytest.raises(DataError, match="holds no weights"):
+        pull("me/one", tmp_path / "project", hub, force=True)
+    assert (tmp_path / "project" / "src" / "main.py").exists()
 
 
 class Breaking(FolderHub):

@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import pytest
-from tests.labels.small import Away, bm25, make, parts, turns, world
+from tests.labels.small import LIMITS, Away, agent, bm25, make, parts, protocol, turns, world
 
-from coseek.agents.search_turns import SearchTurn
+from coseek.agents.rollout import rollout
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import SettingError
+from coseek.core.files import read_jsonl, write_jsonl
 from coseek.data.passage import Passage
-from coseek.labels.label_set import LabelSet
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import TRAJECTORY, LabelSet
 from coseek.labels.makers import gold
 from coseek.labels.makers.gold import GoldSettings
 from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 
 def sets_of(folder: Path, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
@@ -81,3 +85,34 @@ def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Pat
         gold.open(GoldSettings(), made_of)
     labels, said = make(tmp_path, gold.open(GoldSettings(add_missing=False), made_of), made_of)
     assert said.labelled == len(list(labels.sets())) > 0
+
+
+def test_labels_of_a_run_that_was_made_anew_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    made_of, maker = parts(tmp_path), gold.open(GoldSettings(), parts(tmp_path))
+    before, other = turns(), RandomRetriever(world().corpus, RandomSettings(seed=1))
+    asked = [*{turn.question.id: turn.question for turn in before[:9]}.values()]
+    remade = rollout(agent(), other, asked, list(range(len(asked))), LIMITS)
+    anew = [turn for run in remade for turn in search_turns(run, protocol())]
+    kept = [turn for turn in before if turn.question not in asked]
+    folder, fresh = tmp_path / "labels", tmp_path / "fresh"
+    labels, _ = make(folder, maker, made_of, before)
+    old = {one.turn: one for one in labels.sets()}
+    make(folder, maker, made_of, [*anew, *kept])
+    make(fresh, maker, made_of, [*anew, *kept])
+    for name in ("labels.jsonl", "dropped.jsonl"):
+        assert (folder / name).read_bytes() == (fresh / name).read_bytes()
+    assert any(old.get(one.turn, one) != one for one in LabelFolder(folder).sets())
+
+
+def test_rows_that_are_older_than_the_digests_of_their_runs_are_read_and_kept(tmp_path: Path) -> None:
+    made_of, maker = parts(tmp_path), gold.open(GoldSettings(), parts(tmp_path))
+    labels, said = make(tmp_path / "labels", maker, made_of)
+    for path in (labels.sets_path, labels.dropped_path):
+        rows = [{name: value for name, value in row.items() if name != TRAJECTORY} for _, row in read_jsonl(path)]
+        write_jsonl(path, rows[:-1])
+    older = labels.sets_path.read_bytes()
+    labels.release()
+    _, resumed = make(tmp_path / "labels", maker, made_of)
+    assert (resumed.sets, resumed.dropped) == (said.sets, said.dropped)
+    assert labels.sets_path.read_bytes().count(TRAJECTORY.encode() + b'": "') == 2
+    assert older.splitlines()[0] in labels.sets_path.read_bytes().splitlines()

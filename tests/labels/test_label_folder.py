@@ -65,7 +65,7 @@ def test_rows_of_turns_that_the_runs_do_not_have_are_refused_before_anything_is_
     labels.arrange([LABEL.turn])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(DataError, match="which the runs do not have; choose another --out"):
-        labels.recover([TurnId("another", 0, 0)])
+        labels.recover({TurnId("another", 0, 0): ""})
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

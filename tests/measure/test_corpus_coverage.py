@@ -56,6 +56,12 @@ def test_languages_without_blanks_are_not_called_unreachable() -> None:
     assert reach("Ogród Saski")[0] is True
 
 
+def test_words_that_differ_in_a_vowel_sign_are_not_one_answer() -> None:
+    passages = [Passage("p", "", "दिन में सूरज निकलता है। İstanbul büyük; छ\u093f"), Passage("zh", "", "倫\u0301敦")]
+    asked = [Question("q", "?", (answer,)) for answer in ("दान", "दिन", "istanbul", "छि", "倫敦")]
+    assert [row.answer for row in corpus_coverage(passages, {"t": asked}).rows] == [False, True, True, True, True]
+
+
 def test_gold_passages_that_are_not_there_are_named() -> None:
     assert reach("x", gold=("ada", "eve", "bob"))[1] == ("eve",)
 

@@ -1,9 +1,11 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.measure.samples import QUESTION, fault, run
 
+from coseek.cli.commands.leaderboard import named_run
 from coseek.data.trajectory import Trajectory
 from coseek.measure.leaderboard import Leaderboard, leaderboard
 from coseek.measure.score import ScoredRun, score_run
@@ -22,6 +24,14 @@ def board(**more: object) -> Leaderboard:
              ("strong", "hotpotqa"): rows(2, 2), ("<b>part|ly</b>", "hotpotqa"): rows(3, 0, faults=1)}  # fmt: skip
     runs: dict[tuple[str, str], ScoredRun] = {key: score_run(key[0], found) for key, found in cells.items()}
     return leaderboard(runs, "em", in_domain=("nq",), by=["Judge: nobody."])
+
+
+def test_a_run_in_a_folder_with_an_equals_sign_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1e-3" / "run").mkdir(parents=True)
+    assert named_run("lr=1e-3/run") == (None, "lr=1e-3/run")
+    assert named_run("mine=lr=1e-3/run") == ("mine", "lr=1e-3/run")
+    assert named_run("mine=run") == ("mine", "run") and named_run("run") == (None, "run")
 
 
 def test_sets_in_domain_come_first_are_marked_and_averaged_apart() -> None:

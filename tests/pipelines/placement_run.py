@@ -161,7 +161,8 @@ def an_agent_is_trained_and_measured(given: Material) -> None:
 def a_retriever_is_trained_and_measured(given: Material) -> None:
     from tests.training.retriever_run import train
 
-    training = train(given.folder / "given", given.out("retriever"), "training.steps=2", "held_out.keep=best")
+    more = ("training.steps=2", "held_out.every=1", "held_out.keep=best")
+    training = train(given.folder / "given", given.out("retriever"), *more)
     assert training.results() is not None
 
 

@@ -114,6 +114,11 @@ def test_a_verdict_follows_from_the_judge_and_is_on_a_response_of_the_run(runs: 
     verdicts.write_bytes(kept)
     changed(verdicts, lambda rows: rows[1].update(response="nobody said so"))
     assert "nobody gave this response" in said(folder)
+    verdicts.write_bytes(kept)
+    changed(verdicts, lambda rows: rows[1].update(asked="other gold answers"))
+    assert "asked does not follow" in said(folder)
+    changed(verdicts, lambda rows: rows[1].pop("asked"))
+    assert audit(folder).count == 0  # an older coseek wrote none
 
 
 def test_log_probabilities_are_computed_again_by_the_model_that_sampled_them(runs: list[Path], tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
         ("labels={method: replug}", "labels.likelihood"),
         ("retriever.loss.kind=kl", "labels.method=agentic-r gives none"),
         ("agent.protocol=s3", "take labels.settings.gac=false"),
+        ("agent.warm_start.demonstrated=0.5", "demonstrated=0.5: the rounds ask the demonstrated questions, too"),
     ],
 )
 def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:
@@ -199,6 +200,18 @@ def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -
     assert tuned is not None and tuned.labels == (str(tmp_path / "run" / "round-2" / "labels"),)
     assert tuned.encoder == str(tmp_path / "run" / "round-1" / "retriever" / "encoder")
     assert course.recipe.threads == 1 == tuned.threads == first.threads
+
+
+def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path) -> None:
+    from coseek.pipelines.together.paths import CoTrainingPaths
+
+    more = ("agent.policy={folder: base, marks: true, words: 300}",)
+    course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
+    assert course.first.recipe.policy.words == 300 and course.first.recipe.policy.marks
+    for number, begins in ((1, course.policy(0)), (2, course.policy(1))):
+        course.agent(number).make_policy()
+        assert course.agent(number).policy_folder("start") == begins
+        assert not course.round(number).agent.exists()
 
 
 def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import IndexCard, build_index, open_index
 from coseek.retrieval.lexical.analyzer import singular, words
-from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
+from coseek.retrieval.lexical.word_list import WordList
+from coseek.retrieval.retrievers.bm25 import VOCABULARY, Bm25, Bm25Settings, load
 
 
 def test_words_are_lower_cased_and_parted_by_everything_but_letters_and_digits() -> None:
@@ -25,6 +27,38 @@ def test_chinese_is_cut_into_overlapping_pairs_and_a_lone_character_stays() -> N
 
 def test_accents_are_kept_and_composed_and_decomposed_forms_are_one_word() -> None:
     assert words("Alu\u0302") == words("Al\u00fb") == ["al\u00fb"]
+
+
+HINDI = "दिन दान दीन दून हिन्दी विकिपीडिया सूरज निकलता नदी गाँव किताब पानी"
+
+
+@pytest.mark.parametrize("text", [HINDI, "বাংলা ভাষা", "சென்னை", "مُحَمَّد محمد", "ဘာသာစကား"])
+def test_a_vowel_sign_does_not_end_a_word(text: str) -> None:
+    assert words(text) == [unicodedata.normalize("NFKC", word) for word in text.split()]
+    assert words(f"_{text}, 1️⃣ ") == [*words(text), "1"]
+    days = Bm25.over(Corpus([Passage("day", "", "दिन में"), Passage("gift", "", "दान देना")]))
+    assert [[hit.passage.id for hit in hits] for hits in days.search(["दिन", "दान", "दून"], 2)] == [
+        ["day"],
+        ["gift"],
+        [],
+    ]
+
+
+def test_a_turkish_capital_finds_its_small_letter() -> None:
+    assert words("İstanbul, İZMİR") == words("istanbul izmir") == ["istanbul", "izmir"]
+    assert words("Li\u0307\u0301g") == ["l\u00edg"]
+
+
+def test_a_mark_behind_a_chinese_character_is_no_word() -> None:
+    assert words("黑豹\u0301队 か\u3099\u3099き 葛\U000e0100城") == ["黑豹", "队", "が", "き", "葛", "城"]
+
+
+def test_an_index_whose_words_ended_at_vowel_signs_is_not_searched_in_vain(tmp_path: Path) -> None:
+    torn = [one + other for one in "कखगघचछज" for other in "तथदधन"]
+    for few, vocabulary in enumerate(([*torn], [*torn, "दान"], [*torn, *(f"word{number}" for number in range(999))])):
+        (tmp_path / VOCABULARY).write_bytes(WordList.of(sorted(vocabulary)).data)
+        with pytest.raises(DataError, match="is missing" if few else "was made when words ended at vowel signs"):
+            load(tmp_path, Corpus([Passage("a", "", "")]), Bm25Settings())
 
 
 def test_the_plural_ending_goes_and_nothing_else() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coseek.core.errors import DataError, DiskFault, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
@@ -203,6 +203,27 @@ def test_a_cache_that_breaks_or_fills_up_under_way_is_a_sentence(path: Path) -> 
     path.write_bytes(data)
     with pytest.raises(DataError, match="delete it"):
         CachedRetriever(Engine(), path).search(["ada"], 1)
+
+
+DEEP = "retriever: noisy\nover: {retriever: noisy, over: c.yaml}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"c.yaml": "retriever: cached\nover: c.yaml\npath: c.db"},
+        {"c.yaml": "retriever: hybrid\nparts: [d.yaml, e.yaml]", "d.yaml": DEEP},
+        {"c.yaml": "retriever: noisy\nover: ../deep/c.yaml"},
+    ],
+)
+def test_a_retriever_that_is_composed_of_itself_is_a_sentence(tmp_path: Path, files: dict[str, str]) -> None:
+    (tmp_path / "deep").mkdir()
+    for name, text in files.items():
+        (tmp_path / "deep" / name).write_text(text)
+    for opens in (open_retriever, plugin_files):
+        with pytest.raises(SettingError, match=r"is composed of itself \(c\.yaml → "):
+            opens(tmp_path / "deep" / "c.yaml")
+    assert not (tmp_path / "deep" / "c.db").exists()
 
 
 def test_it_is_opened_from_a_file_with_paths_as_seen_from_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
+from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 
 CORPUS = Corpus(Passage(ident, ident.upper(), f"text of {ident}") for ident in "abcdef")
@@ -67,6 +68,22 @@ def test_scores_of_different_sizes_are_made_comparable() -> None:
     small = Far([(CORPUS[1], 0.9), (CORPUS[2], 0.2)])
     for scale in ("min-max", "z"):
         assert ids(hybrid(large, small, method="weighted", scale=scale))[0] == "b"
+
+
+MANY = Corpus(Passage(f"m{row}", "", f"The manual of pump {row}, its parts and its oil.") for row in range(150))
+CODE = replace(MANY[149], id="code", text="Its number is QX7731.")
+PUMPS = Corpus([*MANY, CODE])
+
+
+@pytest.mark.parametrize("scale", ["z", "min-max"])
+def test_a_passage_that_only_one_part_finds_is_not_buried_because_the_part_found_no_other(
+    scale: str, tmp_path: Path
+) -> None:
+    bm25 = Bm25.over(PUMPS)
+    vague = Far([(passage, 0.4 - 0.1 * (row / 150) ** 0.5) for row, passage in enumerate(MANY)], corpus=PUMPS)
+    for lexical in (bm25, CachedRetriever(bm25, tmp_path / "lists")):
+        (found,) = hybrid(lexical, vague, weights=[1, 1], scale=scale).search(["QX7731"], 5)
+        assert found[0].passage == CODE
 
 
 def test_a_part_that_fails_fails_the_search_and_is_named() -> None:

@@ -20,7 +20,7 @@ from coseek.serve.contract import RefusedRequest
 from coseek.serve.middleware import Scope
 from coseek.serve.settings import ServeSettings
 
-HEAD = b"POST /retrieve HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
 BODY = b'{"queries": ["x"]}'
 REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
@@ -58,7 +58,7 @@ def test_a_head_without_end_is_not_kept(sent: tuple[bytes, bytes]) -> None:
 
 def test_a_body_that_nobody_reads_does_not_hold_its_connection() -> None:
     with live({"echo": EchoRetriever()}, max_body_bytes=1_000) as url, connected(url) as endless:
-        endless.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        endless.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert endless.recv(12) == b"HTTP/1.1 200"
         endless.settimeout(10)
         chunks = b"64\r\n" + b"x" * 100 + b"\r\n"

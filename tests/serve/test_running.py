@@ -85,7 +85,7 @@ def sent(url: str) -> bytes:
     """A request over a connection of its own, and the beginning of its answer; empty where there is none."""
     body = b'{"queries": ["x"]}'
     with connected(url) as one:
-        one.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        one.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         return one.recv(12)
 
 
@@ -131,7 +131,7 @@ def test_a_busy_service_that_is_stopped_answers_what_it_accepted_late() -> None:
 def test_a_pipelined_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """uvicorn tells the last request of a connection alone that its client has left."""
     body = json.dumps({"queries": ["x"] * 800, "topk": 4}).encode()
-    request = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    request = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with live({"echo": EchoRetriever()}, batch=1) as url, caplog.at_level("ERROR"):
         for _ in range(5):
             with connected(url) as leaving:
@@ -207,6 +207,29 @@ def test_names_come_from_folders_files_and_hosts(tmp_path: Path) -> None:
     for name in ("a=b", "", "a/b", "..", "-x", "info"):
         with pytest.raises(SettingError):
             check_name(name)
+
+
+def test_a_loopback_service_refuses_the_name_of_another_host() -> None:
+    """A page of evil.example that points its name at 127.0.0.1 would otherwise read the answers."""
+    with live({"echo": EchoRetriever()}) as url:
+        port = url.rpartition(":")[2]
+        for host in ("evil.example", f"evil.example:{port}", f"localhost.evil.example:{port}", "127.0.0.1.evil.example",
+                     "10.0.0.1", "[::1", "x"):  # fmt: skip
+            for path in ("/retrieve", "/health"):
+                refused = WEB.post(url + path, json={"queries": ["x"]}, headers={"host": host})
+                assert refused.status_code == 421 and "--token-env" in refused.json()["error"]
+        for host in (
+            f"127.0.0.1:{port}",
+            f"localhost:{port}",
+            f"LOCALHOST:{port}",
+            "[::1]:80",
+            "localhost",
+            "127.0.0.2",
+        ):
+            assert WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers={"host": host}).status_code == 200
+    with live({"echo": EchoRetriever()}, token="s3cret") as url:
+        headers = {"host": "search.example", "authorization": "Bearer s3cret"}
+        assert WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers=headers).status_code == 200
 
 
 def test_a_token_is_asked_for_everywhere_but_at_health() -> None:
@@ -311,10 +334,10 @@ def test_a_client_that_sends_slowly_is_not_waited_for() -> None:
         with connected(url) as silent:
             assert silent.recv(1) == b""
         with connected(url) as headers:
-            headers.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\n")
+            headers.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n")
             assert headers.recv(1) == b""
         with connected(url) as body:
-            body.sendall(b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"queries"')
+            body.sendall(b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"queries"')
             assert body.recv(12) == b"HTTP/1.1 408"
         assert ask(url).status_code == 200
 
@@ -325,7 +348,9 @@ def test_a_client_that_leaves_disturbs_nobody() -> None:
     body = b'{"queries": ["x"]}'
     with live({"echo": echo}) as url:
         with connected(url) as leaving:
-            leaving.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            leaving.sendall(
+                b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
             while len(echo.batches) < 2:
                 time.sleep(0.005)
         gate.set()

@@ -2,28 +2,53 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.agents.playing import SCRIPTS, WIDE, Shelf, play
 from tests.traces.chats import HOSTILE, imported, own_runs, random_chat, search_chat, stored, write_log
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.protocol import load_protocol
 from coseek.agents.replay import ReplayPoint
 from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.data.audit import audit_run
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.run import Run
-from coseek.data.trajectory import Author, StopReason
+from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.measure.score import score_trajectory
+from coseek.retrieval.query import QueryLike
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
+from coseek.traces.found_passages import hits_by_query
 from coseek.traces.importing import import_traces
 from coseek.traces.settings import TraceSettings
 from coseek.training.rl.rows import export_rows
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import make_batch
+
+SEARCH = "<think>a</think><search>Ada</search>"
+ONE_TURN = WIDE.model_copy(update={"max_turns": 1})
+
+
+class Rising(Shelf):
+    """Gives its hits scores that rise."""
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        return [[Hit(hit.passage, -hit.score) for hit in hits] for hits in super().search(queries, k)]
+
+
+def there_and_back(folder: Path, run: Trajectory, name: str) -> Trajectory:
+    """A run that was exported and imported again."""
+    out = folder / ("out.jsonl" if name == "messages" else "out")
+    export_run(stored(folder / "own", [run]), name, out)
+    import_traces([out], folder / "again")
+    (again,) = Run(folder / "again").trajectories()
+    return again
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
@@ -162,3 +187,54 @@ def test_a_run_of_coseek_survives_the_way_through_messages(tmp_path: Path) -> No
         assert {k: v for k, v in score_trajectory(after).items() if k in kept} == {
             k: v for k, v in score_trajectory(before).items() if k in kept
         }
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+@pytest.mark.parametrize(
+    ("stop", "protocol", "turns"),
+    [
+        (StopReason.TURN_LIMIT, "search-r1", [SEARCH, "<think>or 1815?</think><search>Bob</search>"]),
+        (StopReason.INVALID, "search-r1", ["<think>It must be 1815, and I need no tag"]),
+        (StopReason.INVALID, "search-r1", [""]),
+        (StopReason.DECLINED, "search-r1", [SEARCH, f"<think>b</think><answer>{NOT_FOUND}</answer>"]),
+        (StopReason.ANSWERED, "search-r1", SCRIPTS["search-r1"]),
+        (StopReason.COMPLETE, "s3", SCRIPTS["s3"]),
+        (StopReason.COMPLETE, "deepretrieval", SCRIPTS["deepretrieval"]),
+    ],
+)
+def test_a_run_without_an_answer_has_none_after_the_way_through_messages_and_atif(
+    tmp_path: Path, stop: StopReason, protocol: str, turns: Sequence[str], name: str
+) -> None:
+    before = play(protocol, *turns, limits=ONE_TURN)
+    after = there_and_back(tmp_path, before, name)
+    assert (before.stop, after.stop, after.answer) == (stop, stop, before.answer)
+    scores = score_trajectory(after)
+    for metric, value in score_trajectory(before).items():
+        assert metric not in ("em", "cover_em", "f1") or scores[metric] == value
+    assert audit_run(tmp_path / "again").violations == ()
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_a_passage_of_a_title_alone_survives_export(tmp_path: Path, name: str) -> None:
+    corpus = Corpus([Passage("p1", "Ada", ""), Passage("p2", "", "A cat."), Passage("p3", "Eve", "E", meta={"a": 1})])
+    before = play("search-r1", *SCRIPTS["search-r1"], retriever=Rising(corpus, {"Ada": ["p1", "p2", "p3"]}))
+    after = there_and_back(tmp_path, before, name)
+    assert [hit.to_json() for hit in after.searches[0].hits] == [hit.to_json() for hit in before.searches[0].hits]
+    assert [hit.score for hit in after.searches[0].hits] == [-3, -2, -1]  # those of the run, though they rise
+
+
+def test_a_title_alone_of_another_system_is_a_title_unless_more_is_said() -> None:
+    ((title, more),) = hits_by_query([{"title": "Ada", "text": ""}, {"name": "Ada", "born": 1815}], 1)
+    assert (title.passage.title, title.passage.text) == ("Ada", "")
+    assert more.passage.text == '{"name": "Ada", "born": 1815}'
+
+
+def test_a_log_cannot_name_an_end_that_no_such_run_has(tmp_path: Path) -> None:
+    said = {"answered": 5, "complete": 4, "done": 5, "model_error": 5}
+    rows: list[JsonObject] = [
+        {"id": stop, "messages": [*search_chat()[:length]], "run": {"stop": stop}} for stop, length in said.items()
+    ]
+    runs, _ = imported(tmp_path, rows)
+    ends = [StopReason.ANSWERED, StopReason.TURN_LIMIT, StopReason.ANSWERED, StopReason.MODEL_ERROR]
+    assert [run.stop for run in runs] == ends
+    assert audit_run(tmp_path / "run").violations == ()

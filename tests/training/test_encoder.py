@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.retrieval.tiny_encoder import make_encoder
-from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of
+from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, train_few, weights_of
 from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
@@ -125,7 +125,14 @@ def timeless_lines(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best"),
+        ("training.checkpoint_every=2", "held_out.keep=best"),
+    ],
+)
 def test_a_run_that_goes_on_ends_with_the_same_weights(
     given_folders: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
@@ -321,6 +328,14 @@ def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: 
         apart = max(float((alone[name] - both[name]).abs().max()) for name in alone)
         print(f"{kind}: weights moved by up to {moved:.1e}, two workers from one by {apart:.1e}")
         assert apart < 1e-5 < moved / 100
+
+
+@pytest.mark.slow
+def test_more_workers_than_queries_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
+    run_workers(3, train_few, given_folders, tmp_path / "three")
+    train_few(given_folders, tmp_path / "one")
+    wanted, got = (weights_of(tmp_path / name / "encoder") for name in ("one", "three"))
+    assert max(float((weight - got[name]).abs().max()) for name, weight in wanted.items()) < 1e-5
 
 
 @pytest.mark.slow

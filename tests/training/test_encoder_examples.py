@@ -1,21 +1,28 @@
 """Which rows a retriever learns from, and when."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
+from torch import nn
+from transformers import BertConfig, BertModel
 
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, SettingError
+from coseek.core.settings import make_settings
+from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.encoder.collator import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
-from coseek.training.encoder.recipe import SyntheticSettings
+from coseek.training.encoder.recipe import RetrieverRecipe, SyntheticSettings
 from coseek.training.encoder.synthetic import KINDS, synthetic_labels, texts_of, throw_away_worlds
+from coseek.training.encoder.trainer import arguments
 from coseek.world.oracle import SUPPORT
 from coseek.world.world import WorldSettings, make_world
 
@@ -146,3 +153,36 @@ def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() ->
         "{|}",
         "東",
     ]
+
+
+def test_muon_is_muon_or_refused_for_encoders() -> None:
+    with pytest.raises(SettingError, match=r"algorithm=muon: encoders are trained by AdamW"):
+        make_settings(RetrieverRecipe, {"labels": ["x"], "training": {"optimiser": {"algorithm": "muon"}}})
+
+
+def test_best_needs_evaluations_and_keeps_the_checkpoints_asked_for(tmp_path: Path) -> None:
+    def recipe(every: int, saved: int) -> RetrieverRecipe:
+        held_out = {"keep": "best", "every": every}
+        tree = {"labels": ["x"], "device": "cpu", "held_out": held_out, "training": {"checkpoint_every": saved}}
+        return make_settings(RetrieverRecipe, tree)
+
+    with pytest.raises(SettingError, match=r"every=0 makes none before the last update"):
+        recipe(0, 100)
+    with pytest.raises(SettingError, match=r"checkpoint_every=30 does not divide held_out.every=100"):
+        recipe(100, 30)
+    for every, saved, least in ((1000, 100, 100), (100, 100, 100), (40, 100, 40)):
+        made = arguments(tmp_path, recipe(every, saved), 6000, evaluates=True)
+        assert (made.save_steps, made.eval_steps, made.load_best_model_at_end) == (least, every, True)
+
+
+def test_frozen_layers_get_no_adapter(tmp_path: Path) -> None:
+    body = BertModel(
+        BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
+    )
+    tree = {"labels": ["x"], "training": {"freeze_layers": 2, "lora": {"rank": 2}}}
+    training = RetrieverTraining(make_settings(RetrieverRecipe, tree), tmp_path)
+    training._prepare(cast(SentenceTransformer, nn.Sequential(body)))
+    trained = {name.rpartition(".")[2] for name, one in body.encoder.layer[2].named_parameters() if one.requires_grad}
+    assert trained == {"lora_A", "lora_B"}
+    assert not [name for name, _ in body.encoder.layer[:2].named_parameters() if "lora" in name]
+    assert not any(one.requires_grad for one in body.encoder.layer[:2].parameters())

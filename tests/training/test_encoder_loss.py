@@ -160,6 +160,18 @@ def test_two_workers_mask_alike(tmp_path: Path) -> None:
     assert shares[0] != shares[1]
 
 
+def test_a_worker_without_a_query_of_its_own_encodes_one_that_no_score_reads(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    builder = FeatureBuilder(SentenceTransformer(str(folder), device="cpu"), EncoderCard.of(folder))
+    rows = [row(f"ba {number}", "be", query="ba" if number else "be be") for number in range(4)]
+    whole = EncoderBatch.contrastive(rows, in_batch=True)
+    assert whole.queries == ("be be", "ba")
+    shares = [Collator(builder, in_batch=True, kl=False, workers=Workers(rank, 4))(rows) for rank in range(4)]
+    ids = [cast(torch.Tensor, share["query_input_ids"]).tolist() for share in shares]
+    assert [len(one) for one in ids] == [1, 1, 1, 1] and ids[1] == ids[2] == ids[3] != ids[0]
+    assert {int(cast(Target, share["label"])["query_B"].max()) for share in shares} == {1}
+
+
 def test_what_is_masked_gets_no_gradient_at_all() -> None:
     scores_BS = torch.tensor([[1.0, 90.0, 0.5]], requires_grad=True)
     loss_B = contrastive(scores_BS, torch.tensor([[True, False, True]]), torch.tensor([0]))

@@ -11,16 +11,20 @@ import torch
 from bench.collapse import PERVERSE, Patient, first_steps, read, right, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.training.tiny import tiny_model
 
 from coseek.core.errors import RunError
 from coseek.core.progress import NoProgress
 from coseek.rewards.reward import Reward
 from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.callbacks import CheckpointWriter, StepReport
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.settings import MonitorSettings, RlSettings
 from coseek.training.trainer.checkpoint import keep_healthy, load_healthy
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.run_state import RunState
+from coseek.training.trainer.settings import LearnerSettings
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {
@@ -286,6 +290,20 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     assert written(18, alarm=True) == 9  # 15 was waiting, and is not to be trusted
     assert [written(step) for step in (21, 24, 27)] == [9, 9, 21]
     assert load_healthy(tmp_path) is None  # a checkpoint without its sum is none
+
+
+def test_an_alarm_between_two_checkpoints_drops_the_candidate(tmp_path: Path) -> None:
+    learner = LearnerSettings()
+    state = RunState(tmp_path, {}, {"policy": Policy(tiny_model(), learner, 0)}, {}, resume=False)
+    monitor = Monitor(RlSettings(monitor=MonitorSettings(window=1)), [], NoProgress())
+    writer, healthy = CheckpointWriter(state, monitor, every=5, patience=5), tmp_path / "checkpoints" / "healthy"
+    seen = []
+    for step in range(1, 21):
+        monitor.update({"step": float(step), **row(logprob_gap=0.5 if 6 <= step <= 9 else 1e-3)})
+        state.advance(step, step)
+        writer.after_step(StepReport(step, 100))
+        seen += [step] if healthy.exists() else []
+    assert seen[0] == 15 and json.loads((healthy / "manifest.json").read_text())["step"] == 15
 
 
 @pytest.mark.slow

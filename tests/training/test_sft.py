@@ -145,6 +145,21 @@ def test_a_curriculum_draws_the_hops_of_its_phase() -> None:
         draw_any([])
 
 
+def test_demonstrations_of_unknown_hops_are_not_forgotten() -> None:
+    known = demonstrations()[:6]
+    unknown = [trajectory(environment(1), agent(2), question=f"u{number}") for number in range(6)]
+    phases = [Phase(until=1.0, hops={1: 1.0})]
+    draw, rng = draw_by_hops([*known, *unknown], phases), random.Random(0)
+    drawn = [draw(0.5, rng).question for _ in range(400)]
+    assert {question.hops for question in drawn} == {None, 1}
+    assert 160 < sum(question.hops is None for question in drawn) < 240, "half of them are of unknown hops"
+    draw, rng, again = draw_by_hops(known, phases), random.Random(5), random.Random(5)
+    ones = [run for run in known if run.question.hops == 1]
+    for _ in range(20):  # where all hops are known, a seed gives what it always gave
+        again.choices([1], weights=[1.0])
+        assert draw(0.5, rng) == again.choice(ones)
+
+
 def test_the_learning_rate_rises_holds_and_falls() -> None:
     settings = OptimiserSettings(lr=1.0, warmup_updates=2, decay="linear", decay_from=0.5, floor=0.1)
     rates = [rate_at(settings, update, 10) for update in range(12)]

@@ -97,3 +97,10 @@ def test_lessons_grow_while_training_goes_on() -> None:
 def test_the_same_randomness_draws_the_same_lesson() -> None:
     made = teacher(Phase(until=1, hops={0: 0.5, 1: 0.5}))
     assert made.draw(0.1, random.Random(9)) == made.draw(0.1, random.Random(9))
+
+
+def test_no_curriculum_is_not_drills_alone() -> None:
+    made = teacher()
+    drawn = [made.draw(0.5, random.Random(n)).question for n in range(20)]
+    asked = {question.id for question in sampler().questions}
+    assert {question.id for question in drawn} <= asked and len({question.hops for question in drawn}) > 1

@@ -2,25 +2,31 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 import torch
 from tests.training.echo import QUESTIONS, reward, settings_of
 from tests.training.table_learner import TableBackend, TableLearner
-from tests.training.tiny import agent, environment, tiny_model
+from tests.training.tiny import agent, environment, random_trajectories, tiny_model
 
 from coseek.data.trajectory import Segment, StopReason, Trajectory
+from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import StepRewards, open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import score
+from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.token_record import TokenRecord
 from coseek.training.rl.update import MetricAverager, logprob_gap, minibatches, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 from coseek.training.trainer.workers import Workers
+
+T = TypeVar("T")
 
 SHORT = (environment(1), agent(2, 3))
 LONG = (environment(1), agent(4), environment(9), agent(5, 6))
@@ -330,3 +336,37 @@ def test_the_means_of_several_workers_are_those_of_all_their_tokens() -> None:
     assert mine.result() == {"a": 2.0, "b": 1.5, "most": 2.0}
     mine.add(Pair(other))
     assert mine.result() == {"a": 4.0, "b": 1.5, "c": 4.0, "most": 2.0, "more": -3.0}
+
+
+class Half(Workers):
+    """One of two workers whose sums the test adds up; at a learning rate of 0 their weights stay equal."""
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        pass
+
+    def gather(self, mine: T) -> list[T]:
+        return [mine]
+
+
+def recorded(workers: Workers) -> TokenRecord:
+    """The record of two epochs of two minibatches over the same eight rows."""
+    still = LearnerSettings(optimiser=OptimiserSettings(lr=0.0), micro_batch_tokens=40)
+    settings = settings_of("grpo", group_size=4, epochs=2, minibatches=2, measure_entropy=True, policy=still)
+    runs, algorithm = random_trajectories(8, random.Random(0)), open_algorithm(settings)
+    paid = [ScoredEpisode(place // 4, run, Reward(place % 2, {})) for place, run in enumerate(runs)]
+    experience = make_experience(EpisodeBatch(tuple(paid), {}, {}), settings, algorithm, None)
+    record = TokenRecord(experience)
+    backend = LocalBackend(Policy(tiny_model(), still, 8, workers=workers), settings)
+    update_weights(experience, settings, algorithm, backend, random.Random(1), record)
+    return record
+
+
+def test_two_workers_and_two_epochs_keep_the_first_pass_of_each_row() -> None:
+    whole, halves = recorded(Workers()), [recorded(Half(rank, 2)) for rank in range(2)]
+    assert int(whole.passes_B.max()) == 2
+    for name in ("passes_B", "logprobs_BT", "entropy_BT"):
+        summed = torch.stack([getattr(half, name) for half in halves]).sum(dim=0)
+        assert torch.allclose(summed, getattr(whole, name), atol=1e-5), name

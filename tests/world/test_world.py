@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
@@ -312,6 +313,20 @@ def test_a_world_replaces_a_world_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"thesis\.txt.*choose a new folder"):
         tiny().save(folder)
     assert (folder / "thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("world_json", [None, "{}", "no JSON", '{"schema": "of another program"}'])
+def test_a_data_set_of_the_users_own_is_not_replaced_by_a_world(tmp_path: Path, world_json: str | None) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "corpus.jsonl").write_text('{"id": "a", "contents": "years of work"}\n')
+    (mine / "questions.train.jsonl").write_text("")
+    if world_json is not None:
+        (mine / "world.json").write_text(world_json)
+    with pytest.raises(DataError, match=r"holds a data set that is no laptop world.*choose a new folder"):
+        tiny().save(mine)
+    assert main(["world", "make", str(mine), "--size", "tiny"]) == 2
+    assert "years of work" in (mine / "corpus.jsonl").read_text()
 
 
 def test_a_data_set_that_is_no_world_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from coseek.agents.environment import End
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.replay import ReplayPoint, with_hits
-from coseek.agents.rollout import Agent, Driver
+from coseek.agents.rollout import Agent, Driver, contexts_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.models.model import EpisodeState, ForkableModel, Model, Request, Turn, TurnEnd
@@ -123,7 +123,7 @@ class Branching(Driver):
         super().__init__(agent, retriever, limits, None, None)
         self.feed: Feed | None = feed
         self.on_branch = on_branch
-        self.contexts = 2 if agent.protocol.reason_in_documents else 1
+        self.contexts = contexts_of(agent)
         """Contexts that one branch can need."""
         if isinstance(agent.model, ForkableModel):
             concurrency = min(concurrency, agent.model.max_rows)

@@ -70,8 +70,8 @@ class Tag:
     max_items: int | None = None
     """Queries in one search, or documents in one selection."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler. Default: the closing mark, if the tag is a search, tool call or answer; every
-    spelling of the whole tag, if it is a true flag."""
+    """Stop strings of the sampler. Default: the closing mark, if the tag is a search, tool call or answer and the mark
+    no bracket; every spelling of the whole tag, if it is a true flag."""
     of_several: Literal["first", "last"] = "last"
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS
@@ -91,7 +91,8 @@ class Tag:
             raise DataError(f"a mark of the tag {self.name!r} is longer than {LONGEST_MARK} characters; shorten it")
 
     def _closing(self) -> tuple[str, ...]:
-        return (self.closing,) if self.action in _ASKING else ()
+        """None for a bracket: any other bracket in the agent's reasoning would end its turn."""
+        return (self.closing,) if self.action in _ASKING and not self.is_bracket else ()
 
     def _halting(self) -> tuple[str, ...]:
         """True flags as agents write them. A false one ends no turn: after it the agent goes on to its query. The

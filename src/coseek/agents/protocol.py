@@ -43,8 +43,8 @@ class TagFile(Settings):
     max_items: int | None = Field(default=None, ge=1)
     """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer, and a whole true flag.
-    With an empty list the agent writes on after an answer, and its last answer counts."""
+    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer (not a bracket) and a
+    whole true flag. With an empty list the agent writes on after an answer, and its last answer counts."""
     of_several: Literal["first", "last"] = "last"
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS
@@ -245,6 +245,19 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
         raise SettingError(
             f"{path}: tags.{odd}.max_items has no effect on tool calls; set max_queries of the search tool"
         )
+    if _shows_results(file) and not any(tag.author is Author.ENVIRONMENT for tag in tags):
+        raise SettingError(
+            f"{path}: the protocol has searches or tools and no tag for what they find; add one with "
+            "`author: environment`, or set ends_after_search where a search ends the run"
+        )
     return Grammar(
         tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.free_text
     )
+
+
+def _shows_results(file: ProtocolFile) -> bool:
+    """Whether the agent is ever shown what a search or another tool gives."""
+    if any(tree.get("tool") != "search" for tree in file.tools.values()):
+        return True
+    searches = file.opens_with_search or any(tag.action in (Action.SEARCH, Action.TOOL) for tag in file.tags.values())
+    return searches and not file.ends_after_search

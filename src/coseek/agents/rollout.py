@@ -13,7 +13,7 @@ from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.tool import Result, Tool
 from coseek.agents.tool_threads import ToolThreads
-from coseek.core.errors import RunError
+from coseek.core.errors import RunError, SettingError
 from coseek.data.identities import Identities
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
@@ -60,12 +60,23 @@ def rollout(
     """
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
+    contexts = contexts_of(agent)
     if isinstance(agent.model, ForkableModel):  # a waiting row could keep an open one from its second context
         concurrency = min(concurrency, agent.model.max_rows)
-    if agent.protocol.reason_in_documents:  # each episode may need a second context at any time
-        concurrency = max(1, concurrency // 2)
+    concurrency = max(1, concurrency // contexts)
     with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
         return Driver(agent, retriever, limits, on_done, thread, keep).run(questions, seeds, concurrency)
+
+
+def contexts_of(agent: Agent) -> int:
+    """Contexts that one episode may need at once. Raises `SettingError` for a model that has fewer rows."""
+    contexts = 2 if agent.protocol.reason_in_documents else 1
+    if isinstance(agent.model, ForkableModel) and agent.model.max_rows < contexts:
+        raise SettingError(
+            f"the protocol {agent.protocol.name} writes notes in a second context, and the model has "
+            f"{agent.model.max_rows} row; raise max_rows (in a recipe: concurrency) and cache_gib until two rows fit"
+        )
+    return contexts
 
 
 TimedResults: TypeAlias = list[tuple[Result, float]]

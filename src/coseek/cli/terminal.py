@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from shlex import quote
 from types import TracebackType
 from typing import Annotated, TypeAlias
 
@@ -59,6 +60,11 @@ def new_app() -> typer.Typer:
 def tell(text: str) -> None:
     """Print a line of the result to stdout."""
     print(visible(text), flush=True)
+
+
+def shell_word(word: object) -> str:
+    """A word of a command as it is typed in a shell, where a name may have blanks or a `$` in it."""
+    return quote(str(word))
 
 
 def say(text: str) -> None:

@@ -103,6 +103,17 @@ def _proxy_of(base: str) -> "httpcore.Proxy | None":
     return httpcore.Proxy(str(proxy.url), auth=proxy.raw_auth)
 
 
+def names_this_machine(host: str) -> bool:
+    """Whether the Host header of a request that came over loopback is of this machine, with any port.
+
+    A page of another site may point its own name at this machine, and would then read the answers.
+    """
+    try:
+        return is_local(f"http://{host}")
+    except ValueError:  # no address
+        return False
+
+
 def is_local(base: str) -> bool:
     """Whether a server is on this machine."""
     host = urlsplit(base).hostname or ""

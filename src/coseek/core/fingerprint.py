@@ -5,7 +5,8 @@ from pathlib import Path
 
 _CHUNKS = 64
 _CHUNK_BYTES = 65_536
-_KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model")
+_KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model", ".py")
+"""Code counts, too: with `trust_remote_code` a folder's own decides what its weights do."""
 TOKENIZER = "*token*"
 """Pattern of tokenizer files."""
 

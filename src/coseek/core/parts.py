@@ -65,30 +65,44 @@ def _left_in(folder: Path) -> list[tuple[str, Path]]:
 
 
 def replace_folder(part: Path, path: Path) -> None:
-    """Rename `part` to `path`. A folder of that name is `.NAME.old` meanwhile; an error leaves it as it was."""
+    """Rename `part` to `path`. A folder of that name is `.NAME.old` meanwhile; an error leaves it as it was.
+
+    Once the new folder is in place, an old one that cannot be removed is no error.
+    """
     old = _old(path)
     with ExitStack() as stack:
         try:
             if path.exists():
                 _hold(path, stack)
+                _put_away(old, path)
                 os.replace(path, old)
             os.replace(part, path)
-            if old.exists():
-                shutil.rmtree(old)
+            _put_away(old, path)
         except BaseException:
             recover_folder(path)
             raise
 
 
 def recover_folder(path: Path) -> None:
-    """Finish a replacement that a crash interrupted: restore the old folder, or remove it beside the new one."""
+    """Finish a replacement that a crash interrupted: restore the old folder, or remove it beside the new one, if that
+    is possible."""
     old = _old(path)
     if not old.is_dir():  # a file of that name is not ours
         return
     if not path.exists():
         os.replace(old, path)
     else:
-        shutil.rmtree(old)
+        _remove(old)
+
+
+def _put_away(old: Path, path: Path) -> None:
+    """Remove a folder that was replaced. One that cannot be removed becomes a part, which later starts try again: as
+    `.NAME.old` it would stand in the way of the next replacement."""
+    if old.is_dir():
+        _remove(old)
+    if old.is_dir():
+        with suppress(OSError):
+            os.replace(old, _new(path, folder=True))
 
 
 def _old(path: Path) -> Path:

@@ -27,6 +27,9 @@ class Settings(BaseModel):
         if not isinstance(given, dict):
             return given
         whole = dict(given)
+        for name, value in whole.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:  # a file with it could not be read again
+                raise SettingError(f"setting {name!r} has more than 64 bits; choose a smaller number")
         for name, field in cls.model_fields.items():
             if isinstance(value := whole.get(name), dict) and isinstance(field.default, Settings):
                 part = cast(JsonObject, value)

@@ -5,7 +5,7 @@ run can be scored again without a model.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +43,15 @@ class GeneratedAnswer:
     """The passages of the context, in order."""
     context_tokens: int = 0
     """Tokens of their titles and texts."""
+    asked: str = ""
+    """Digest of the question of a baseline, which is found without its context; empty in older files and elsewhere."""
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, str(self.seed), self.context
 
     def to_json(self) -> JsonObject:
-        return {name: getattr(self, name) for name in self.__slots__} | {"passage_ids": list(self.passage_ids)}
+        return _told(self, self.__slots__) | {"passage_ids": list(self.passage_ids)}
 
     @classmethod
     def from_json(cls, row: JsonObject) -> Self:
@@ -57,7 +59,8 @@ class GeneratedAnswer:
         assert isinstance(ids, list) and isinstance(seed, int) and isinstance(tokens, int)
         question, context, text = str(row["question_id"]), str(row["context"]), str(row["text"])
         answer, fault = _text(row, "answer"), _text(row, "fault")
-        return cls(question, seed, context, answer, text, fault, tuple(map(str, ids)), tokens)
+        asked = str(row.get("asked", ""))
+        return cls(question, seed, context, answer, text, fault, tuple(map(str, ids)), tokens, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +74,28 @@ class Verdict:
     text: str = ""
     """The judge's whole output."""
     fault: str | None = None
+    asked: str = ""
+    """Digest of the question and its gold answers; empty in older files."""
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, self.response
 
     def to_json(self) -> JsonObject:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return _told(self, self.__slots__)
 
     @classmethod
     def from_json(cls, row: JsonObject) -> Self:
         right = row["right"]
         assert right is None or isinstance(right, bool)
-        return cls(str(row["question_id"]), str(row["response"]), right, str(row["text"]), _text(row, "fault"))
+        question, response, asked = str(row["question_id"]), str(row["response"]), str(row.get("asked", ""))
+        return cls(question, response, right, str(row["text"]), _text(row, "fault"), asked)
+
+
+def is_about(entry: GeneratedAnswer | Verdict, asked: str) -> bool:
+    """Whether an entry is about what has this digest. One of an older file has none and is taken by its id alone: it
+    was paid for."""
+    return entry.asked in ("", asked)
 
 
 class GradeEntry(Protocol):
@@ -168,6 +180,11 @@ class GradeCache(Generic[E]):
     def append(file: IO[str], entry: GradeEntry) -> None:
         file.write(json_line(bound(entry.to_json())))
         file.flush()
+
+
+def _told(entry: GeneratedAnswer | Verdict, names: Iterable[str]) -> JsonObject:
+    """The fields of an entry; an older one is written as it was read."""
+    return {name: getattr(entry, name) for name in names if name != "asked" or entry.asked}
 
 
 def _text(row: JsonObject, name: str) -> str | None:

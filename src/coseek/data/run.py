@@ -316,16 +316,28 @@ def provenance() -> JsonObject:
     for library in RECORDED:
         with suppress(PackageNotFoundError):
             versions[library] = version(library)
-    return {"created": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions, "commit": _commit()}
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions,
+        "commit": commit_of(Path(__file__)),
+    }
 
 
-def _commit() -> str | None:
-    """The commit of the checkout that this package runs from; `None` when it was installed without one."""
-    here = Path(__file__).parent
+def commit_of(file: Path) -> str | None:
+    """The commit of the checkout that a file of this package is in; `None` when it was installed without one.
+
+    A package in an environment inside the user's own repository is no file of that one.
+    """
+    if _git(file, "ls-files", "--error-unmatch", "--", file.name) is None:
+        return None
+    return _git(file, "rev-parse", "HEAD")
+
+
+def _git(file: Path, *words: str) -> str | None:
+    """What git says in the folder of a file; `None` where it refuses, or is not there."""
+    command = ["git", "-C", str(file.parent), *words]
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return asked.stdout.strip() if asked.returncode == 0 else None

@@ -1,12 +1,12 @@
 """Grading: a frozen generator answers from an agent's passages, and a judge grades answers. Both outputs are cached in
 files beside the run; a second start computes only what is missing."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from coseek.agents.served_context import served_context
-from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
+from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict, is_about
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput, ReadingInput
 from coseek.graders.judge import Claim, Judge
@@ -88,6 +88,14 @@ def generate_answers(
     return answers
 
 
+def _about(cache: GradeCache[Verdict], asked: Mapping[tuple[str, str], Claim]) -> Iterator[Verdict]:
+    """The stored verdicts on claims, those by their own gold answers alone."""
+    for entry in cache.entries().values():
+        claim = asked.get((entry.question_id, entry.response))
+        if claim is not None and is_about(entry, claim.asked):
+            yield entry
+
+
 def judge_claims(
     judge: Judge,
     claims: Sequence[Claim],
@@ -97,14 +105,15 @@ def judge_claims(
 ) -> dict[tuple[str, str], Verdict]:
     """A verdict for every non-empty response, by question id and response; equal claims are judged once.
 
-    Questions without accepted answers are left out. Faults of the judge are repeated.
+    Questions without accepted answers are left out. Faults of the judge are repeated, and so are verdicts on another
+    question of this id or by other gold answers.
     """
     asked = {
         (claim.question.id, claim.response): claim
         for claim in claims
         if claim.response.strip() and claim.question.answers
     }
-    known = {(entry.question_id, entry.response): entry for entry in cache.entries().values()}
+    known = {(entry.question_id, entry.response): entry for entry in _about(cache, asked)}
     verdicts = {key: known[key] for key in asked if key in known and known[key].fault is None}
     left = [claim for key, claim in asked.items() if key not in verdicts]
     tell(len(verdicts), len(asked))

@@ -58,6 +58,11 @@ class Claim:
     question: Question
     response: str
 
+    @property
+    def asked(self) -> str:
+        """Digest of the question and its gold answers."""
+        return digest_of(self.question.question, *self.question.answers)
+
 
 class Judge(Grader, Protocol):
     """Grades responses."""
@@ -100,19 +105,20 @@ class ModelJudge:
     def read(self, claim: Claim, text: str | ModelError) -> Verdict:
         """The verdict in an output."""
         if not isinstance(text, str):
-            return Verdict(claim.question.id, claim.response, None, fault=fault_of(text))
+            return Verdict(claim.question.id, claim.response, None, fault=fault_of(text), asked=claim.asked)
         right = read_verdict(text, self.prompt.verdict_after)
         fault = f"the judge said neither yes nor no: {text.strip()[:80]!r}" if right is None else None
-        return Verdict(claim.question.id, claim.response, right, text, fault)
+        return Verdict(claim.question.id, claim.response, right, text, fault, claim.asked)
 
 
 class OracleJudge(OracleGrader):
     """The oracle of a laptop world as a judge."""
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
+        rights = [self.oracle.judge(claim.question, claim.response) for claim in claims]
         return [
-            Verdict(claim.question.id, claim.response, self.oracle.judge(claim.question, claim.response))
-            for claim in claims
+            Verdict(claim.question.id, claim.response, right, asked=claim.asked)
+            for claim, right in zip(claims, rights, strict=True)
         ]
 
 

@@ -6,13 +6,13 @@ of 0. A judge's verdicts are in a separate file.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import read_jsonl
 from coseek.core.fingerprint import digest_of
-from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
+from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict, is_about
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.graders.grading import BATCH, Tell, generated_answer, judge_claims, no_progress, verdict_cache
@@ -46,7 +46,7 @@ class RagBaselines:
     def of(self, question: Question) -> GeneratedAnswer:
         """The baseline of a question. Raises `DataError` for a missing one."""
         reply = self.replies.get(question.id)
-        if reply is None:
+        if reply is None or not is_about(reply, _asked(question)):
             raise DataError(
                 f"question {question.id!r} has no baseline in {self.source}; compute the baselines of these questions"
             )
@@ -76,8 +76,8 @@ def make_baselines(
     only the answers that `accuracy` leaves to it. A second start computes only what is missing or failed.
     """
     cache = baseline_cache(folder, retriever, generator, k)
-    known = _known(cache)
     wanted = {question.id: question for question in questions}
+    known = _known(cache, wanted)
     for _ in range(PASSES):
         left = [question for question in wanted.values() if not _holds(known.get(question.id))]
         tell(len(wanted) - len(left), len(wanted))
@@ -120,8 +120,19 @@ def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: 
     return cache
 
 
-def _known(cache: GradeCache[GeneratedAnswer]) -> dict[str, GeneratedAnswer]:
-    return {entry.question_id: entry for entry in cache.entries().values()}
+def _asked(question: Question) -> str:
+    """What tells a question from another one with its id."""
+    return digest_of(question.question)
+
+
+def _known(cache: GradeCache[GeneratedAnswer], wanted: Mapping[str, Question]) -> dict[str, GeneratedAnswer]:
+    """The stored baselines by question id, without those of other questions with a wanted id."""
+    known: dict[str, GeneratedAnswer] = {}
+    for entry in cache.entries().values():
+        question = wanted.get(entry.question_id)
+        if question is None or is_about(entry, _asked(question)):
+            known[entry.question_id] = entry
+    return known
 
 
 def _holds(reply: GeneratedAnswer | None) -> bool:
@@ -131,13 +142,15 @@ def _holds(reply: GeneratedAnswer | None) -> bool:
 def _answered(generator: Generator, found: Sequence[Answered]) -> list[GeneratedAnswer]:
     """The generator's answers to a batch of questions. A failed search is a fault, not an empty context."""
     replies = [
-        GeneratedAnswer(question.id, 0, "", None, fault=f"search: {one.fault}") for question, one in found if one.fault
+        GeneratedAnswer(question.id, 0, "", None, fault=f"search: {one.fault}", asked=_asked(question))
+        for question, one in found
+        if one.fault
     ]
     asked = [(question, tuple(one.passages or ())) for question, one in found if not one.fault]
     contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in asked]
     written = generator.answer(contexts)
     return replies + [
-        generated_answer(question.id, 0, context, one)
+        replace(generated_answer(question.id, 0, context, one), asked=_asked(question))
         for (question, _), context, one in zip(asked, contexts, written, strict=True)
     ]
 

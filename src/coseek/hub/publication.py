@@ -54,7 +54,7 @@ class Publication:
 
     @property
     def repo_kind(self) -> RepoKind:
-        return "dataset" if self.what == "data set" else "model"
+        return repo_kind_of(self.what)
 
 
 def kind_of(folder: Path) -> FolderKind | None:
@@ -65,6 +65,11 @@ def kind_of(folder: Path) -> FolderKind | None:
         return "model"
     held = (folder / "corpus.jsonl").is_file() or any(folder.glob("questions.*.jsonl"))
     return "data set" if held else None
+
+
+def repo_kind_of(what: FolderKind) -> RepoKind:
+    """The kind of repository for what a folder holds."""
+    return "dataset" if what == "data set" else "model"
 
 
 def is_published(name: str, what: RepoKind) -> bool:
@@ -86,7 +91,7 @@ def publication_of(folder: Path, license: str | None = None) -> Publication:
     what = _checked_kind(folder)
     files: dict[str, Content] = {}
     left_out: list[str] = []
-    kind: RepoKind = "dataset" if what == "data set" else "model"
+    kind = repo_kind_of(what)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if not path.is_file():

@@ -19,9 +19,11 @@ from coseek.core.files import atomic_folder, check_link, check_not_file
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside, sweep_lock_beside
 from coseek.hub.card import PULLED
-from coseek.hub.publication import Content, RepoKind, check_content, is_published, kind_of, publication_of
+from coseek.hub.publication import Content, RepoKind, check_content, is_published, kind_of, publication_of, repo_kind_of
 
 KINDS: tuple[RepoKind, ...] = ("model", "dataset")
+_OF_THE_HUB = re.compile(r"\.gitattributes|\.cache/huggingface/.+")
+"""Files that the hub's own programs leave in a folder."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 
 
@@ -162,7 +164,7 @@ def pull(repo: str, folder: Path, hub: Hub, *, kind: RepoKind | None = None, for
     """Fetch a repository into a folder, all or nothing; every file is checked against its digest.
 
     Raises `DataError` for an unknown repository, one that holds no model and no data set, and a folder with other
-    content, which `force` replaces where it is a model or a data set itself.
+    content, which `force` replaces where it is a model or a data set itself, and holds nothing else.
     """
     check_repo(repo)
     folder = folder.expanduser().resolve()
@@ -183,12 +185,28 @@ def pull(repo: str, folder: Path, hub: Hub, *, kind: RepoKind | None = None, for
             return PullReport(kind_of(folder) or here, len(names), False, left_out)
         if held and not force:
             raise DataError(f"{folder} holds something else already; --force replaces it, or choose another folder")
-        if held and kind_of(folder) is None:
-            raise DataError(
-                f"{folder} holds no policy, encoder or data set, so it is not replaced; choose another folder"
-            )
+        if held:
+            _check_replaceable(folder)
         atomic_folder(folder, lambda part: _fetch(repo, here, names, newest, hub, part))
     return PullReport(kind_of(folder) or here, len(names), True, left_out)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise `DataError` for a folder that holds no model or data set, or anything else beside it."""
+    what = kind_of(folder)
+    if what is None:
+        raise DataError(f"{folder} holds no policy, encoder or data set, so it is not replaced; choose another folder")
+    if what != "data set" and not (folder / PULLED).is_file() and not any(folder.rglob("*.safetensors")):
+        # Many a project has a config.json.
+        raise DataError(f"{folder} holds no weights (*.safetensors), so it is not replaced; choose another folder")
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        ours = name == PULLED or _OF_THE_HUB.fullmatch(name) or is_published(name, repo_kind_of(what))
+        if not ours and (path.is_symlink() or not path.is_dir()):
+            raise DataError(
+                f"{folder} holds {name}, which is no part of a published {what}, so it is not replaced; move that "
+                "file, or choose another folder"
+            )
 
 
 def _fetch(repo: str, kind: RepoKind, names: list[str], stored: Revision, hub: Hub, part: Path) -> None:

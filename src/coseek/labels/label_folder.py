@@ -6,8 +6,9 @@ as an uninterrupted one. A folder whose turns are all done is sealed.
 """
 
 import hashlib
+import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
@@ -33,6 +34,8 @@ from coseek.data.run_seal import SEAL, bound, files_seal
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.text_store import TextStore
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R", LabelSet, DroppedTurn)
 
@@ -100,20 +103,35 @@ class LabelFolder:
         """The turns without a label, each with its reason."""
         return _read(self.dropped_path, DroppedTurn.from_json)
 
-    def recover(self, known: Collection[TurnId] | None = None) -> set[TurnId]:
+    def recover(self, known: Mapping[TurnId, str] | None = None) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets. A broken row, and one of a turn that is not `known`, is refused before anything is removed, the seal
-        included."""
-        turns: set[TurnId] = set()
-        check_whole_rows(self.dropped_path, lambda row: turns.add(DroppedTurn.from_json(row).turn))
-        check_whole_rows(self.sets_path, lambda row: turns.add(self._set_of(row).turn))
-        if known is not None and (others := sorted(turns.difference(known), key=lambda turn: turn.key)):
-            raise DataError(f"{self.folder} has a row of {others[0]}, which the runs do not have; choose another --out")
+        sets. `known` are the turns of the runs, with the digests of their trajectories: rows of a trajectory that was
+        made anew are removed. A broken row, and one of a turn that is not `known`, is refused before anything is
+        removed, the seal included."""
+        there: set[tuple[TurnId, str]] = set()
+        check_whole_rows(self.dropped_path, lambda row: there.add(_origin_of(DroppedTurn.from_json(row))))
+        check_whole_rows(self.sets_path, lambda row: there.add(_origin_of(self._set_of(row))))
+        stale = set() if known is None else _stale(there, known)
+        others = set() if known is None else {turn for turn, _ in there}.difference(known, stale)
+        if others:
+            first = min(others, key=lambda turn: turn.key)
+            raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         self._seal(closed=False)
+        self._remove(stale)
         cut_last_turn(self.sets_path)
         return self._turns()
+
+    def _remove(self, turns: Collection[TurnId]) -> None:
+        """Remove the rows of turns whose trajectories have gone."""
+        if not turns:
+            return
+        log.warning(
+            "%s: runs were made anew, so the labels of %s of their searches are made again", self.folder, len(turns)
+        )
+        for path in filter(Path.exists, (self.sets_path, self.dropped_path)):
+            write_jsonl(path, [row for _, row in read_jsonl(path) if _turn_of(row) not in turns])
 
     def _set_of(self, row: JsonObject) -> LabelSet:
         return LabelSet.from_json(self.texts.restore(row))
@@ -232,6 +250,16 @@ def _turn_of(row: JsonObject) -> TurnId:
         question = row.get("question")
         ident = question["id"] if isinstance(question, dict) else row["question_id"]
         return TurnId(cast(str, ident), cast(int, row["seed"]), cast(int, row["search"]))
+
+
+def _origin_of(row: Labelled) -> tuple[TurnId, str]:
+    return row.turn, row.trajectory
+
+
+def _stale(there: Iterable[tuple[TurnId, str]], known: Mapping[TurnId, str]) -> set[TurnId]:
+    """The turns whose trajectory has another digest in the runs. Older rows have none: nothing tells them apart."""
+    runs = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
+    return {turn for turn, was in there if was and runs.get((turn.question_id, turn.seed), was) != was}
 
 
 def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:

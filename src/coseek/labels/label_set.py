@@ -6,13 +6,17 @@ from typing import cast
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.data.run_seal import value_digest
+from coseek.data.trajectory import Trajectory
 from coseek.retrieval.query import Query
 
 SCHEMA = 2
 """Version of the label set object in `labels.jsonl`. In schema 1 every text stands in its row."""
+TRAJECTORY = "trajectory"
+"""Key of the digest of the trajectory in a row. Rows without it are read, and taken for those of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class LabelSet:
     positive and negatives."""
     copy: int = 0
     """Index among the label sets of one turn, for makers with several positives per turn."""
+    trajectory: str = ""
+    """Digest of the trajectory that was labelled (`trajectory_digest`); empty in older rows."""
 
     def __post_init__(self) -> None:
         idents = [candidate.passage.id for candidate in self.candidates]
@@ -96,7 +102,7 @@ class LabelSet:
             row["targets"] = list(self.targets)
         if self.copy:
             row["copy"] = self.copy
-        return row
+        return row | _origin(self.trajectory)
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "LabelSet":
@@ -113,6 +119,7 @@ class LabelSet:
             negatives=tuple(str(ident) for ident in cast(list[str], row["negatives"])),
             targets=None if targets is None else tuple(float(value) for value in targets),
             copy=cast(int, row.get("copy", 0)),
+            trajectory=str(row.get(TRAJECTORY, "")),
         )
 
 
@@ -124,10 +131,25 @@ class DroppedTurn:
     reason: str
     """Short name of the reason, such as `no-positive` or `unreadable`."""
     detail: str = ""
+    trajectory: str = ""
+    """As in a label set."""
 
     def to_json(self) -> JsonObject:
-        return {**self.turn.to_json(), "reason": self.reason, "detail": self.detail}
+        return {**self.turn.to_json(), "reason": self.reason, "detail": self.detail} | _origin(self.trajectory)
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "DroppedTurn":
-        return cls(TurnId.from_json(row), str(row["reason"]), str(row["detail"]))
+        return cls(TurnId.from_json(row), str(row["reason"]), str(row["detail"]), str(row.get(TRAJECTORY, "")))
+
+
+def trajectory_digest(trajectory: Trajectory) -> str:
+    """Digest of what a label depends on of a trajectory. Seconds, prices and log-probabilities are no part of it, so a
+    run that is made anew and comes out the same keeps its labels."""
+    written: list[Json] = [[str(one.author), one.tag, one.text] for one in trajectory.segments]
+    searches: list[Json] = [search.to_json() for search in trajectory.searches]
+    stands: JsonObject = {"question": trajectory.question.to_json(), "segments": written, "searches": searches}
+    return value_digest({**stands, "stop": str(trajectory.stop), "answer": trajectory.answer})[:32]
+
+
+def _origin(trajectory: str) -> JsonObject:
+    return {TRAJECTORY: trajectory} if trajectory else {}

@@ -2,14 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import trajectory_digest
 from coseek.labels.maker import LabelMaker
 
 Tell = Callable[[int, int], None]
@@ -61,13 +62,12 @@ def make_labels(
             tell(over + done, len(order))
 
     label_turns(labels, maker, (turn for turn in turns if turn.id in left), len(left), told)
-    labels.arrange(order)
-    return summary(labels, order, tally, time.perf_counter() - began)
+    labels.arrange([*order])
+    return summary(labels, [*order], tally, time.perf_counter() - began)
 
 
-def unlabelled(labels: LabelFolder, order: Iterable[TurnId]) -> dict[TurnId, None]:
+def unlabelled(labels: LabelFolder, order: Mapping[TurnId, str]) -> dict[TurnId, None]:
     """The turns without a label in the folder, which is mended after a kill, in order."""
-    order = dict.fromkeys(order)
     done = labels.recover(order)
     return dict.fromkeys(turn for turn in order if turn not in done)
 
@@ -75,27 +75,44 @@ def unlabelled(labels: LabelFolder, order: Iterable[TurnId]) -> dict[TurnId, Non
 def label_turns(
     labels: LabelFolder, maker: LabelMaker, turns: Iterable[SearchTurn], count: int, tell: Tell = lambda *_: None
 ) -> None:
-    """Label these `count` turns. Rows are appended as they are known."""
+    """Label these `count` turns. Rows are appended as they are known, with the digest of their trajectory."""
     tell(0, count)
     labelled: set[TurnId] = set()
+    digests: dict[TurnId, str] = {}
+
+    def noted() -> Iterator[SearchTurn]:
+        for turn, digest in _with_digests(turns):
+            digests[turn.id] = digest
+            yield turn
+
     with labels.appending() as append:
-        for row in maker.label(turns):
-            append(row)
+        for row in maker.label(noted()):
+            append(replace(row, trajectory=digests[row.turn]))
             labelled.add(row.turn)
             tell(len(labelled), count)
     tell(count, count)
 
 
-def check_distinct(turns: Iterable[SearchTurn]) -> list[TurnId]:
-    """The ids of the turns. Raises `DataError` for a duplicate."""
-    order = [turn.id for turn in turns]
-    if len(set(order)) < len(order):
-        twice = next(ident for ident, count in Counter(order).items() if count > 1)
-        raise DataError(
-            f"question {twice.question_id!r} has two trajectories with the seed {twice.seed}, which cannot be told "
-            "apart; make one of the runs with another --seed"
-        )
+def check_distinct(turns: Iterable[SearchTurn]) -> dict[TurnId, str]:
+    """The turns, each with the digest of its trajectory. Raises `DataError` for a duplicate."""
+    order: dict[TurnId, str] = {}
+    for turn, digest in _with_digests(turns):
+        if turn.id in order:
+            raise DataError(
+                f"question {turn.question.id!r} has two trajectories with the seed {turn.trajectory.seed}, which "
+                "cannot be told apart; make one of the runs with another --seed"
+            )
+        order[turn.id] = digest
     return order
+
+
+def _with_digests(turns: Iterable[SearchTurn]) -> Iterator[tuple[SearchTurn, str]]:
+    """Each turn with the digest of its trajectory, computed once for turns that come together."""
+    last, digest = None, ""
+    for turn in turns:
+        if turn.trajectory is not last:
+            last, digest = turn.trajectory, trajectory_digest(turn.trajectory)
+        yield turn, digest
 
 
 def summary(labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts, seconds: float = 0.0) -> LabelSummary:

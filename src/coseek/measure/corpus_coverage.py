@@ -7,9 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import fmean
 
 from coseek.core.files import Json, JsonObject
+from coseek.core.marks import marks, undotted
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.measure.answers import normalise
@@ -17,7 +19,7 @@ from coseek.measure.question_groups import ALL
 from coseek.measure.table import Table
 
 CLOSED = frozenset({"yes", "no", "true", "false", "noanswer"})
-_ODD = re.compile(r"[^\w\s]")
+_ODD = re.compile(r"[^\w\s]+")
 # Han, kana and Hangul have no reliable spaces, so that each character counts as a word.
 _CJK = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff])")
 
@@ -26,7 +28,15 @@ def answer_words(text: str) -> list[str]:
     """The normalised words of a text, as cover-EM compares them, but without Unicode punctuation, which may be glued to
     a word, and with CJK characters one by one."""
     found = normalise(text)
-    return (found if found.isascii() else _CJK.sub(r" \1 ", _ODD.sub(" ", found))).split()
+    return (found if found.isascii() else _ODD.sub(_with_marks, _CJK.sub(r" \1 ", undotted(found)))).split()
+
+
+def _with_marks(odd: re.Match[str]) -> str:
+    """The marks of the letter before signs that are no letters, and a blank for the others."""
+    signs, begins = odd[0], odd.start()
+    behind_letter = begins > 0 and not odd.string[begins - 1].isspace()
+    kept = "".join(takewhile(marks().__contains__, signs)) if behind_letter else ""
+    return kept if kept == signs else f"{kept} "
 
 
 def is_decidable(words: Sequence[str]) -> bool:

@@ -43,7 +43,7 @@ from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.policy_card import HEALTHY, write_policy_card
 from coseek.pipelines.resumption import MoreSteps, bound
-from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
+from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedule, schedule_of
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
@@ -174,10 +174,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return open_retriever({**(index if own.get("retriever") == "noisy" else {}), **own})
 
     @property
-    def _schedule(self) -> ScheduledRetriever | None:
-        """The retriever of training rollouts, where it changes over the run."""
-        own = self.recipe.data.training_retriever is not None
-        return self.training_retriever if own and isinstance(self.training_retriever, ScheduledRetriever) else None
+    def _schedule(self) -> SharedSchedule | None:
+        """What changes over the run of the retriever of training rollouts."""
+        return None if self.recipe.data.training_retriever is None else schedule_of(self.training_retriever)
 
     def questions(self, split: str) -> list[Question]:
         return Dataset(self.data_folder).questions(split)
@@ -480,8 +479,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         recipe, settings = stage.recipe, stage.recipe.rejection
         if self._schedule is not None:
             self._schedule.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
-        # Each worker has every W-th run, and the first, which alone reports, the most.
-        self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world))
+        self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world))  # its own share
         model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
         sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
         return share_run(
@@ -496,5 +494,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             samples=settings.samples,
             concurrency=recipe.concurrency,
             overlap=recipe.overlap,
+            repeat_faults=not (stage.folder / "round-1").exists(),  # what is learnt from stays so midway
             tell=lambda ended, _: self.progress.advance(ended),
         )

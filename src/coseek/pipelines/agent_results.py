@@ -129,17 +129,19 @@ def measure(training: AgentTraining) -> dict[str, Scores]:
 
 
 def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
-    """Run one agent on one set in its run folder. A cell of another policy is replaced."""
+    """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     if row.passages:
         plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
         run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
+        run.drop_faults()
         served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
     framed = protocol.template.framed(training.tokenizer)
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
+    run.drop_faults()
     if len(run.done()) == len(column.questions):
         return
     run_questions(

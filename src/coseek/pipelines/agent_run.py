@@ -19,7 +19,7 @@ from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows
 from coseek.data.selection import QuestionFilter, draw
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, shortfalls_of
 
 
 class RunSettings(Settings):
@@ -72,7 +72,8 @@ def run_agent(
     Returns the run and all its questions.
 
     Every part is opened and checked before the folder is written, the agent by the processes of a `cluster` if there is
-    one. `tell` is called with (ended, total), `say` with a line about what the calls to a server cost.
+    one. `tell` is called with (ended, total), `say` with a line about what the calls to a server cost, and with
+    what the retriever could not do, but for that of a cluster.
     """
     check_output_folder(out, "run.yaml")
     with lock_folder(out):
@@ -100,8 +101,10 @@ def run_agent(
             samples=settings.samples,
             tell=tell,
         )
-        if say is not None and (line := spent(agent.model, settings.agent)):
-            say(line)
+        if say is not None:
+            lines = (f"{settings.retriever}: {one}" for one in shortfalls_of(retriever))
+            for line in filter(None, (spent(agent.model, settings.agent), *lines)):
+                say(line)
     return kept, questions
 
 

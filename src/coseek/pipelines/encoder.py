@@ -273,10 +273,9 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         body: nn.Module = model[0]
         if settings.checkpointing:
             checkpoint_activations(model)
-        if settings.freeze_layers:
-            freeze(body, settings.freeze_layers)
+        frozen = freeze(body, settings.freeze_layers) if settings.freeze_layers else []
         if settings.lora is not None:
-            attach(body, settings.lora)
+            attach(body, settings.lora, frozen=frozen)
         if settings.dropout is not None:
             for module in model.modules():
                 if isinstance(module, nn.Dropout):
@@ -401,14 +400,16 @@ def train_and_measure(
     return training, training.results() if training.workers.first else None
 
 
-def freeze(body: nn.Module, layers: int) -> None:
-    """Freeze the token embeddings and the lowest `layers` blocks of the longest `ModuleList`."""
+def freeze(body: nn.Module, layers: int) -> list[nn.Module]:
+    """Freeze the token embeddings and the lowest `layers` blocks of the longest `ModuleList`; returns them."""
     lists = [module for module in body.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise SettingError("training.freeze_layers: this encoder has no list of layers; leave the setting out")
     blocks = max(lists, key=len)
     if layers >= len(blocks):
         raise SettingError(f"training.freeze_layers={layers}: this encoder has {len(blocks)} layers; freeze fewer")
-    frozen = [module for module in body.modules() if isinstance(module, nn.Embedding)]
-    for module in [*frozen, *list(blocks)[:layers]]:
+    embeddings = [module for module in body.modules() if isinstance(module, nn.Embedding)]
+    frozen = [*embeddings, *list(blocks)[:layers]]
+    for module in frozen:
         module.requires_grad_(False)
+    return frozen

@@ -6,7 +6,7 @@ digest of its line.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
@@ -193,11 +193,16 @@ def _verdicts_again(file: GradeFile[Verdict]) -> Again[Verdict]:
             raise DataError(f"the world {source} of its oracle is no longer there")
         oracle = OracleJudge(Oracle.load(Path(source).expanduser()), source)
         _check(file, oracle.identity)
-        return lambda entry, run: oracle.judge([Claim(run.question, entry.response)])[0]
+        return lambda entry, run: _as_old(entry, oracle.judge([Claim(run.question, entry.response)])[0])
     settings = _settings(file, JudgeSettings)
     judge = ModelJudge(_Silent(str(file.card.get("model_identity"))), load_judge_prompt(settings), settings)
     _check(file, judge.identity)
-    return lambda entry, run: judge.read(Claim(run.question, entry.response), entry.text)
+    return lambda entry, run: _as_old(entry, judge.read(Claim(run.question, entry.response), entry.text))
+
+
+def _as_old(entry: Verdict, again: Verdict) -> Verdict:
+    """A verdict without the digest of its claim, where the entry is older than that."""
+    return again if entry.asked else replace(again, asked="")
 
 
 def _settings(file: GradeFile[E], kind: type[S]) -> S:

@@ -20,7 +20,7 @@ from coseek.core.settings import make_settings
 from coseek.data.audit import Audit, Share, Violation, bound_rows, counted, difference
 from coseek.data.run_seal import SEAL, changed_files
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import DroppedTurn, LabelSet
+from coseek.labels.label_set import TRAJECTORY, DroppedTurn, LabelSet
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule
 from coseek.labels.text_store import text_key
 from coseek.pipelines.labelling import LabelSettings, label_runs
@@ -161,7 +161,7 @@ class _Labels:
                 if row is None or key not in ours:
                     what = "no such row follows" if row is not None else f"the row of search {key[2]} is missing"
                     yield Violation(path, f"{what} from the runs, the retriever and the scores", line, key[0])
-                elif (odd := difference(_rounded(ours[key][1], row), row)) is not None:
+                elif (odd := difference(_rounded(_as_old_as(row, ours[key][1]), row), row)) is not None:
                     yield Violation(
                         path, f"{odd} does not follow from the runs, the retriever and the scores", line, key[0]
                     )
@@ -192,6 +192,11 @@ def _not_made_again(settings: LabelSettings, own: JsonObject, retriever: str | N
         if is_plugin_path(name):
             return f"{name} is a file of the user's, which is not run"
     return None
+
+
+def _as_old_as(row: JsonObject, ours: JsonObject) -> JsonObject:
+    """Our row without the digest of its trajectory where the stored row is older than that."""
+    return {name: value for name, value in ours.items() if name != TRAJECTORY or name in row}
 
 
 def _rounded(ours: Json, theirs: Json) -> Json:

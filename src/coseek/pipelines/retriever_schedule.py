@@ -1,17 +1,27 @@
 """Retriever schedule: a training retriever that changes over the run is told how far the run is."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from coseek.retrieval.retriever import Retriever, ScheduledRetriever, with_all_under
 from coseek.training.rl.callbacks import Callback, StepReport
 
 
-@runtime_checkable
-class ScheduledRetriever(Protocol):
-    """A retriever that gets better or worse while an agent learns."""
+@dataclass(frozen=True, slots=True)
+class SharedSchedule:
+    """All that changes of a retriever, which may lie under others. Implements `ScheduledRetriever`."""
+
+    parts: Sequence[ScheduledRetriever]
 
     def progress(self, step: int, steps: int) -> None:
-        """Training is at `step` of `steps`."""
-        ...
+        for part in self.parts:
+            part.progress(step, steps)
+
+
+def schedule_of(retriever: Retriever) -> SharedSchedule | None:
+    """What changes over the run of a retriever and of those under it; `None` if nothing does."""
+    parts = [one for one in with_all_under(retriever) if isinstance(one, ScheduledRetriever)]
+    return SharedSchedule(parts) if parts else None
 
 
 class RetrieverSchedule(Callback):

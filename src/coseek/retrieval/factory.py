@@ -55,6 +55,8 @@ class OpenContext:
     """The corpus of an index, if it has been read already."""
     model: Callable[[str], TextModel] | None = None
     """Opens a language model by name; `models.local_text.open_text_model` if not set."""
+    above: tuple[Path, ...] = ()
+    """The YAML files that are being opened, outermost first."""
 
     def path(self, name: str) -> Path:
         return self.folder / Path(name).expanduser()
@@ -69,7 +71,8 @@ class OpenContext:
             return self._part({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))
         if path.suffix in (".yaml", ".yml"):
-            return replace(self, folder=path.parent)._part(read_yaml(path, "retriever file"), str(path))
+            inside = replace(self, folder=path.parent, above=_deeper(path, self.above))
+            return inside._part(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
     def writer(self, name: str, local: TextModelSettings) -> TextModel:
@@ -100,6 +103,14 @@ class OpenContext:
         return found, make_settings(found.SETTINGS, given, where)
 
 
+def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The YAML files that are being read, with one more. Raises `SettingError` for one that names itself."""
+    if (here := path.resolve()) in above:
+        names = " → ".join(one.name for one in (*above[above.index(here) :], here))
+        raise SettingError(f"the retriever file {path} is composed of itself ({names}); name another part in it")
+    return *above, here
+
+
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
     """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
     return [str(path) for path in _named(source, folder) if is_plugin_path(str(path))]
@@ -122,15 +133,15 @@ def stamp_of(cards: Sequence[Path]) -> Stamp | None:
         return None
 
 
-def _named(source: Source, folder: Path) -> list[Path]:
+def _named(source: Source, folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     """Every text in settings as the path that it may be, those in nested YAML files included."""
     if isinstance(source, Mapping):
         each = [one for value in source.values() for one in (value if isinstance(value, list) else [value])]
         named = [one for one in each if isinstance(one, str | Mapping)]
-        return [found for one in named for found in _named(one, folder)]
+        return [found for one in named for found in _named(one, folder, above)]
     path = folder / Path(source).expanduser()
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return _named(read_yaml(path, "retriever file"), path.parent)
+        return _named(read_yaml(path, "retriever file"), path.parent, _deeper(path, above))
     return [path]
 
 

@@ -26,31 +26,40 @@ def reciprocal_rank_fusion(
     return best_first(scores)
 
 
-def weighted_fusion(lists: Sequence[Mapping[str, float]], weights: Sequence[float], scale: Scale) -> dict[str, float]:
-    """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. Sorted best first;
-    ties keep the order of first occurrence."""
+def weighted_fusion(
+    lists: Sequence[Mapping[str, float]],
+    weights: Sequence[float],
+    scale: Scale,
+    places: int = 0,
+    absent: Sequence[float | None] | None = None,
+) -> dict[str, float]:
+    """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. `places` and
+    `absent`, one a list, are those of `scaled`. Sorted best first; ties keep the order of first occurrence."""
     scores: dict[str, float] = {}
-    for ranked, weight in zip(lists, weights, strict=True):
-        for ident, score in zip(ranked, scaled(list(ranked.values()), scale), strict=True):
+    for ranked, weight, floor in zip(lists, weights, absent or [None] * len(lists), strict=True):
+        for ident, score in zip(ranked, scaled(list(ranked.values()), scale, places, floor), strict=True):
             scores[ident] = scores.get(ident, 0.0) + weight * score
     return best_first(scores)
 
 
-def scaled(scores: Sequence[float], scale: Scale) -> list[float]:
+def scaled(scores: Sequence[float], scale: Scale, places: int = 0, absent: float | None = None) -> list[float]:
     """Normalise the finite scores of one ranking so that the lowest becomes 0, the value of an absent id.
 
     `min-max`: (s − min) / (max − min). `z`: (s − min) / standard deviation, that is the z-score shifted to a minimum of
-    0. If all scores are equal, each becomes 1.
+    0. If all scores are equal, each becomes 1. A ranking of fewer than `places` ids is filled up with the score
+    `absent`, by default its lowest: else the one passage that a part finds stands out from nothing.
     """
     if not scores:
         return []
     values = np.asarray(scores, dtype=np.float64)
+    floor = values.min() if absent is None else absent
+    values = np.concatenate([values, np.full(max(0, places - len(values)), floor)])
     # Halving before subtracting avoids overflow over the widest float64 range.
     spread = float(values.max() / 2 - values.min() / 2)
     if spread == 0.0:
         return [1.0] * len(scores)
     unit = (values / 2 - values.min() / 2) / spread  # z is computed from min-max, so that its squares cannot underflow
-    return [float(value) for value in (unit if scale == "min-max" else unit / unit.std())]
+    return [float(value) for value in (unit if scale == "min-max" else unit / unit.std())[: len(scores)]]
 
 
 def best_first(scores: Mapping[str, float]) -> dict[str, float]:

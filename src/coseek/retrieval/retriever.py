@@ -1,8 +1,9 @@
 """Retriever: the interface of everything that finds passages."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import replace_surrogates
@@ -34,10 +35,54 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]: ...
 
 
+@runtime_checkable
+class ScheduledRetriever(Protocol):
+    """A retriever that gets better or worse while an agent learns."""
+
+    def progress(self, step: int, steps: int) -> None:
+        """Training is at `step` of `steps`."""
+        ...
+
+
+def with_all_under(retriever: Retriever) -> Iterator[Retriever]:
+    """The retriever, and those that lie under it: its optional attribute `under`, a tuple."""
+    yield retriever
+    under = getattr(retriever, "under", ())
+    for one in under if isinstance(under, tuple) else ():
+        yield from with_all_under(one)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What a retriever could not do and that is no fault, so that its hits look like all others."""
+
+    count: int
+    total: int
+    what: str
+    """Such as `orders could not be read`."""
+
+    def __str__(self) -> str:
+        return f"{self.count:,} of {self.total:,} {self.what}"
+
+
+def shortfalls_of(retriever: Retriever) -> list[Shortfall]:
+    """Those since the retriever and all under it were opened that are not zero: their optional attribute `shortfalls`,
+    a tuple."""
+    told = [getattr(one, "shortfalls", ()) for one in with_all_under(retriever)]
+    return [one for some in told if isinstance(some, tuple) for one in some if isinstance(one, Shortfall) and one.count]
+
+
 def fields_read(retriever: Retriever) -> ContextFields:
     """What the retriever reads of a query's context: its optional attribute `reads`, or else everything."""
     reads = getattr(retriever, "reads", None)
     return reads if isinstance(reads, ContextFields) else EVERYTHING
+
+
+def absent_score(retriever: Retriever) -> float | None:
+    """The score of a passage that is not found: the retriever's optional attribute `absent_score`; `None` where it is
+    not known."""
+    score = getattr(retriever, "absent_score", None)
+    return score if isinstance(score, float) else None
 
 
 def fault_of_hits(hits: Sequence[Hit]) -> str:
@@ -56,6 +101,10 @@ class LayeredRetriever:
 
     def __init__(self, over: Retriever) -> None:
         self.over = over
+
+    @property
+    def under(self) -> tuple[Retriever, ...]:
+        return (self.over,)
 
     @property
     def corpus(self) -> Corpus | None:

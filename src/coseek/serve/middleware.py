@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Protocol, TypeAlias, cast
 
+from coseek.core.connections import names_this_machine
 from coseek.core.files import Json, JsonObject
 from coseek.serve.budgets import HeldBytes
 from coseek.serve.logs import Log
@@ -71,14 +72,23 @@ class AccessMiddleware:
             await _send_in_pieces(send, message)
 
         try:
-            if self._may_pass(str(scope["path"]), headers):
+            if not self._is_meant(headers):
+                said = "this service without a token is for this machine alone: ask localhost, or set --token-env"
+                await _turn_away(send_marked, 421, said)
+            elif self._may_pass(str(scope["path"]), headers):
                 await self._app(scope, receive, send_marked)
             else:
-                await _turn_away(send_marked)
+                said = "this service needs a token: send the header Authorization: Bearer …"
+                await _turn_away(send_marked, 401, said)
         finally:
             self._service.held.free(scope)
             if self._log is not None:
                 self._log.add(self._line(scope, record, ident.decode(), time.perf_counter() - began))
+
+    def _is_meant(self, headers: Headers) -> bool:
+        """Whether the name that was asked for is of this machine, where no token keeps others out."""
+        host = _header(headers, b"host")
+        return self._token is not None or not host or names_this_machine(host.decode("latin-1"))
 
     def _may_pass(self, path: str, headers: Headers) -> bool:
         if self._token is None or path in _OPEN:
@@ -109,11 +119,12 @@ async def _send_in_pieces(send: Send, message: MutableMapping[str, object]) -> N
     await send(message)
 
 
-async def _turn_away(send: Send) -> None:
-    body = json.dumps({"error": "this service needs a token: send the header Authorization: Bearer …"}).encode()
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    headers.append((b"content-length", str(len(body)).encode()))
+async def _turn_away(send: Send, status: int, why: str) -> None:
+    body = json.dumps({"error": why}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     # The body was not read, so the connection cannot be used again.
     headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import ipaddress
 import os
 import selectors
 import socket
@@ -17,6 +16,7 @@ from typing import Protocol, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from coseek.core.connections import names_this_machine
 from coseek.core.errors import SettingError
 from coseek.retrieval.factory import Stamp
 from coseek.retrieval.retriever import Retriever
@@ -202,9 +202,4 @@ def token_of(settings: ListenSettings) -> str | None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return names_this_machine(f"[{host}]" if ":" in host else host)

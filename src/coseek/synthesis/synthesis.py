@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, atomic_folder, check_output_folder, write_json
+from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -61,41 +62,44 @@ def synthesize(
 
     The same corpus, settings and models give the same files. `writer` puts questions into its own words; `reader` tests
     them besides the rules; of those that a `solver` tries, the ones at the edge of what it can do are kept. Raises
-    `DataError` for a corpus that gives none; nothing is written then.
+    `DataError` for a corpus that gives none; nothing is written then. `InUse` where another process writes there.
     """
-    check_output_folder(out, RECORD)
-    if out.exists() and folder.resolve() == out.resolve():
-        raise DataError(f"{out} is the data set that is read; choose another folder for --out")
-    corpus = Dataset(folder).corpus
-    maker = QuestionMaker(HopGraph(corpus, settings.support), settings, writer, reader, solver)
-    questions = maker.make(tell)
-    if not questions:
-        reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
-        less = f", or set support={settings.support - 1}" if settings.support > 2 else ""
-        raise DataError(
-            f"the {len(corpus):,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}; they need "
-            f"English sentences that say the same kind of thing of several names; give more documents{less}"
+    with lock_beside(out, again=False):
+        check_output_folder(out, RECORD)
+        if out.exists() and folder.resolve() == out.resolve():
+            raise DataError(f"{out} is the data set that is read; choose another folder for --out")
+        corpus = Dataset(folder).corpus
+        maker = QuestionMaker(HopGraph(corpus, settings.support), settings, writer, reader, solver)
+        questions = maker.make(tell)
+        if not questions:
+            reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
+            less = f", or set support={settings.support - 1}" if settings.support > 2 else ""
+            raise DataError(
+                f"the {len(corpus):,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}; they "
+                f"need English sentences that say the same kind of thing of several names; give more documents{less}"
+            )
+        split_questions: dict[str, list[Question]] = dict(questions.items())
+        everything = [question for asked in questions.values() for question in asked]
+        withheld = withhold(everything, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
+        pairs = twins(split_questions, withheld)
+        summary = SynthesisSummary(
+            len(corpus),
+            {split: by_hops(asked) for split, asked in questions.items()},
+            dict(maker.dropped.most_common()),
+            sum(not question.answerable for asked in pairs.values() for question in asked),
         )
-    split_questions: dict[str, list[Question]] = dict(questions.items())
-    everything = [question for asked in questions.values() for question in asked]
-    withheld = withhold(everything, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
-    pairs = twins(split_questions, withheld)
-    summary = SynthesisSummary(
-        len(corpus),
-        {split: by_hops(asked) for split, asked in questions.items()},
-        dict(maker.dropped.most_common()),
-        sum(not question.answerable for asked in pairs.values() for question in asked),
-    )
 
-    def fill(part: Path) -> None:
-        _save(part, corpus, split_questions)
-        if withheld:
-            kept = Corpus((one for one in corpus if one.id not in withheld), "the corpus of the unanswerable twins")
-            _save(part / UNANSWERABLE, kept, pairs)
-        write_json(part / RECORD, {"settings": dump_settings(settings), "corpus": corpus.digest, **summary.to_json()})
+        def fill(part: Path) -> None:
+            _save(part, corpus, split_questions)
+            if withheld:
+                kept = Corpus((one for one in corpus if one.id not in withheld), "the corpus of the unanswerable twins")
+                _save(part / UNANSWERABLE, kept, pairs)
+            write_json(
+                part / RECORD, {"settings": dump_settings(settings), "corpus": corpus.digest, **summary.to_json()}
+            )
 
-    atomic_folder(out, fill)
-    return summary
+        atomic_folder(out, fill)
+        return summary
 
 
 def _save(folder: Path, corpus: Corpus, questions: Mapping[str, list[Question]]) -> None:

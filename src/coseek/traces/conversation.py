@@ -32,7 +32,7 @@ from coseek.data.trajectory import (
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.traces.found_passages import hits_by_query
+from coseek.traces.found_passages import hits_by_query, own_hits
 
 PROTOCOL = "tongyi"
 """The protocol whose tags imported runs are written in: reasoning, JSON tool calls, a tagged answer."""
@@ -40,6 +40,8 @@ QUERY_ARGUMENTS = ("query", "queries", "q", "search_query", "question", "keyword
 """Arguments of a search tool that may hold the query, the first that is there; else its only argument."""
 _SEARCHES = re.compile("search|retriev", re.I)
 _EMPTY = "the last message is empty"
+_UNANSWERED = (StopReason.COMPLETE, StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.INVALID)
+"""Ends that a log may name for a run without an answer."""
 _UNCUT = 2**31
 """Tokens to which a result is cut: it has been shown already."""
 
@@ -69,6 +71,8 @@ class Conversation:
     """Why the run failed; such a run is counted and never scored."""
     sampled: Mapping[int, SampledIds] = field(default_factory=dict)
     """By position of an assistant message."""
+    stop: StopReason | None = None
+    """How the run ended, where the log has it; then a last message is no answer by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +247,10 @@ class _Writer:
         calls, matched = results_of(messages, turn)
         content = "\n".join(text for at in turn.written if (text := text_of(messages[at].get("content"))).strip())
         if is_last and not turn.behind:
-            self.answer = None if calls else (self.chat.answer or content).strip() or None
-            self.ending = "the log ends with a call that has no result" if calls else _EMPTY
+            said = self.chat.answer or ("" if self.chat.stop else content)
+            self.answer = None if calls else said.strip() or None
+            unsaid = "" if content else _EMPTY
+            self.ending = "the log ends with a call that has no result" if calls else unsaid
         self._wrote(turn, calls, content)
         self._found(turn, calls, matched, number)
         self.reader.counts["calls_without_result"] += len(calls) - len(matched)
@@ -257,12 +263,12 @@ class _Writer:
         grammar = self.reader.protocol.grammar
         if chat.fault:
             stop, detail, self.answer = StopReason.MODEL_ERROR, chat.fault, None
-        elif self.answer is not None and grammar.is_decline(Span(Author.AGENT, "answer", self.answer)):
+        elif self.answer is not None and self._is_decline(self.answer):
             (stop, detail), self.answer = stop_of_decline(self.searches), None
         elif self.answer is not None:
             stop, detail = StopReason.ANSWERED, ""
         else:
-            stop, detail = StopReason.INVALID if self.ending == _EMPTY else StopReason.TURN_LIMIT, self.ending
+            stop, detail = self._unanswered(), self.ending
         format_error = grammar.format_error(grammar.spans(self.segments))
         return Trajectory(
             question=chat.question,
@@ -280,6 +286,19 @@ class _Writer:
             evidence=ranked(self.searches, ()),
             messages=chat.messages,
         )
+
+    def _is_decline(self, answer: str) -> bool:
+        """Whether an answer declines. A log that calls it an answer is believed: its agent may have no such words."""
+        said = Span(Author.AGENT, "answer", answer)
+        return self.chat.stop is not StopReason.ANSWERED and self.reader.protocol.grammar.is_decline(said)
+
+    def _unanswered(self) -> StopReason:
+        """How a run without an answer ended: as the log says, else as its last message shows."""
+        stop = self.chat.stop
+        shown_last = self.segments[-1].author is Author.ENVIRONMENT
+        if stop in _UNANSWERED and not (stop is StopReason.COMPLETE and shown_last):  # only the agent completes a run
+            return stop
+        return StopReason.INVALID if self.ending == _EMPTY else StopReason.TURN_LIMIT
 
     # --- parts of a turn
 
@@ -304,6 +323,7 @@ class _Writer:
         """Searches and calls with their results, in one block of the searches and a segment for each other message."""
         messages, blocks = self.chat.messages, list[tuple[str, str]]()
         searched: list[str] = []
+        unshown = True  # what coseek found after the last turn has hits and no text
         results = {number: at for at, number in matched.items()}
         for place, call in enumerate(calls):
             if place in results and (queries := self._queries(call)):
@@ -311,6 +331,7 @@ class _Writer:
                 self._searched(message, queries, number)
                 if not message.get("fault"):
                     searched.append(text_of(message.get("content")))
+                    unshown &= "hits" in message and not searched[-1]
         for at in turn.behind:
             text = text_of(messages[at].get("content"))
             if at not in matched:
@@ -323,7 +344,7 @@ class _Writer:
                 self.calls.append(Call(number, call.name, call.object, text))
             elif messages[at].get("fault"):
                 blocks.append((MESSAGE, self._escape(text)))
-        if searched:
+        if searched and not unshown:
             tag = self.reader.protocol.observation_tag
             blocks.insert(0, (tag, self.reader.shown("\n\n".join(searched))))
         following = self.chat.sampled.get(turn.behind[-1] + 1) if turn.behind else None
@@ -334,9 +355,9 @@ class _Writer:
         if fault := message.get("fault"):
             self.searches += [Search(query, fault=str(fault), turn=number) for query in queries]
         else:
-            found = hits_by_query(
-                message["hits"] if "hits" in message else text_of(message.get("content")), len(queries)
-            )
+            own = own_hits(message.get("hits"))
+            told = message["hits"] if "hits" in message else text_of(message.get("content"))
+            found = hits_by_query(told, len(queries)) if own is None else [own] * len(queries)
             self.searches += [Search(query, hits, turn=number) for query, hits in zip(queries, found, strict=True)]
         self.reader.counts["searches"] += len(queries)
 

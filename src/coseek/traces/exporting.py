@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, UnknownName
-from coseek.core.files import atomic_folder, check_output_folder, write_json, write_jsonl
+from coseek.core.files import atomic_folder, check_output_file, check_output_folder, write_json, write_jsonl
+from coseek.core.lock import lock_beside
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.traces.atif import atif_document
@@ -22,7 +23,8 @@ def export_run(run: Run, format_name: str, out: Path) -> int:
     run, and for an `out` that holds something else."""
     if format_name not in FORMATS:
         raise UnknownName("trace format", format_name, FORMATS)
-    return FORMATS[format_name](run, out)
+    with lock_beside(out, again=False):
+        return FORMATS[format_name](run, out)
 
 
 def _trajectories(run: Run) -> Iterator[Trajectory]:
@@ -41,6 +43,9 @@ def _messages(run: Run, out: Path) -> int:
 def _atif(run: Run, out: Path) -> int:
     """One document a file; files are numbered, since an id may be no file name."""
     check_output_folder(out, "000001.json")
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if path.suffix != ".json" or not path.stem.isdecimal():  # the folder is replaced as a whole
+            raise DataError(f"{out} holds {path.name}, which is no ATIF document of a run; choose a new folder")
     count = 0
 
     def fill(folder: Path) -> None:
@@ -70,8 +75,7 @@ def agent_name(run: Run) -> str | None:
 def _file(out: Path, suffix: str) -> Path:
     if out.suffix != suffix:
         raise DataError(f"--out {out}: name a file that ends in {suffix}")
-    if out.is_dir():
-        raise DataError(f"--out {out} is a folder; name a file in it")
+    check_output_file(out)
     return out
 
 

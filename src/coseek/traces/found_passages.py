@@ -1,10 +1,13 @@
-"""Found passages: the passages in the result of somebody else's search tool, which is text or JSON of any form."""
+"""Found passages: those in the result of a search tool. That of somebody else is text or JSON of any form."""
 
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
-from coseek.core.files import Json, JsonObject
+from coseek.core.errors import DataError
+from coseek.core.fields import objects
+from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
@@ -17,6 +20,15 @@ TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary",
 WRAPPERS = ("document", "doc", "passage")
 """Keys of an object around the passage, with the score beside it."""
 SCORES = ("score", "relevance_score", "relevance", "similarity")
+_KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "rank"))
+"""Keys that say nothing which a passage of a title alone would lose."""
+
+
+def own_hits(value: Json) -> tuple[Hit, ...] | None:
+    """The hits that coseek wrote with a result, as they were; `None` where they are somebody else's."""
+    with suppress(DataError, *WRONG_SHAPE):
+        return tuple(Hit.from_json(row) for row in objects({"hits": value}, "hits"))
+    return None
 
 
 def hits_by_query(result: Json, queries: int) -> list[tuple[Hit, ...]]:
@@ -65,7 +77,7 @@ def _passage(row: Json) -> Passage | None:
     inner = next((row[key] for key in WRAPPERS if isinstance(row.get(key), dict)), None)
     whole: JsonObject = {**row, **inner} if isinstance(inner, dict) else row
     title, text = _text(whole, TITLES), _text(whole, TEXTS)
-    if not text:
+    if not text and not (title and whole.keys() <= _KNOWN):  # what else it says would be lost
         title, text = "", json.dumps(row, ensure_ascii=False)
     ident = _text(whole, IDS) or digest_of(title, text)[:16]
     known = whole.get("meta")

@@ -17,6 +17,7 @@ from coseek.core.files import (
     write_json,
 )
 from coseek.core.fingerprint import file_digest
+from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.imports._sources import files_of
 from coseek.data.run import Run
@@ -85,22 +86,23 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
     """
     settings = settings or TraceSettings()
     files = list(chain(*files_of(sources, KINDS, below=True)))
-    check_output_folder(out, "run.yaml")
-    if (out / "run.yaml").exists() and not is_failed_start(out, "run.yaml"):
-        raise DataError(f"{out} holds a run already; choose another --out")
-    report = TraceReport()
+    with lock_beside(out, again=False):
+        check_output_folder(out, "run.yaml")
+        if (out / "run.yaml").exists() and not is_failed_start(out, "run.yaml"):
+            raise DataError(f"{out} holds a run already; choose another --out")
+        report = TraceReport()
 
-    def fill(folder: Path) -> None:
-        names: list[Json] = [path.name for path in files]
-        run = Run.create(folder, {"traces": names, **dump_settings(settings)})
-        _read(files, settings, run, report)
-        if not report.imported:
-            why = "".join(f"; {one.where}: {one.reason}" for one in report.left_out[:3])
-            raise DataError(f"no conversation found in {', '.join(map(str, sources))}{why}")
-        digests: JsonObject = {path.name: file_digest(path) for path in files}
-        write_json(folder / REPORT, {"format": "traces", "files": digests, **report.to_json()})
+        def fill(folder: Path) -> None:
+            names: list[Json] = [path.name for path in files]
+            run = Run.create(folder, {"traces": names, **dump_settings(settings)})
+            _read(files, settings, run, report)
+            if not report.imported:
+                why = "".join(f"; {one.where}: {one.reason}" for one in report.left_out[:3])
+                raise DataError(f"no conversation found in {', '.join(map(str, sources))}{why}")
+            digests: JsonObject = {path.name: file_digest(path) for path in files}
+            write_json(folder / REPORT, {"format": "traces", "files": digests, **report.to_json()})
 
-    atomic_folder(out, fill)
+        atomic_folder(out, fill)
     return report
 
 

@@ -20,6 +20,7 @@ from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.imports._sources import kind_of
 from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question
+from coseek.data.trajectory import StopReason
 from coseek.traces.atif import conversation_parts, is_atif
 from coseek.traces.conversation import Conversation, SampledIds, text_of
 from coseek.traces.settings import TraceSettings
@@ -76,8 +77,11 @@ class RecordReader:
         run = known if isinstance(known, dict) else {}
         answer = self._text(self._at(row, "answer") if self.settings.answer else run.get("answer"))
         fault = self._text(self._at(row, "fault") if self.settings.fault else run.get("fault"))
+        stop = None if self.settings.answer or self.settings.fault else _stop_of(run, answer)
+        if stop is not None and stop.is_fault:
+            fault, stop = fault or str(stop), None
         question = self._question(row, own, messages)
-        return Conversation(question, tuple(messages), where, answer or None, fault, sampled)
+        return Conversation(question, tuple(messages), where, answer or None, fault, sampled, stop)
 
     def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
         found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
@@ -135,6 +139,12 @@ class RecordReader:
     @staticmethod
     def _text(value: Json) -> str:
         return "" if value is None or value is False else text_of(value).strip()
+
+
+def _stop_of(run: JsonObject, answer: str) -> StopReason | None:
+    """How a record says that its run ended; `None` where it does not, or lacks the answer of such an end."""
+    stop = next((stop for stop in StopReason if stop == run.get("stop")), None)
+    return None if stop in (StopReason.ANSWERED, StopReason.DECLINED) and not answer else stop
 
 
 def checked_messages(value: Json) -> list[JsonObject]:

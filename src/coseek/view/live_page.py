@@ -6,6 +6,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
 
+from coseek.core.connections import names_this_machine
 from coseek.core.errors import CoseekError, SettingError
 
 HOST = "127.0.0.1"
@@ -34,9 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: LivePage
 
     def do_GET(self) -> None:
-        names = {f"{host}:{self.server.server_port}" for host in (HOST, "localhost")}
-        if self.headers.get("Host") not in names:
-            # A page of another site may point its own name at this address, and would then read the runs.
+        if not names_this_machine(self.headers.get("Host", "")):
             self.answer(HTTPStatus.MISDIRECTED_REQUEST, f"open {self.server.url}", "text/plain")
         elif self.path.partition("?")[0] != "/":
             self.answer(HTTPStatus.NOT_FOUND, f"the only page is {self.server.url}", "text/plain")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import atomic_folder, read_json, write_json
+from coseek.core.files import atomic_folder, check_not_file, read_json, write_json
 from coseek.core.fingerprint import digest_of
+from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -26,7 +27,7 @@ from coseek.world.settings import SPLITS, WorldSettings
 SCHEMA = 1
 """Version of `world.json`."""
 
-__all__ = ["World", "WorldSettings", "make_world"]
+__all__ = ["World", "WorldSettings", "check_world_folder", "make_world"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,10 @@ class World:
         return digest_of(self.corpus.digest, *asked)
 
     def save(self, folder: Path) -> None:
-        """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing."""
-        # The folder is replaced as a whole, so it may hold no other files.
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.name not in ("corpus.jsonl", "world.json") and not path.match("questions.*.jsonl"):
-                raise DataError(f"{folder} holds {path.name}, which is no part of a laptop world; choose a new folder")
-        atomic_folder(folder, self._fill)
+        """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing, in place of a world."""
+        with lock_beside(folder, again=False):
+            check_world_folder(folder)
+            atomic_folder(folder, self._fill)
 
     def _fill(self, folder: Path) -> None:
         self.corpus.save(folder / "corpus.jsonl")
@@ -72,6 +71,29 @@ class World:
         splits = (split for split in SPLITS if split in files.splits)
         questions: dict[str, list[Question]] = {split: files.questions(split) for split in splits}
         return cls(make_settings(WorldSettings, settings), files.corpus, questions, Oracle.load(folder))
+
+
+def check_world_folder(folder: Path) -> None:
+    """Refuse a folder that holds anything but a world: it would be replaced whole."""
+    check_not_file(folder)
+    held = sorted(folder.iterdir()) if folder.is_dir() else []
+    for path in held:
+        ours = path.name in ("corpus.jsonl", "world.json") or path.match("questions.*.jsonl")
+        if not (ours and path.is_file()):
+            raise DataError(f"{folder} holds {path.name}, which is no part of a laptop world; choose a new folder")
+    if held and not _is_world(folder / "world.json"):
+        raise DataError(
+            f"{folder} holds a data set that is no laptop world (it has no world.json of one); choose a new folder"
+        )
+
+
+def _is_world(path: Path) -> bool:
+    """Whether a file is the `world.json` of a world, of whatever schema."""
+    try:
+        row = read_json(path)
+    except DataError:
+        return False
+    return isinstance(row, dict) and row.keys() >= {"schema", "settings", "oracle"}
 
 
 def make_world(settings: WorldSettings) -> World:

@@ -9,7 +9,7 @@ import typer
 from coseek.cli.options import Split
 from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
+from coseek.core.files import JsonObject, check_output_file, parse_rows, write_json, write_jsonl
 from coseek.data.audit import Audit
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Passage
@@ -55,6 +55,7 @@ def corpus(
 
     Counts them by data set, with the most that this costs in recall and EM. Reads the corpus once, without holding it.
     """
+    check_output_file(out)
     dataset = Dataset(data)
     if split is not None:
         check_questions(data, split)

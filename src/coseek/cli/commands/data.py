@@ -11,7 +11,7 @@ from rich.text import Text
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, stdout_console, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, shell_word, stdout_console, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import make_settings
@@ -195,7 +195,7 @@ def show_import(out: Path, made: ImportSummary) -> None:
     counts = ", ".join(f"{count:,} {name} questions" for name, count in made.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
     tell(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
-    tell(f"Next: coseek index {out} --out {out}-bm25")
+    tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
 
 
 def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
@@ -216,7 +216,8 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
     if not searches and report.tools:
         named = ", ".join(map(repr, report.tools))
         tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
-    tell(f"Next: coseek score {out}, coseek view {out}, or coseek label {out} --method …")
+    run = shell_word(out)
+    tell(f"Next: coseek score {run}, coseek view {run}, or coseek label {run} --method …")
 
 
 def show_questions(out: Path, made: SynthesisSummary) -> None:
@@ -228,7 +229,7 @@ def show_questions(out: Path, made: SynthesisSummary) -> None:
         tell(f"dropped by {reason}: {count:,}")
     if made.unanswerable:
         tell(f"{out / UNANSWERABLE}: {made.unanswerable:,} of them cannot be answered")
-    tell(f"Next: coseek index {out} --out {out}-bm25")
+    tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
 
 
 def show_report(report: JsonObject) -> None:

@@ -6,13 +6,16 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import ClusterName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, shell_word, tell
 from coseek.core.errors import SettingError
-from coseek.retrieval.index import IndexCard, build_index, verify_index
+from coseek.core.files import JsonObject
+from coseek.core.plugins import is_plugin_path
+from coseek.retrieval.index import IndexCard, build_index, index_module, verify_index
 from coseek.retrieval.index_update import update_index
 from coseek.retrieval.retrievers.dense import Dense
 
 app = new_app()
+USUAL = "bm25"
 
 
 @app.command()
@@ -56,18 +59,36 @@ def index(
     if out is None:
         raise SettingError("missing option '--out'; see `coseek index --help`")
     named = {"encoder": encoder, "cluster": cluster}
+    refused = next((one for one, value in named.items() if value and not (update or takes(retriever, one))), None)
+    if refused:
+        raise SettingError(f"{retriever or USUAL} takes no --{refused}; name a retriever that does: --retriever dense")
     tree = assignments([*(settings or []), *(f"{name}={value}" for name, value in named.items() if value)])
     with resumable("the same command"), progress_bar() as bars:
         if update:
             how = f" ({update_index(source, out, retriever, tree, bars.report)})"
         else:
-            built = build_index(source, retriever or "bm25", out, tree, bars.report)
+            built = build_index(source, retriever or USUAL, out, tree, bars.report)
             how = f", searched with search={built.method}" if isinstance(built, Dense) else ""
     card = IndexCard.read(out)
     if as_json:
         print_json(card.to_json())
     else:
-        tell(f"{out}: {card.retriever} over {card.passages:,} passages{how}. Try: coseek search {out} 'some words'")
+        tell(f"{out}: {card.retriever} over {card.passages:,} passages{how}. {next_step(out, card, tree)}")
+
+
+def takes(retriever: str | None, setting: str) -> bool:
+    """Whether a retriever has a setting."""
+    return setting in index_module(retriever or USUAL).SETTINGS.model_fields
+
+
+def next_step(out: Path, card: IndexCard, tree: JsonObject) -> str:
+    """How the index is searched."""
+    view = str(tree.get("view") or card.settings.get("view"))
+    if not is_plugin_path(file := view.partition("#")[0]):
+        return f"Try: coseek search {shell_word(out)} 'some words'"
+    # The code of a view runs only where it is named.
+    own = f"{{retriever: index, path: {out}, settings: {{view: {file}}}}}"
+    return f"Search it by a YAML file that names its view: {own}"
 
 
 def verified(folder: Path, as_json: bool) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, shell_word, tell
 from coseek.core.cluster import cluster_at
-from coseek.core.files import JsonObject
+from coseek.core.files import JsonObject, check_output_file
 from coseek.core.registry import plugin_names
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary
@@ -57,9 +57,7 @@ def label(
     resume: Resume = False,
     cache: CacheFile = None,
     cluster: ClusterName = None,
-    tevatron: Annotated[
-        Path | None, typer.Option(help="A .jsonl file for the same labels as training rows of tevatron.")
-    ] = None,
+    tevatron: Annotated[Path | None, typer.Option(help="A .jsonl file for the labels as rows of tevatron.")] = None,
     view: Annotated[str, typer.Option(help="The query view of --tevatron.")] = "question+query",
     as_json: AsJson = False,
 ) -> int:
@@ -69,6 +67,7 @@ def label(
     without a label, and why) and `scores/`, where scores are written as they become known. Ctrl-C or a crash loses only
     unfinished work; `--resume` does the rest: the same labels. Ends with 1 when faults left every turn undone.
     """
+    check_output_file(tevatron)
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
@@ -98,7 +97,7 @@ def report(out: Path, done: LabelSummary) -> None:
         tell(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
     if done.left:
         say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
-    tell(f"Next: coseek train retriever … --labels {out}")
+    tell(f"Next: coseek train retriever … --labels {shell_word(out)}")
 
 
 def listed(counts: Mapping[str, int]) -> str:

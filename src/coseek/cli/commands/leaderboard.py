@@ -82,11 +82,11 @@ def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], Sc
     """(system, data set) → its run, scored."""
     found: dict[tuple[str, str], ScoredRun] = {}
     for text in runs:
-        given, equals, path = text.rpartition("=")
+        given, path = named_run(text)
         run = Run(Path(path))
         asked = ask(run, path, parts)
         scored = asked.component if asked.component is not None else asked.own
-        system = given if equals else system_of(run)
+        system = system_of(run) if given is None else given
         for dataset, part in by_dataset(scored, run).items():
             if (system, dataset) in found:
                 raise UserError(f"{system} was run on {dataset} twice; name one of the runs: NAME={path}")
@@ -94,6 +94,12 @@ def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], Sc
     if not found:
         raise UserError("the runs hold no trajectories; let `coseek run` finish first")
     return found
+
+
+def named_run(text: str) -> tuple[str | None, str]:
+    """The name and the path of `[NAME=]RUN`. The path of a folder may have a `=` in it."""
+    given, equals, path = text.partition("=")
+    return (None, text) if not equals or Path(text).exists() else (given, path)
 
 
 def system_of(run: Run) -> str:

@@ -12,7 +12,7 @@ from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.errors import DataError, SettingError, UserError
-from coseek.core.files import Json, JsonObject, write_jsonl
+from coseek.core.files import Json, JsonObject, check_output_file, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -26,7 +26,7 @@ from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_fi
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
 from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, shortfalls_of
 
 app = new_app()
 
@@ -107,6 +107,7 @@ def measure(
     """
     if len(set(retrievers)) < len(retrievers):
         raise UserError("the same retriever is named twice; name each once")
+    check_output_file(per_question)
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
     questions = draw(question_filter(select).apply(questions_at(source, split)), count, seed)
@@ -224,6 +225,8 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
     if faults:
         ident, fault = next(iter(faults.items()))
         say(f"{name}: {len(faults)} of {len(plan.questions)} searches failed, the first for {ident!r}: {fault}")
+    for one in [] if isinstance(source, dict) else shortfalls_of(source):
+        say(f"{name}: {one}")
     return measured
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import new_app, say, tell
+from coseek.cli.terminal import new_app, say, shell_word, tell
 from coseek.core.errors import SettingError
 from coseek.hub.publication import RepoKind
 from coseek.hub.repository import KINDS
@@ -36,7 +36,7 @@ def pull(
     if done.left_out:
         say(f"not taken: {', '.join(done.left_out[:5])}{' …' if len(done.left_out) > 5 else ''}")
     tell(f"{folder}: {done.files} files{'' if done.changed else ', all there already'}. It is a {done.what}.")
-    tell(f"Try: {NEXT[done.what].format(folder)}")
+    tell(f"Try: {NEXT[done.what].format(shell_word(folder))}")
 
 
 def _kind(name: str | None) -> RepoKind | None:

@@ -20,7 +20,7 @@ from coseek.cli.options import (
     Temperature,
     TokenizerName,
 )
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, shell_word, tell
 from coseek.core.cluster import cluster_at
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
@@ -87,4 +87,4 @@ def run(
         print_json({"run": str(out), **scores_json(scores)})
     else:
         print_tables(scores, list(MAIN))
-        tell(f"{out}: kept. More: coseek score {out} · coseek audit {out}")
+        tell(f"{out}: kept. More: coseek score {shell_word(out)} · coseek audit {shell_word(out)}")

@@ -90,7 +90,7 @@ def score(
         raise UserError("the same run is named twice; name each once")
     if out is not None:
         check_output_folder(out, SUMMARY, own=(ROWS,))
-    chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
+    chosen = chosen_metrics(metrics, bool(judge))
     check_groups(split_names(by))
     some = question_filter(select)
     with cluster_at(cluster) as nodes, lock_if_named(out):
@@ -104,6 +104,14 @@ def score(
         print_json(board.to_json())
     else:
         board.show()
+
+
+def chosen_metrics(names: str | None, judged: bool) -> list[str]:
+    """The metrics that are named, or the usual ones."""
+    chosen = split_names(names) if names else [*MAIN, *(JUDGED if judged else ())]
+    if not chosen:
+        raise SettingError(f"no metric is named; choose some of {', '.join(METRICS)}")
+    return chosen
 
 
 class ScoreReport:

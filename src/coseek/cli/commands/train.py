@@ -16,6 +16,7 @@ from coseek.cli.terminal import (
     new_app,
     print_json,
     resumable,
+    shell_word,
     stdout_console,
     tell,
     training_bar,
@@ -135,7 +136,8 @@ def train_base(
 
         way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
         if recipe.corpus is not None:
-            way = f"Try: coseek train agent documents data.folder={recipe.corpus.folder} policy.folder={{}}"
+            read = shell_word(f"data.folder={recipe.corpus.folder}")
+            way = f"Try: coseek train agent documents {read} policy.folder={{}}"
         train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
@@ -204,9 +206,10 @@ def train_retriever(
         training, table = train_and_measure(read, folder, resume, bar)
     if training.workers.first:
         encoder = training.encoder_folder
-        way = f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {encoder}"
+        way = f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {shell_word(encoder)}"
         if read.data is not None:
-            way = f"{encoder}: the encoder. Try: coseek ask 'YOUR QUESTION' --retriever {folder / 'hybrid.yaml'}"
+            hybrid = shell_word(folder / "hybrid.yaml")
+            way = f"{encoder}: the encoder. Try: coseek ask 'YOUR QUESTION' --retriever {hybrid}"
         print_result(folder, table, as_json, way)
 
 
@@ -275,7 +278,8 @@ def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: 
             return
         table = training.write_results(training.measure())
     folder = training.trained_folder
-    print_result(training.folder, table, as_json, f"{folder}: {training.TITLE.lower()}. {way.format(folder)}")
+    way = way.replace("{}", shell_word(folder))
+    print_result(training.folder, table, as_json, f"{folder}: {training.TITLE.lower()}. {way}")
 
 
 def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> RetrieverRecipe:

@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, tell
-from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, check_not_file
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, shell_word, tell
+from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.world.reference import chosen_world
-from coseek.world.world import make_world
+from coseek.world.world import check_world_folder, make_world
 
 app = new_app()
 
@@ -35,7 +34,7 @@ def make(
 
     A world in DIR is replaced; a folder that holds anything else is refused.
     """
-    refuse_strangers(folder)
+    check_world_folder(folder)  # before a large world is made
     chosen = chosen_world(assignments(settings or [], onto={"size": size, "seed": seed}), name)
     made = make_world(chosen)
     made.save(folder)
@@ -52,13 +51,4 @@ def make(
         return
     questions = ", ".join(f"{len(asked):,} {split}" for split, asked in made.questions.items())
     tell(f"{folder}: {len(made.corpus):,} passages; questions: {questions}.")
-    tell(f"Next: coseek index {folder} --out {folder}-bm25")
-
-
-def refuse_strangers(folder: Path) -> None:
-    """Refuse a folder that holds other files: writing a world replaces the whole folder."""
-    check_not_file(folder)
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        ours = path.name in ("corpus.jsonl", "world.json") or (path.match("questions.*.jsonl") and path.is_file())
-        if not ours:
-            raise DataError(f"{folder} holds something else than a laptop world ({path.name}); choose another folder")
+    tell(f"Next: coseek index {shell_word(folder)} --out {shell_word(f'{folder}-bm25')}")

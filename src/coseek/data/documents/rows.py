@@ -6,6 +6,7 @@ import email
 import email.policy
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
@@ -33,15 +34,28 @@ def read_csv(data: bytes, name: str) -> Document:
 
     def rows() -> Iterator[tuple[int, JsonObject]]:
         try:
-            names = next(lines, [])
+            header, used = next(lines, []), Counter[str]()
+            names: list[str] = []
             for number, cells in enumerate(lines, start=1):
-                more = [f"column {place}" for place in range(len(names) + 1, len(cells) + 1)]
-                yield number, dict(zip([*names, *more], cells, strict=False))
+                for place in range(len(names), max(len(header), len(cells))):
+                    given = header[place] if place < len(header) else ""
+                    names.append(_free_name(given if given.strip() else f"column {place + 1}", used))
+                yield number, dict(zip(names, cells, strict=False))
         except csv.Error as error:
             document.faults.append(f"line {lines.line_num}: {error}")
 
     document.sections = _sections(rows())
     return document
+
+
+def _free_name(name: str, used: Counter[str]) -> str:
+    """A name that no other column has: `note 2` for the second `note`."""
+    free = name
+    while used[free]:
+        used[name] += 1
+        free = f"{name} {used[name]}"
+    used[free] += 1
+    return free
 
 
 def read_jsonl(data: bytes, name: str) -> Document:

@@ -16,6 +16,7 @@ from coseek.core import registry
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.core.fingerprint import file_digest
+from coseek.core.lock import lock_beside
 from coseek.core.plugins import plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
@@ -89,37 +90,40 @@ def import_data(
     if deal is not None:
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
-    _check_out(out)
-    reading = _read(format_name, part, files, settings)
-    found: list[ImportSummary] = []
+    with lock_beside(out, again=False):  # before the other splits are read: another import may be adding one
+        _check_out(out)
+        reading = _read(format_name, part, files, settings)
+        found: list[ImportSummary] = []
 
-    def fill(folder: Path) -> None:
-        passages = iter(reading.passages)
-        first = next(passages, None)
-        if first is None:
-            raise _nothing("passages", files, format_name, reading.report)
-        corpus = CorpusFile.write(folder / CORPUS, chain([first], passages), source=f"what was read as {format_name}")
-        report = reading.report
-        if report is None and not (reading.questions or reading.splits):
-            raise _nothing("questions", files, format_name)
-        splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
-        whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
-        check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
-        counts = {name: len(questions) for name, questions in splits.items()}
-        found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes), report or {}))
-        for name, questions in whole.items():
-            save_questions(folder / f"questions.{name}.jsonl", questions)
-        card: JsonObject = {  # names and digests of the files, no paths of this machine
-            "format": format_name,
-            "files": {} if report is not None else {_card_name(file): file_digest(file) for file in files},
-            "passages": len(corpus),
-            "questions": {**counts},
-            "notes": dict(reading.notes),
-        }
-        write_json(folder / _CARD, {**card, **(report or {})})
+        def fill(folder: Path) -> None:
+            passages = iter(reading.passages)
+            first = next(passages, None)
+            if first is None:
+                raise _nothing("passages", files, format_name, reading.report)
+            corpus = CorpusFile.write(
+                folder / CORPUS, chain([first], passages), source=f"what was read as {format_name}"
+            )
+            report = reading.report
+            if report is None and not (reading.questions or reading.splits):
+                raise _nothing("questions", files, format_name)
+            splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
+            whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
+            check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
+            counts = {name: len(questions) for name, questions in splits.items()}
+            found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes), report or {}))
+            for name, questions in whole.items():
+                save_questions(folder / f"questions.{name}.jsonl", questions)
+            digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
+            write_json(folder / _CARD, _card(format_name, digests, found[0]))
 
-    atomic_folder(out, fill)
+        atomic_folder(out, fill)
     return found[0]
+
+
+def _card(format_name: str, digests: JsonObject, made: ImportSummary) -> JsonObject:
+    """The contents of `source.json`: names and digests of the files, no paths of this machine."""
+    counts: JsonObject = {"passages": made.passages, "questions": {**made.questions}, "notes": {**made.notes}}
+    return {"format": format_name, "files": digests, **counts, **made.report}
 
 
 def _read(name: str, part: ImportFormat, files: Sequence[Path], settings: Mapping[str, object] | None) -> ImportedData:

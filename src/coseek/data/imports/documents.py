@@ -9,9 +9,12 @@ reader); `source.json` lists all that were not read, each with its reasons.
 """
 
 import os
+import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
@@ -26,6 +29,9 @@ from coseek.data.passage import Passage
 SETTINGS = DocumentSettings
 _OURS = (("corpus.jsonl", "source.json"), ("index.json", "corpus.json"))
 """Files by which a data set and an index are known."""
+_ENDINGS = re.compile(r"(?<=[^/])((\.[^./\s]+)?\.(gz|bz2|xz)|\.[^./\s]+)\Z", re.IGNORECASE)
+_Fault: TypeAlias = tuple[str, str]
+"""Outcome and reason of a file that is not read."""
 _JUNK = ("__MACOSX", "__pycache__", "Thumbs.db", "node_modules")
 
 
@@ -54,55 +60,83 @@ def read(sources: Sequence[Path], settings: DocumentSettings) -> ImportedData:
 
 def _passages(sources: Sequence[Path], settings: DocumentSettings, report: JsonObject) -> Iterator[Passage]:
     with DocumentReader(settings) as reader:
-        for path, name, reason in _found(sources):
-            if reason:
-                reader.records.append({"path": name, "kind": "other", "outcome": "left out", "reasons": [reason]})
-            else:
+        for path, name, fault in _found(sources):
+            if fault is None:
                 yield from reader.read(path, name)
+            else:
+                outcome, reason = fault
+                reader.records.append({"path": name, "kind": "other", "outcome": outcome, "reasons": [reason]})
         report.update(_report(reader.records, settings))
 
 
-def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, str]]:
-    """(file, its name, why it is left out) of every file, by name. Links are not followed."""
-    named, labels = dict[str, int](), set[str]()
+def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None]]:
+    """(file, its name, why it is not read) of every file, by name. Links are not followed."""
+    tops, labels = Counter[str](), Counter[str]()
     for source in sources:
-        top = source.resolve().name or "root"
-        named[top] = named.get(top, 0) + 1
-        top = top if named[top] == 1 else f"{top} {named[top]}"
-        if not source.is_dir():
-            yield source, clean(top), "" if source.is_file() else "it is no ordinary file"
+        is_folder = source.is_dir()
+        top = Path(_free(source.resolve().name or "root", tops, is_folder))
+        if not is_folder:
+            odd = None if source.is_file() else ("left out", "it is no ordinary file")
+            yield source, _free(clean(str(top)), labels), odd
             continue
-        for folder, folders, names in os.walk(source):
+        closed: list[OSError] = []
+        for folder, folders, names in os.walk(source, onerror=closed.append):
             below = Path(folder)
-            inside = Path(top) / below.relative_to(source)
+            inside = top / below.relative_to(source)
             hidden = [name for name in folders if _is_closed(below / name)]
             folders[:] = sorted(set(folders) - set(hidden))
             for name in sorted([*names, *hidden]):
-                path = below / name
-                if name.startswith(".") and name.endswith(".part"):  # what this import or another one is writing
+                if name.startswith(".") and name.endswith((".part", ".lock")):  # of this import or another one
                     continue
-                label = " ".join(clean((inside / name).as_posix().encode("utf-8", "replace").decode()).split())
-                while label in labels:  # names that differ in characters that were cleaned away
-                    label += "_"
-                labels.add(label)
-                yield path, label, _left_out(path, name in hidden)
+                yield below / name, _label(inside / name, labels), _not_read(below / name, name in hidden)
+        for error in closed:
+            path = Path(error.filename)
+            yield path, _label(top / path.relative_to(source), labels), _unopened(error)
 
 
-def _left_out(path: Path, is_folder: bool) -> str:
-    mode = path.lstat().st_mode
+def _label(path: Path, labels: Counter[str]) -> str:
+    """The name of a file in passages and reports. Some differ only in characters that are cleaned away."""
+    return _free(" ".join(clean(path.as_posix().encode("utf-8", "replace").decode()).split()), labels)
+
+
+def _free(name: str, taken: Counter[str], is_folder: bool = False) -> str:
+    """A name that was not taken, and is now: numbered before its endings, which tell the kind of a file."""
+    found = None if is_folder else _ENDINGS.search(name)
+    at = len(name) if found is None else found.start()
+    free = name
+    while taken[free]:
+        taken[name] += 1
+        free = f"{name[:at]} {taken[name]}{name[at:]}"
+    taken[free] += 1
+    return free
+
+
+def _not_read(path: Path, is_folder: bool) -> _Fault | None:
+    """Why a file, or a folder that is left out whole, is not read."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        return _unopened(error)
     if stat.S_ISLNK(mode):
-        return "a link, which is not followed"
+        return "left out", "a link, which is not followed"
     if _is_junk(path.name):
-        return f"a hidden {'folder' if is_folder else 'file'}, or one that programs keep for themselves"
+        return "left out", f"a hidden {'folder' if is_folder else 'file'}, or one that programs keep for themselves"
     if is_folder:
-        return "a data set or an index of coseek"
-    return "" if stat.S_ISREG(mode) else "it is no ordinary file"
+        return "left out", "a data set or an index of coseek"
+    return None if stat.S_ISREG(mode) else ("left out", "it is no ordinary file")
+
+
+def _unopened(error: OSError) -> _Fault:
+    return "failed", f"it cannot be opened ({error.strerror})"
 
 
 def _is_closed(folder: Path) -> bool:
     """Whether a folder is left out whole: a link, a hidden one, a data set or an index."""
-    ours = any(all((folder / name).is_file() for name in names) for names in _OURS)
-    return ours or _is_junk(folder.name) or folder.is_symlink()
+    try:
+        ours = any(all((folder / name).is_file() for name in names) for names in _OURS)
+        return ours or _is_junk(folder.name) or folder.is_symlink()
+    except OSError:  # it is told when it is opened
+        return _is_junk(folder.name)
 
 
 def _is_junk(name: str) -> bool:

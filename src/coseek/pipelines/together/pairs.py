@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from coseek.agents.run_questions import identities_of, run_questions
+from coseek.core.errors import RunError
 from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
@@ -79,10 +80,12 @@ class Pairs:
         named: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
         asked: JsonObject = {**named, "select": {}, "seed": course.recipe.pairs.seed}
         settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
-        turn_identities, protocol = course.turn_identities(pair.agent, 0.0), course.agent(pair.agent).protocol
+        training, turn_identities = course.agent(pair.agent), course.turn_identities(pair.agent, 0.0)
+        protocol, framed = training.protocol, training.protocol.template.framed(training.tokenizer)
         retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
-        identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed)
+        identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed, framed)
         run = Run.made_with(self.path(pair), settings, identities)
+        run.drop_faults()
         if len(run.done()) == len(questions):
             return
         run_questions(
@@ -126,9 +129,22 @@ class Pairs:
         return [None if one is None else one.mean for one in found]
 
     def helped(self, rounds: int) -> bool:
-        """Whether the last round raised the headline metric by at least `stop.least`."""
+        """Whether the last round raised the headline metric by at least `stop.least`.
+
+        Raises `RunError` where faults left nothing to decide by.
+        """
         stop = self.course.recipe.stop
         if stop is None:
             return True
+        for number in (rounds - 1, rounds):
+            self._check_whole(Pair(number, number, "dev"))
         before, after = self.decided_by(rounds)[-2:]
         return before is None or after is None or after - before >= stop.least
+
+    def _check_whole(self, pair: Pair) -> None:
+        """Refuse a pair of which every run has a fault."""
+        if all(run.fault is not None for run in Run(self.path(pair)).trajectories()):
+            raise RunError(
+                f"every run in {self.path(pair)} has a fault, so round {pair.agent} cannot be judged; see to the "
+                "retriever and go on with --resume, which runs them again"
+            )

@@ -111,7 +111,8 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         above: JsonObject = {
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
             "data": {"world": None, "imported": None, "unseen": None, "folder": folder, "index": index},
-            "policy": {"folder": str(self.policy(begins))},
+            # Its tokenizer has the tags and words already: another round of them would be tokens that nobody taught.
+            "policy": {"folder": str(self.policy(begins)), "marks": False, "words": 0},
             "warm_start": None,
         }
         judge = self.recipe.agent.graders.judge

@@ -23,7 +23,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import ChatTemplate
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.grader_settings import GraderSettings, open_graders
-from coseek.pipelines.retriever_schedule import ScheduledRetriever
+from coseek.pipelines.retriever_schedule import schedule_of
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.episodes import EpisodeBatch, score
@@ -98,7 +98,7 @@ class EpisodeHost:
         self.tokenizer = HfTokenizer.load(Path(settings.tokenizer))
         usual = open_retriever(settings.retriever)
         training = usual if settings.training_retriever is None else open_retriever(settings.training_retriever)
-        self._scheduled = training if isinstance(training, ScheduledRetriever) else None
+        self._schedule = schedule_of(training)
         self._drivers = {
             for_training: AsyncDriver(protocol, self.tokenizer, retriever, settings.limits)
             for for_training, retriever in ((True, training), (False, usual))
@@ -119,8 +119,8 @@ class EpisodeHost:
 
     async def play(self, question: Question, place: Place, generate: Generate) -> EpisodeBatch:
         """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
-        if self._scheduled is not None and place.training:
-            self._scheduled.progress(place.step - 1, self.settings.rl.steps)
+        if self._schedule is not None and place.training:
+            self._schedule.progress(place.step - 1, self.settings.rl.steps)
         seed = place.seed(question, self.settings)
         run = await self._drivers[place.training].run_episode(question, seed, generate)
         batch = await asyncio.to_thread(score, [0], [run], self._scoring)  # graders are asked over the network

@@ -4,14 +4,15 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, TypeAlias, cast
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import MissingExtra, UnknownName
+from coseek.core.marks import marks, undotted
 
-_RUN = re.compile(r"[^\W_]+")
 # Han, kana and Hangul have no reliable spaces; overlapping character pairs replace words.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
 _ANY_CJK = re.compile(f"[{_CJK}]")
@@ -41,16 +42,24 @@ Stem: TypeAlias = Annotated[str, AfterValidator(check_stem)]
 
 
 def words(text: str, stem: str = "none") -> list[str]:
-    """Split text into lower-case words, in order, repetitions included. A word is a run of Unicode letters and digits
-    after NFKC normalisation; accents are kept. A run of n > 1 CJK characters gives n − 1 overlapping pairs."""
+    """Split text into lower-case words, in order, repetitions included. A word is a run of Unicode letters and digits,
+    with the marks behind them, after NFKC normalisation; accents are kept. A run of n > 1 CJK characters gives n − 1
+    overlapping pairs."""
     if text.isascii():
         found = text.translate(_PLAIN).split()
     else:
-        unified = unicodedata.normalize("NFKC", text).lower()
-        found = _RUN.findall(unified)
+        unified = undotted(unicodedata.normalize("NFKC", text).lower())
+        found = _runs().findall(unified)
         if _ANY_CJK.search(unified):  # NFKC turns radicals and half-width kana into CJK characters
             found = [word for run in found for word in _split(run)]
     return found if stem == "none" else list(map(stemmer(stem), found))
+
+
+@cache
+def _runs() -> re.Pattern[str]:
+    """Letters and digits, and the marks between and behind them. Most words end at a sign that is looked up faster in
+    a range than among all marks."""
+    return re.compile(rf"[^\W_]+(?:(?=[\u0300-\u1fff\u20d0-\U0001efff])[{''.join(sorted(marks()))}]+[^\W_]*)*")
 
 
 def stemmer(stem: str) -> Callable[[str], str]:
@@ -91,8 +100,10 @@ def _split(run: str) -> list[str]:
         return [run]
     found: list[str] = []
     for cjk, other in _CJK_OR_NOT.findall(run):
-        if other or len(cjk) == 1:
-            found.append(other or cjk)
+        if other:
+            found.extend(_runs().findall(other))  # a mark behind a CJK character continues no word
+        elif len(cjk) == 1:
+            found.append(cjk)
         else:
             found.extend(cjk[start : start + 2] for start in range(len(cjk) - 1))
     return found

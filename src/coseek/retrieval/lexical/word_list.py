@@ -1,7 +1,7 @@
 """Word list: the vocabulary of an index, as the bytes of its file, a JSON list of words in the order of code points.
 
 An index has more words than passages, and an update touches few of them, so they are looked up and edited without
-being made into strings. Words hold letters and digits alone: none needs an escape.
+being made into strings. Words hold letters, digits and marks alone: none needs an escape.
 
 V words · U words that are looked up · I words that are inserted · G words that go
 """
@@ -65,6 +65,11 @@ class WordList(Sequence[bytes]):
 
     def __getitem__(self, number: int) -> bytes:  # type: ignore[override]  # slices are of no use here
         return self.data[self._firsts_V[number] : self._ends_V[number]]
+
+    def between(self, low: str, high: str) -> list[str]:
+        """The words from `low` on, before `high`."""
+        first, end = (bisect_left(self, sign.encode()) for sign in (low, high))
+        return [self[number].decode() for number in range(first, end)]
 
     def strings(self) -> list[str]:
         """All words."""

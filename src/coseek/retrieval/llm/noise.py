@@ -13,6 +13,7 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
+from coseek.retrieval.retriever import Shortfall
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class NoiseStats:
 
     searches: int = 0
     noisy: int = 0
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self.noisy, self.searches, "searches were answered with noise"),)
 
 
 class Curriculum:

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 RankWindows: TypeAlias = Callable[[list[tuple[int, list[T]]]], Sequence[Sequence[int]]]
-"""The same for windows of several lists at once, each with its list's number."""
+"""Windows of several lists, each with its list's number → the order of each, best first, as indices into it."""
 
 
 def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
@@ -29,7 +29,7 @@ def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
 def sliding_together(
     orders: Sequence[Sequence[T]], rank_windows: RankWindows[T], window: int = 20, step: int = 10
 ) -> list[list[T]]:
-    """`sliding` on several lists: all first windows are ranked in one call, then all second ones, and so on."""
+    """Each list as its windows were ranked: all first windows in one call, then all second ones, and so on."""
     lists = [list(order) for order in orders]
     plans = [spans(len(order), window, step) for order in lists]
     for turn in range(max(map(len, plans), default=0)):

@@ -49,6 +49,8 @@ CHUNK_ROWS = 16_384
 VOCABULARY = "vocabulary.json"
 LANGUAGE_SAMPLE = 1_000
 """Passages in which the language is looked for."""
+_FEW_WORDS, _FEW = 30, 0.05
+"""So many words, and this share of a vocabulary, may well have no vowel sign."""
 
 
 class Bm25Settings(Settings):
@@ -97,6 +99,8 @@ class Bm25:
     """The BM25 retriever. Passages without any query word are never returned."""
 
     name = "bm25"
+    absent_score = 0.0
+    """Of a passage without any query word."""
 
     def __init__(self, corpus: Corpus, settings: Bm25Settings, postings: Postings, vocabulary: dict[str, int]) -> None:
         self.corpus = corpus
@@ -295,14 +299,14 @@ def _read_counts(folder: Path) -> WordCounts:
     starts_V1, lengths_N = (cast(Ints, read_array(folder / f"{name}.npy", "i")) for name in ("starts", "lengths"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
-    vocabulary = WordList.read(folder / VOCABULARY)
+    vocabulary = _read_words(folder)
     _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P))
     return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    vocabulary = WordList.read(folder / VOCABULARY)
+    vocabulary = _read_words(folder)
     weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
@@ -312,6 +316,16 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
         raise DataError(f"maxima.npy does not fit the other files of {folder}; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
     return Bm25(corpus, settings, postings, _numbered(vocabulary))
+
+
+def _read_words(folder: Path) -> WordList:
+    """The vocabulary. One in which a script of India or its neighbours has words enough, and not one vowel sign, was
+    written by a coseek that ended words there, so that a query would find next to nothing."""
+    vocabulary = WordList.read(folder / VOCABULARY)
+    signed = vocabulary.between("\u0900", "\u1100")
+    if len(signed) > max(_FEW_WORDS, _FEW * len(vocabulary)) and "".join(signed).isalnum():
+        raise DataError(f"{folder} was made when words ended at vowel signs, as in {signed[0]!r}; {WAY_OUT}")
+    return vocabulary
 
 
 def _numbered(vocabulary: WordList) -> dict[str, int]:

@@ -27,7 +27,14 @@ from coseek.core.strict_json import parse_strict
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import LayeredRetriever, Retriever
+from coseek.retrieval.retriever import (
+    LayeredRetriever,
+    Retriever,
+    ScheduledRetriever,
+    Shortfall,
+    absent_score,
+    with_all_under,
+)
 
 
 class CachedSettings(Settings):
@@ -62,19 +69,35 @@ class CachedRetriever(LayeredRetriever):
     def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000, patience_s: float = 10.0) -> None:
         super().__init__(over)
         self.stats = CacheStats()
+        self._changes = any(isinstance(one, ScheduledRetriever) for one in with_all_under(over))
         self._store = TextCache(path, max_lists, patience_s)
         self._counting = threading.Lock()
 
-    @cached_property
+    @property
     def identity(self) -> str:
-        """The other retriever's identity. Read once, since it may need files or a network."""
+        """The other retriever's identity. Read once, since it may need files or a network, but where a training tells
+        a retriever under this one to change."""
+        return self.over.identity if self._changes else self._identity
+
+    @property
+    def absent_score(self) -> float | None:
+        return absent_score(self.over)
+
+    @cached_property
+    def _identity(self) -> str:
         return self.over.identity
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        searched = self.stats.hits + self.stats.misses
+        return (Shortfall(self.stats.bypassed, searched, "searches went past the cache, which was locked"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The other retriever's lists. Missing ones are searched in one batch, equal queries once."""
         queries = as_queries(queries, k)
         # JSON first: external text may hold lone surrogates, which cannot be encoded.
-        keys = [digest_of(self.identity, json.dumps(self.seen(query)), str(k)) for query in queries]
+        identity = self.identity
+        keys = [digest_of(identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         known = self._store.read(list(dict.fromkeys(keys)))
         found = {key: self._hits(text) for key, text in (known or {}).items()}
         missing: dict[str, QueryLike] = {}

@@ -16,7 +16,7 @@ from coseek.models.model_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import Query, QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, Shortfall
 
 
 class ExpansionPrompt(PromptFile):
@@ -62,6 +62,10 @@ class ExpandedRetriever(ModelRetriever):
     def __init__(self, over: Retriever, settings: ExpandedSettings, model: TextModel, prompt: ExpansionPrompt) -> None:
         super().__init__(over, settings, model, prompt)
         self.stats = ExpansionStats()
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self.stats.unexpanded, self.stats.queries, "queries were searched unchanged"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

@@ -27,7 +27,7 @@ from coseek.retrieval.corpus_weights import corpus_weights
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever, fields_read
+from coseek.retrieval.retriever import Retriever, absent_score, fields_read
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ class Hybrid:
         self._weights = None if self._asks_corpus() else _weights(settings.weights, len(self.parts))
 
     @property
+    def under(self) -> tuple[Retriever, ...]:
+        return self.parts
+
+    @property
     def reads(self) -> ContextFields:
         """What any part reads."""
         return reduce(or_, map(fields_read, self.parts))
@@ -75,6 +79,7 @@ class Hybrid:
     def identity(self) -> str:
         settings = self.settings.model_dump_json(exclude={"parts"})
         weighed = ["weights of the corpus"] if self._asks_corpus() else []
+        weighed += ["short rankings filled up"] if self.settings.method == "weighted" else []
         return digest_of(self.name, settings, *weighed, *(part.identity for part in self.parts))
 
     @property
@@ -101,7 +106,8 @@ class Hybrid:
             return []
         depth = max(k, self.settings.depth)
         found = [self._ask(number, part, queries, depth) for number, part in enumerate(self.parts, start=1)]
-        return [self._fuse(rankings, k) for rankings in zip(*found, strict=True)]
+        places = depth if self.corpus is None else min(depth, len(self.corpus))
+        return [self._fuse(rankings, k, places) for rankings in zip(*found, strict=True)]
 
     def _ask(self, number: int, part: Retriever, queries: Sequence[QueryLike], depth: int) -> list[list[Hit]]:
         name = f"part {number} of the hybrid ({part.name})"
@@ -115,8 +121,8 @@ class Hybrid:
             raise RetrieverError(f"{name} gave a score that is not a number")
         return found
 
-    def _fuse(self, rankings: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
-        """Fuse one query's rankings, one per part."""
+    def _fuse(self, rankings: Sequence[Sequence[Hit]], k: int, places: int) -> list[Hit]:
+        """Fuse one query's rankings, one per part, which could have had `places` hits."""
         passages: dict[str, Passage] = {}
         scores: list[dict[str, float]] = []
         for hits in rankings:
@@ -129,7 +135,8 @@ class Hybrid:
         if self.settings.method == "rrf":
             fused = reciprocal_rank_fusion(map(list, scores), self.settings.smoothing, self.weights)
         else:
-            fused = weighted_fusion(scores, self.weights, self.settings.scale)
+            absent = [absent_score(part) for part in self.parts]
+            fused = weighted_fusion(scores, self.weights, self.settings.scale, places, absent)
         hits = [Hit(passages[key], score) for key, score in fused.items()]
         ident, count = Counter(hit.passage.id for hit in hits).most_common(1)[0] if hits else ("", 1)
         if count > 1:

@@ -17,7 +17,7 @@ from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverS
 from coseek.retrieval.llm.sliding_window import sliding_together
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, Shortfall
 
 
 class ListwiseSettings(ModelRetrieverSettings):
@@ -71,6 +71,10 @@ class ListwiseReranker(ModelRetriever):
             raise SettingError(f"step {settings.step} skips passages; it must be less than window {settings.window}")
         super().__init__(over, settings, model, prompt)
         self.stats = ListwiseStats()
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self.stats.unreadable, self.stats.windows, "orders could not be read"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

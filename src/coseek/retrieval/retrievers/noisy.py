@@ -12,7 +12,7 @@ from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import LayeredRetriever, Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 
@@ -40,6 +40,10 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
     @property
     def identity(self) -> str:
         return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity)
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return self.stats.shortfalls
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

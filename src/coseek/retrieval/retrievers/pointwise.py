@@ -19,7 +19,7 @@ from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, Shortfall
 
 _SCORE = re.compile(r"(?:[A-Za-z ]{1,40}:\s*+)?([0-9]{1,3})(?:\s?/\s?100)?\.?")
 HIGHEST = 100
@@ -70,6 +70,10 @@ class PointwiseReranker(ModelRetriever):
     def __init__(self, over: Retriever, settings: PointwiseSettings, model: TextModel, prompt: PointwisePrompt) -> None:
         super().__init__(over, settings, model, prompt)
         self.stats = PointwiseStats()
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self.stats.unreadable, self.stats.passages, "judgements could not be read"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

@@ -24,6 +24,7 @@ from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
+from coseek.retrieval.retriever import Shortfall
 from coseek.retrieval.views import View, find_view, render_view
 
 _HEADING = re.compile(
@@ -109,6 +110,11 @@ class SimulatedRetriever(Curriculum):
     def seen(self, query: QueryLike) -> str:
         """The untruncated view, with the question and answer if known."""
         return json.dumps([render_view(self.settings.view, query), *self._known(query)], ensure_ascii=False)
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        few = Shortfall(self.stats.short, self.stats.searches, "searches were answered with too few documents")
+        return (*self.stats.shortfalls, few)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

@@ -35,6 +35,7 @@ from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
+from coseek.retrieval.retriever import Shortfall
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, find_view, render_view
 from coseek.retrieval.web.fetch import Fetcher, PageLimits
@@ -159,6 +160,11 @@ class Web:
 
     def seen(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        failed = self.stats.page_faults.total()
+        return (Shortfall(failed, self.stats.pages + failed, "pages could not be read"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages per query, limited by the provider's maximum per call. An empty query costs nothing."""

@@ -77,9 +77,12 @@ class Collator:
         else:
             batch = EncoderBatch.contrastive(rows, self.in_batch, self.in_batch_rows)
         features: Features = {}
-        sides: list[tuple[Side, Sequence[str]]] = [("query", batch.queries), ("passage", batch.passages)]
+        sides: list[tuple[Side, tuple[str, ...]]] = [("query", batch.queries), ("passage", batch.passages)]
         for side, texts in sides:
-            for name, value in self.builder.features(side, self.workers.mine(texts)).items():
+            # A worker without a text could make no vector for the others to wait for. A vector behind the last one is
+            # in no score and has no gradient.
+            spare = texts[-1:] * max(0, self.workers.world - len(texts))
+            for name, value in self.builder.features(side, self.workers.mine([*texts, *spare])).items():
                 features[f"{side}_{name}"] = value
         features["label"] = {
             "query_B": batch.query_B,

@@ -124,7 +124,7 @@ class RetrieverUpdates(Settings):
     precision: TrainingPrecision = "float32"
     """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=2e-5, decay="linear", decay_from=0.0)
-    """AdamW and its schedule."""
+    """AdamW and its schedule; `muon` is refused."""
     lora: LoraSettings | None = None
     """Train low-rank adapters, which are merged into the weights at the end."""
     freeze_layers: int = Field(default=0, ge=0)
@@ -159,7 +159,7 @@ class HeldOutSettings(Settings):
     k: tuple[int, ...] = (1, 3, 5)
     """Values of k for recall@k."""
     keep: Literal["last", "best"] = "last"
-    """Which weights are saved: those at the end, or those of the evaluation with the best `mrr`."""
+    """Which weights are saved: those at the end, or those of the evaluation with the best `mrr` (needs `every`)."""
     bm25: bool = True
     """Evaluate BM25 on the same turns for the table."""
 
@@ -208,6 +208,26 @@ class RetrieverRecipe(DevicePlacement):
     track: tuple[str, ...] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
     of a Python file. They change no result, and may change when a run is resumed."""
+
+    @model_validator(mode="after")
+    def _trained_as_asked(self) -> "RetrieverRecipe":
+        every, saved = self.held_out.every, self.training.checkpoint_every
+        if self.training.optimiser.algorithm == "muon":
+            raise SettingError(
+                "training.optimiser.algorithm=muon: encoders are trained by AdamW alone; take adamw, with a learning "
+                "rate that suits it"
+            )
+        if self.held_out.keep == "best" and not every:
+            raise SettingError(
+                "held_out.keep=best chooses among evaluations, and held_out.every=0 makes none before the last update; "
+                "set held_out.every to the updates between them"
+            )
+        if self.held_out.keep == "best" and saved < every and every % saved:
+            raise SettingError(
+                f"held_out.keep=best needs a checkpoint at every evaluation, and training.checkpoint_every={saved} "
+                f"does not divide held_out.every={every}; change one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> "RetrieverRecipe":

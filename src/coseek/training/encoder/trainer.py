@@ -257,6 +257,9 @@ def arguments(
         ddp_backend="gloo" if dist.is_initialized() and device.type == "cpu" else None,
         ddp_broadcast_buffers=False,  # buffers are constant, and a broadcast between two passes breaks the first
     )
+    # The library refuses checkpoints between two evaluations beside the best ones; they harm nothing, and a kill loses
+    # less. The recipe refuses those that would leave an evaluation without a checkpoint.
+    args.save_steps = min(args.save_steps, updates.checkpoint_every)
     # The library would take the first GPU, and split every batch over all that it sees (nn.DataParallel).
     args._n_gpu = min(args.n_gpu, 1)
     vars(args)["_setup_devices"] = device

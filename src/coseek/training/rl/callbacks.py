@@ -97,8 +97,10 @@ class CheckpointWriter(Callback):
             self._keep()
 
     def after_step(self, report: StepReport) -> None:
-        if report.is_due(self._every):
+        due = report.is_due(self._every)
+        if due:
             self._state.save()
+        if due or self._monitor.alarms:  # one that is over at the next checkpoint was an alarm, too
             self._keep()
 
     def _keep(self) -> None:

@@ -24,13 +24,12 @@ class TokenRecord:
         self.has_entropy = False
 
     def add(self, rows_b: Tensor, logprobs_bt: Tensor, entropy_bt: Tensor | None, updates: int) -> None:
-        """Take the outputs of a micro-batch. Rows that had a pass already keep theirs."""
-        new_b = self.passes_B[rows_b] == 0
-        rows_n, width = rows_b[new_b], logprobs_bt.shape[1]
-        self.logprobs_BT[rows_n, :width] = logprobs_bt.detach().cpu()[new_b]
-        self.passes_B[rows_n] = updates + 1
+        """Take the outputs of a micro-batch of the first epoch, in which each row has one pass on one worker."""
+        width = logprobs_bt.shape[1]
+        self.logprobs_BT[rows_b, :width] = logprobs_bt.detach().cpu()
+        self.passes_B[rows_b] = updates + 1
         if entropy_bt is not None:
-            self.entropy_BT[rows_n, :width] = entropy_bt.detach().cpu()[new_b]
+            self.entropy_BT[rows_b, :width] = entropy_bt.detach().cpu()
             self.has_entropy = True
 
     def add_up(self, workers: Workers) -> None:

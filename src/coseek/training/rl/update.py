@@ -70,14 +70,16 @@ def update_weights(
     entropy = _entropy(settings)
     metrics = MetricAverager()
     updates = 0
-    for _ in range(settings.epochs):
+    for epoch in range(settings.epochs):
         for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread):
             weights_BT = minibatch_weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
                 continue
             _add_staleness(metrics, experience, rows_B, policy.updates_done)
-            loss = _policy_loss(experience, settings, weights_BT, metrics, updates, record)
+            # A later epoch brings a row to another worker, which knows nothing of its first pass.
+            first = record if epoch == 0 else None
+            loss = _policy_loss(experience, settings, weights_BT, metrics, updates, first)
             metrics.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
             if not math.isnan(norm := policy.optim_step()):
                 metrics.number("grad_norm", norm)

@@ -22,17 +22,23 @@ def draw_any(demonstrations: Sequence[Trajectory]) -> Draw:
 def draw_by_hops(demonstrations: Sequence[Trajectory], phases: Sequence[Phase]) -> Draw:
     """Draw a number of hops by the phase's shares, then a demonstration with that many hops.
 
-    Numbers of hops without a demonstration are skipped. Without phases, or without known hops, draw from all.
+    Numbers of hops without a demonstration are skipped. Demonstrations of unknown hops, which no phase can name, keep
+    their share of the draws. Without phases, or without known hops, draw from all.
     """
     draw_from_all = draw_any(demonstrations)
     by_hops: dict[int, list[Trajectory]] = {}
+    unknown: list[Trajectory] = []
     for run in demonstrations:
-        if run.question.hops is not None:
-            by_hops.setdefault(run.question.hops, []).append(run)
+        (unknown if run.question.hops is None else by_hops.setdefault(run.question.hops, [])).append(run)
+    share = len(unknown) / len(demonstrations)
 
     def draw(done: float, rng: random.Random) -> Trajectory:
         hops = hops_at(phases, done, by_hops, rng)
-        return draw_from_all(done, rng) if hops is None else rng.choice(by_hops[hops])
+        if hops is None:
+            return draw_from_all(done, rng)
+        if unknown and rng.random() < share:  # a draw more would change what a seed gives where all hops are known
+            return rng.choice(unknown)
+        return rng.choice(by_hops[hops])
 
     return draw
 

@@ -175,13 +175,18 @@ class ExampleWriter:
                 named.setdefault(question.hops or 0, []).append((sampler, question))
         return named
 
+    @cached_property
+    def everything(self) -> list[tuple[WorldSampler, Question]]:
+        """All questions, which are drawn where the phases name no hops of theirs."""
+        return [(sampler, question) for sampler in self.samplers for question in sampler.questions]
+
     def draw(self, done: float, rng: random.Random) -> Trajectory:
         """Draw an example at the share `done` of training."""
         hops = hops_at(self.phases, done, self.by_hops, rng)
         count = rng.randint(self.passages[0], self.most(done))
-        if not hops:
+        if hops == 0:
             return self.write(rng.choice(self.samplers).drill(count, rng))
-        sampler, question = rng.choice(self.by_hops[hops])
+        sampler, question = rng.choice(self.everything if hops is None else self.by_hops[hops])
         return self.write(sampler.example_of(question, count, rng))
 
     def most(self, done: float) -> int:

@@ -172,7 +172,7 @@ def load_checkpoint(folder: Path, like: TensorState | None = None, workers: Work
 
 
 def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
-    """Update `folder/healthy`, each time a checkpoint is written.
+    """Update `folder/healthy`, each time a checkpoint is written or an alarm is on.
 
     A collapse starts before an alarm detects it. So a checkpoint is first a candidate, and becomes healthy only after
     `patience` further steps without an alarm. The call is idempotent: a resumed run may repeat it.

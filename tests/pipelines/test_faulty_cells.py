@@ -1,0 +1,130 @@
+"""Cells of a table: what an outage spoilt is measured again, what is whole is not, and nothing is decided by faults."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tests.agents.playing import QUESTION, Shelf
+from tests.agents.test_chat_templates import chatting
+from tests.labels.small import Faulty
+from tests.pipelines.test_round_labels import LIMITS, Played
+from tests.pipelines.test_together import recipe
+
+from coseek.agents.rollout import Agent
+from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import RetrieverError, RunError
+from coseek.core.files import write_jsonl
+from coseek.data.passage import Hit
+from coseek.data.run import Run
+from coseek.data.trajectory import StopReason
+from coseek.models.model import Tokenizer
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.agent import AgentTraining, QuestionSet
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_results import TableRow, answer_cell, cell_folder
+from coseek.pipelines.together.pairs import Pair, Pairs
+from coseek.retrieval.query import QueryLike
+
+FIRST = Pair(0, 0)
+
+
+@dataclass
+class Measured(Played):
+    """A course whose agents are all the expert, with a tokenizer."""
+
+    tokenizer: Tokenizer | None = None
+
+    def agent(self, number: int) -> AgentTraining:
+        return self.first
+
+    def speaker(self, number: int, temperature: float) -> Agent:
+        self.asked_for.append(temperature)
+        protocol, made = self.first.protocol, Faulty if temperature == self.broken_at else ScriptedAgentModel
+        return Agent(protocol, made(ExpertAgent(ExpertSettings()), protocol, self.first.tokenizer))
+
+    def turn_identities(self, number: int, temperature: float) -> dict[str, str]:
+        return {}
+
+
+def measured(folder: Path, *overrides: str, tokenizer: Tokenizer | None = None, broken: bool = False) -> Measured:
+    made = Measured(recipe(folder, LIMITS, *overrides), folder / "run", broken_at=0.0 if broken else None)
+    given = tokenizer or ByteTokenizer(made.first.protocol.grammar.special_tokens)
+    vars(made.first)["tokenizer"] = given
+    made.first.prepare_data()
+    return made
+
+
+def test_pairs_of_an_instruct_model_are_measured_once(tmp_path: Path) -> None:
+    course = measured(tmp_path, "agent.prompt_template=default", tokenizer=chatting())
+    assert course.first.protocol.template.framed(course.first.tokenizer)
+    pairs = Pairs(course)
+    pairs.measure(0)
+    opened = len(course.asked_for)
+    pairs.measure(0)
+    assert opened == len(course.asked_for) == len(pairs.of(0)) + 1
+
+
+def test_a_pair_that_an_outage_spoilt_is_measured_again(tmp_path: Path) -> None:
+    broken = Pairs(measured(tmp_path, broken=True))
+    broken.measure(0)
+    run = Run(broken.path(FIRST))
+    assert all(one.fault is not None for one in run.trajectories()) and len(run.done()) == 6
+    Pairs(measured(tmp_path)).measure(0)
+    assert all(one.fault is None for one in run.trajectories()) and len(run.done()) == 6
+
+
+def test_a_round_of_which_only_faults_are_known_is_not_judged(tmp_path: Path) -> None:
+    whole, broken = Pairs(measured(tmp_path)), Pairs(measured(tmp_path, broken=True))
+    whole.measure(0)
+    broken.measure(1)
+    with pytest.raises(RunError, match=r"agent-1.retriever-1.dev has a fault, so round 1 cannot be judged.*--resume"):
+        whole.helped(1)
+    whole.measure(1)
+    assert whole.helped(1)
+
+
+class Outage(Shelf):
+    """A shelf that finds nothing while it is down."""
+
+    down = True
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        if self.down:
+            raise RetrieverError("the server is gone")
+        return super().search(queries, k)
+
+
+def agent_training(folder: Path, turn_tokens: int) -> AgentTraining:
+    limits = f"limits={{max_turns: 2, max_turn_tokens: {turn_tokens}, max_observation_tokens: 400, max_tokens: 2000}}"
+    policy = "policy={folder: base, marks: false, words: 0}"
+    more = ("rejection.samples=1", "learn=rejection", "warm_start=null")
+    return AgentTraining(load_recipe("quickstart", [policy, limits, *more]), folder)
+
+
+@pytest.mark.parametrize("row", [TableRow("rules", "", "search-r1", 0.0), TableRow("RAG k=2", "", "rag", 0.0, 2)])
+def test_a_cell_that_an_outage_spoilt_is_measured_again(row: TableRow, tmp_path: Path) -> None:
+    training, shelf = agent_training(tmp_path, 400), Outage()
+    column = QuestionSet("test", (QUESTION,), shelf)
+    faults = []
+    for shelf.down in (True, False):
+        answer_cell(training, row, column, 0)
+        run = Run(cell_folder(training, row, column))
+        faults.append([one.fault is not None for one in run.trajectories()])
+    assert faults == [[True], [False]]
+
+
+def test_samples_that_an_outage_spoilt_are_drawn_again_until_they_are_learnt_from(tmp_path: Path) -> None:
+    training, shelf = agent_training(tmp_path, 8), Outage()
+    shelf.down = False
+    vars(training)["training_retriever"] = shelf
+    stage, faults = training.stages[0], []
+    for begun in (False, True):
+        run = training._samples(stage, [QUESTION])
+        spoilt = [replace(one, stop=StopReason.RETRIEVER_ERROR, answer=None) for one in run.trajectories()]
+        write_jsonl(run.trajectories_path, [one.to_json() for one in spoilt])
+        if begun:
+            (stage.folder / "round-1").mkdir()
+        faults.append([one.fault is not None for one in training._samples(stage, [QUESTION]).trajectories()])
+    assert faults == [[False], [True]]

@@ -1,0 +1,45 @@
+"""Fears about a retriever that changes over a training: one that is never told, an answer of an earlier step."""
+
+from pathlib import Path
+
+import pytest
+
+from coseek.core.settings import make_settings
+from coseek.data.passage import Corpus, Passage
+from coseek.pipelines.retriever_schedule import schedule_of
+from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever, Retriever
+from coseek.retrieval.retrievers.cached import CachedRetriever
+from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
+
+CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(200))
+QUERIES = [f"query {number}" for number in range(30)]
+RIGHT = FixedRetriever(CORPUS, {query: ["0", "1"] for query in QUERIES})
+
+
+def over(name: str, noisy: NoisyRetriever, folder: Path) -> Retriever:
+    """The noisy retriever under another one."""
+    if name == "hybrid":
+        return Hybrid([noisy, FixedRetriever(CORPUS, {})], make_settings(HybridSettings, {"parts": ["a", "b"]}))
+    if name == "noisy":
+        return NoisyRetriever(noisy, make_settings(NoisySettings, {"over": "-"}))
+    return CachedRetriever(noisy, folder / "lists.sqlite")
+
+
+@pytest.mark.parametrize("name", ["cached", "noisy", "hybrid"])
+def test_noise_grows_in_a_retriever_that_lies_under_another_one(name: str, tmp_path: Path) -> None:
+    noisy = NoisyRetriever(RIGHT, make_settings(NoisySettings, {"over": "-", "noise": {"start": 0, "end": 1}}))
+    found = over(name, noisy, tmp_path)
+    schedule = schedule_of(found)
+    assert schedule is not None
+    wrong, identities = [], set()
+    for step in (0, 6, 10):
+        schedule.progress(step, 10)
+        identities.add(found.identity)
+        wrong.append(sum([hit.passage.id for hit in hits] != ["0", "1"] for hits in found.search(QUERIES, 2)))
+    assert wrong[0] == 0 < wrong[1] < wrong[2] == len(QUERIES)
+    assert len(identities) == 3
+
+
+def test_a_retriever_over_one_that_never_changes_is_told_nothing() -> None:
+    assert schedule_of(LayeredRetriever(RIGHT)) is None  # type: ignore[arg-type]
