@@ -248,8 +248,7 @@ def test_a_run_file_that_cannot_be_measured_is_named(
 def test_qrels_that_cannot_be_used_are_named(text: str, named: str, home: Path, refused: Refused) -> None:
     (home / "qrels").write_text(text, encoding="utf-8")
     sentence = refused("measure", "set", "bm25", "--qrels", "qrels")
-    assert "qrels" in sentence
-    assert named in sentence
+    assert "qrels" in sentence and named in sentence
 
 
 def test_a_run_file_alone_has_no_answers_to_be_hit(home: Path, refused: Refused) -> None:

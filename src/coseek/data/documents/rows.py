@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.documents.document import Document, DocumentFault, Section, clean, paragraphs, text_of
+from coseek.data.documents.free_name import free_name
 from coseek.data.documents.markup import read_html
 
 _TITLES = ("title", "name", "subject", "headline")
@@ -39,23 +40,13 @@ def read_csv(data: bytes, name: str) -> Document:
             for number, cells in enumerate(lines, start=1):
                 for place in range(len(names), max(len(header), len(cells))):
                     given = header[place] if place < len(header) else ""
-                    names.append(_free_name(given if given.strip() else f"column {place + 1}", used))
+                    names.append(free_name(given if given.strip() else f"column {place + 1}", used))
                 yield number, dict(zip(names, cells, strict=False))
         except csv.Error as error:
             document.faults.append(f"line {lines.line_num}: {error}")
 
     document.sections = _sections(rows())
     return document
-
-
-def _free_name(name: str, used: Counter[str]) -> str:
-    """A name that no other column has: `note 2` for the second `note`."""
-    free = name
-    while used[free]:
-        used[name] += 1
-        free = f"{name} {used[name]}"
-    used[free] += 1
-    return free
 
 
 def read_jsonl(data: bytes, name: str) -> Document:

@@ -21,6 +21,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.documents.archive import DocumentSettings
 from coseek.data.documents.document import clean
+from coseek.data.documents.free_name import free_name
 from coseek.data.documents.reading import DocumentReader
 from coseek.data.documents.token_count import check_tokenizer
 from coseek.data.imports._sources import ImportedData
@@ -100,15 +101,9 @@ def _label(path: Path, labels: Counter[str]) -> str:
 
 
 def _free(name: str, taken: Counter[str], is_folder: bool = False) -> str:
-    """A name that was not taken, and is now: numbered before its endings, which tell the kind of a file."""
+    """`free_name`, numbered before the endings, which tell the kind of a file."""
     found = None if is_folder else _ENDINGS.search(name)
-    at = len(name) if found is None else found.start()
-    free = name
-    while taken[free]:
-        taken[name] += 1
-        free = f"{name[:at]} {taken[name]}{name[at:]}"
-    taken[free] += 1
-    return free
+    return free_name(name, taken, None if found is None else found.start())
 
 
 def _not_read(path: Path, is_folder: bool) -> _Fault | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from coseek.models.text_model import TextModel
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import QueryLike
-from coseek.retrieval.retriever import LayeredRetriever, Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
 from coseek.retrieval.views import View, render_view
 
 
@@ -36,6 +36,13 @@ class ModelRetrieverSettings(Settings):
     """The view of a search turn for the model; the other retriever keeps its own."""
 
 
+class ModelRetrieverStats(Protocol):
+    """Counts of what was asked of the model since the retriever was opened."""
+
+    @property
+    def shortfall(self) -> Shortfall: ...
+
+
 class ModelRetriever(LayeredRetriever):
     """A retriever with a language model. A failure of the model is a fault of the search."""
 
@@ -43,6 +50,7 @@ class ModelRetriever(LayeredRetriever):
     PROMPT: ClassVar[type[PromptFile]]
     FIELDS: ClassVar[dict[str, set[str]]]
     """The fields that each template of the prompt may hold."""
+    stats: ModelRetrieverStats
 
     def __init__(self, over: Retriever, settings: ModelRetrieverSettings, model: TextModel, prompt: PromptFile) -> None:
         super().__init__(over)
@@ -61,6 +69,10 @@ class ModelRetriever(LayeredRetriever):
         settings = self.settings.model_dump_json(exclude={"over", "model", "local", "prompt"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (self.stats.shortfall,)
 
     def seen(self, query: QueryLike) -> str:
         """What the other retriever sees, and the untruncated view of the model."""

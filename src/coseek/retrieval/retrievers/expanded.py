@@ -50,22 +50,23 @@ class ExpansionStats:
     unexpanded: int = 0
     """Outputs without a text, so that the query was searched as it was."""
 
+    @property
+    def shortfall(self) -> Shortfall:
+        return Shortfall(self.unexpanded, self.queries, "queries were searched unchanged")
+
 
 class ExpandedRetriever(ModelRetriever):
     """A retriever whose queries a language model rewrites."""
 
     name = "expanded"
     PROMPT, FIELDS = ExpansionPrompt, EXPANSION_FIELDS
+    stats: ExpansionStats
     settings: ExpandedSettings
     _prompt: ExpansionPrompt
 
     def __init__(self, over: Retriever, settings: ExpandedSettings, model: TextModel, prompt: ExpansionPrompt) -> None:
         super().__init__(over, settings, model, prompt)
         self.stats = ExpansionStats()
-
-    @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        return (Shortfall(self.stats.unexpanded, self.stats.queries, "queries were searched unchanged"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

@@ -48,6 +48,10 @@ class ListwiseStats:
     repeated: int = 0
     invented: int = 0
 
+    @property
+    def shortfall(self) -> Shortfall:
+        return Shortfall(self.unreadable, self.windows, "orders could not be read")
+
     def add(self, reading: ParsedRanking) -> None:
         self.windows += 1
         self.invented += reading.invented
@@ -63,6 +67,7 @@ class ListwiseReranker(ModelRetriever):
 
     name = "listwise"
     PROMPT, FIELDS = ListwisePrompt, LISTWISE_FIELDS
+    stats: ListwiseStats
     settings: ListwiseSettings
     _prompt: ListwisePrompt
 
@@ -71,10 +76,6 @@ class ListwiseReranker(ModelRetriever):
             raise SettingError(f"step {settings.step} skips passages; it must be less than window {settings.window}")
         super().__init__(over, settings, model, prompt)
         self.stats = ListwiseStats()
-
-    @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        return (Shortfall(self.stats.unreadable, self.stats.windows, "orders could not be read"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

@@ -58,22 +58,23 @@ class PointwiseStats:
     unreadable: int = 0
     """Judgements that could not be read, so that their passages kept their places."""
 
+    @property
+    def shortfall(self) -> Shortfall:
+        return Shortfall(self.unreadable, self.passages, "judgements could not be read")
+
 
 class PointwiseReranker(ModelRetriever):
     """A retriever ranked passage by passage. Scores are 1, 1/2, 1/3, …; ties keep the candidates' order."""
 
     name = "pointwise"
     PROMPT, FIELDS = PointwisePrompt, POINTWISE_FIELDS
+    stats: PointwiseStats
     settings: PointwiseSettings
     _prompt: PointwisePrompt
 
     def __init__(self, over: Retriever, settings: PointwiseSettings, model: TextModel, prompt: PointwisePrompt) -> None:
         super().__init__(over, settings, model, prompt)
         self.stats = PointwiseStats()
-
-    @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        return (Shortfall(self.stats.unreadable, self.stats.passages, "judgements could not be read"),)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

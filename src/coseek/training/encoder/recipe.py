@@ -212,21 +212,21 @@ class RetrieverRecipe(DevicePlacement):
     @model_validator(mode="after")
     def _trained_as_asked(self) -> "RetrieverRecipe":
         every, saved = self.held_out.every, self.training.checkpoint_every
+        wrong = None
         if self.training.optimiser.algorithm == "muon":
-            raise SettingError(
-                "training.optimiser.algorithm=muon: encoders are trained by AdamW alone; take adamw, with a learning "
-                "rate that suits it"
-            )
-        if self.held_out.keep == "best" and not every:
-            raise SettingError(
+            wrong = "training.optimiser.algorithm=muon: encoders are trained by AdamW alone; take adamw and its rate"
+        elif self.held_out.keep == "best" and not every:
+            wrong = (
                 "held_out.keep=best chooses among evaluations, and held_out.every=0 makes none before the last update; "
                 "set held_out.every to the updates between them"
             )
-        if self.held_out.keep == "best" and saved < every and every % saved:
-            raise SettingError(
+        elif self.held_out.keep == "best" and saved < every and every % saved:
+            wrong = (
                 f"held_out.keep=best needs a checkpoint at every evaluation, and training.checkpoint_every={saved} "
                 f"does not divide held_out.every={every}; change one of them"
             )
+        if wrong is not None:
+            raise SettingError(wrong)
         return self
 
     @model_validator(mode="after")
