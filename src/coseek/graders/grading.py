@@ -57,8 +57,7 @@ def generate_answers(
 ) -> dict[tuple[str, int], GeneratedAnswer]:
     """The generator's answers from the passages of each run, by question id and seed.
 
-    Runs with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at
-    once.
+    Runs with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at once.
     """
     wanted = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run)))))

@@ -62,8 +62,8 @@ def run(
     """Run an agent over many questions and keep every trajectory.
 
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
-    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest,
-    and repeats runs with a fault.
+    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest, and repeats runs with a
+    fault.
     """
     who, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
