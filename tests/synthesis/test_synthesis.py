@@ -21,7 +21,7 @@ from coseek.synthesis.graph import Chain, HopGraph
 from coseek.synthesis.question_text import question_of
 from coseek.synthesis.question_writer import QuestionWriter
 from coseek.synthesis.settings import SynthesisSettings
-from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary, synthesize
+from coseek.synthesis.synthesis import RECORD, UNANSWERABLE, SynthesisSummary, synthesize
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 
@@ -82,6 +82,19 @@ def test_the_same_corpus_and_seed_give_the_same_bytes(
     assert len(files) == 9
     for name in files:
         assert (tmp_path / "out" / name).read_bytes() == (made[0].folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["questions.mine.jsonl", "notes/a.md", "unanswerable/b.md"])
+def test_a_synthesis_replaces_no_folder_with_a_file_of_somebody_else(world: World, tmp_path: Path, name: str) -> None:
+    world.corpus.save(tmp_path / "in" / "corpus.jsonl")
+    (tmp_path / "out/unanswerable").mkdir(parents=True)
+    (tmp_path / "out" / RECORD).write_text("{}")
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(DataError, match=f"holds {name}, which is no part of a synthesis"):
+        synthesize(tmp_path / "in", tmp_path / "out", SETTINGS)
+    assert mine.read_text() == "mine"
 
 
 def test_a_hard_negative_neither_answers_nor_is_gold(made: tuple[Dataset, SynthesisSummary]) -> None:

@@ -13,6 +13,7 @@ from coseek.agents.actions import NOT_FOUND
 from coseek.agents.protocol import load_protocol
 from coseek.agents.replay import ReplayPoint
 from coseek.agents.search_turns import replay_queries
+from coseek.agents.served_context import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.data.audit import audit_run
@@ -212,6 +213,32 @@ def test_a_run_without_an_answer_has_none_after_the_way_through_messages_and_ati
     for metric, value in score_trajectory(before).items():
         assert metric not in ("em", "cover_em", "f1") or scores[metric] == value
     assert audit_run(tmp_path / "again").violations == ()
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+@pytest.mark.parametrize("protocol", ["s3", "rag", "rag-rerank"])
+def test_the_search_that_opens_a_run_and_what_the_agent_chose_survive_export(
+    tmp_path: Path, protocol: str, name: str
+) -> None:
+    before = play(protocol, *SCRIPTS[protocol])
+    assert before.searches[0].turn == 0 and (before.selected_ids or protocol != "s3")
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert after.searches == before.searches and after.selected_ids == before.selected_ids
+        assert after.evidence == before.evidence
+        assert served_context(after) == served_context(before)
+
+
+def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:
+    hit = Hit(Passage("p1", "Ada", "1815"), 1.0).to_json()
+    chat = search_chat()
+    chat[3] |= {"hits": [hit], "selected": ["p2", "p1", 7]}
+    opening: JsonObject = {"query": "Ada", "hits": [hit], "turn": 3, "selected": ["p9"]}
+    (run,), _ = imported(tmp_path, [{"messages": [*chat], "run": {"opening": [opening]}}])
+    assert [(search.turn, search.selected) for search in run.searches] == [(0, ()), (1, ("p1",))]
+    (tmp_path / "b").mkdir()
+    (other,), _ = imported(tmp_path / "b", [{"messages": [*chat], "run": {"opening": [{"query": 7}]}}])
+    assert [search.turn for search in other.searches] == [1]
 
 
 @pytest.mark.parametrize("name", ["messages", "atif"])

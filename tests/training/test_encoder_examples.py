@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from coseek.core.errors import DataError, SettingError
@@ -18,6 +18,7 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.training.encoder import collator
 from coseek.training.encoder.collator import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.recipe import RetrieverRecipe, SyntheticSettings
@@ -89,8 +90,6 @@ def test_a_view_ends_a_field_with_the_tokenizers_own_separator(tmp_path: Path) -
     view = QueryEncoder(EmbeddingSettings(encoder=str(folder), view="question+query"), folder, card).seen
     row = TrainingExample.of(label(0), view)
     assert row.query == "what is ba [SEP] ba be"
-    from sentence_transformers import SentenceTransformer
-
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     ids = FeatureBuilder(model, card).features("query", [row.query])["input_ids"]
     assert not isinstance(ids, int)
@@ -98,8 +97,6 @@ def test_a_view_ends_a_field_with_the_tokenizers_own_separator(tmp_path: Path) -
 
 
 def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
     folder = make_encoder(tmp_path / "encoder")
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     card = EncoderCard.of(folder).model_copy(
@@ -113,6 +110,21 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
         wanted = model.preprocess([long, "ba"], prompt=prompt)
         assert fed["input_ids"].tolist() == wanted["input_ids"].tolist()  # type: ignore[union-attr]
         assert fed["attention_mask"].tolist() == wanted["attention_mask"].tolist()  # type: ignore[union-attr]
+
+
+def test_texts_that_are_kept_tokenised_do_not_grow_with_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    model, card = SentenceTransformer(str(folder), device="cpu", local_files_only=True), EncoderCard.of(folder)
+    monkeypatch.setattr(collator, "CACHED_TEXTS", 2)
+    few, texts = FeatureBuilder(model, card), ["ba", "be bi", "bo", "bu"]
+    for asked in (texts, texts[:1], texts):
+        found, fresh = (
+            builder.features("passage", asked)["input_ids"] for builder in (few, FeatureBuilder(model, card))
+        )
+        assert isinstance(found, Tensor) and isinstance(fresh, Tensor) and found.tolist() == fresh.tolist()
+        assert len(few._cache) <= 2
 
 
 def test_a_lessons_negatives_never_tell_the_fact() -> None:

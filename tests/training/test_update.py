@@ -299,6 +299,19 @@ def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> 
     assert len(minibatches(seven, 50, random.Random(1))) == 7
 
 
+def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> None:
+    experience, _, _ = taught(TableBackend(TableLearner(table(-1.0, -1.0))))
+    groups_B = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    eight = replace(experience, mask_BT=torch.ones(8, 2).bool(), flat_B=torch.zeros(8).bool(), groups_B=groups_B)
+    parts = minibatches(eight, 2, random.Random(1), whole_groups=True)
+    assert sorted(row for part in parts for row in part.tolist()) == [*range(8)]
+    assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())
+    assert len(minibatches(eight, 5, random.Random(1), whole_groups=True)) == 3
+    policy = TableLearner(table(-1.0, -1.0))
+    taught(TableBackend(policy), normaliser="group", minibatches=2)
+    assert policy.rows_seen == [[0, 1]]
+
+
 def test_the_gap_of_a_batch_is_that_of_its_first_rows_at_agent_tokens() -> None:
     batch = make_batch([ran(SHORT, True), ran(LONG, True)])
     policy = TableLearner([[7.0, -1.5, -2.0, 7.0, 7.0], [7.0, -1.0, 7.0, -5.0, -1.0]])

@@ -276,6 +276,15 @@ def check_output_folder(folder: Path, mark: str, own: Collection[str] = ()) -> N
             )
 
 
+def check_replaceable(folder: Path, ours: re.Pattern[str], what: str) -> None:
+    """Refuse a folder with a file whose path in it is not `ours`: it would be lost when the folder is replaced."""
+    check_not_file(folder)
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        name = path.relative_to(folder).as_posix()
+        if not ours.fullmatch(name) and (path.is_symlink() or not path.is_dir()):
+            raise DataError(f"{folder} holds {name}, which is no part of {what}; choose a new or an empty folder")
+
+
 def is_failed_start(folder: Path, record: str) -> bool:
     """Whether a folder holds the `record` of a start and no result, so that it may be started anew.
 

@@ -6,12 +6,13 @@ synthesis.json                                     settings, counts, what each g
 """
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, atomic_folder, check_output_folder, write_json
+from coseek.core.files import JsonObject, atomic_folder, check_output_folder, check_replaceable, write_json
 from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
@@ -20,13 +21,14 @@ from coseek.data.question import Question, save_questions
 from coseek.data.unanswerable import twins, withhold
 from coseek.graders.generator import Generator
 from coseek.synthesis.graph import HopGraph
-from coseek.synthesis.maker import QuestionMaker, Tell, by_hops
+from coseek.synthesis.maker import SPLITS, QuestionMaker, Tell, by_hops
 from coseek.synthesis.question_writer import QuestionWriter
 from coseek.synthesis.self_play import Solver
 from coseek.synthesis.settings import SynthesisSettings
 
 RECORD = "synthesis.json"
 UNANSWERABLE = "unanswerable"
+_FILES = re.compile(rf"{re.escape(RECORD)}|({UNANSWERABLE}/)?(corpus|questions\.({'|'.join(SPLITS)}))\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def synthesize(
     """
     with lock_beside(out, again=False):
         check_output_folder(out, RECORD)
+        check_replaceable(out, _FILES, "a synthesis")
         if out.exists() and folder.resolve() == out.resolve():
             raise DataError(f"{out} is the data set that is read; choose another folder for --out")
         corpus = Dataset(folder).corpus

@@ -15,13 +15,11 @@ from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Segment, Trajectory
 from coseek.traces.conversation import ChatTurn, SampledIds, calls_in, reasoning_in, results_of, text_of, turns_of
-from coseek.traces.messages import about, messages_of
+from coseek.traces.messages import OF_RESULT, about, messages_of
 
 VERSION = "ATIF-v1.7"
 SOURCES = {"user": "user", "assistant": "agent"}
 """Role of a message → source of a step; all others are `system`."""
-_FREE = ("hits", "fault")
-"""Fields of our own tool messages, which go into the `extra` of a result."""
 
 
 def is_atif(row: JsonObject) -> bool:
@@ -87,7 +85,7 @@ def _observed(written: Sequence[JsonObject], messages: Sequence[JsonObject], tur
             others.append(_step(message))
             continue
         result: JsonObject = {"source_call_id": idents[matched[at]], "content": text_of(message.get("content"))}
-        if extra := {name: message[name] for name in _FREE if name in message}:
+        if extra := {name: message[name] for name in OF_RESULT if name in message}:
             result["extra"] = extra
         observation = cast(JsonObject, owners[matched[at]].setdefault("observation", {"results": []}))
         cast(list[Json], observation["results"]).append(result)
@@ -154,7 +152,7 @@ def _messages(step: JsonObject, number: int) -> list[JsonObject]:
         if isinstance(ident := result.get("source_call_id"), str):
             answer["tool_call_id"] = ident
         if isinstance(extra := result.get("extra"), dict):
-            answer |= {name: extra[name] for name in _FREE if name in extra}
+            answer |= {name: extra[name] for name in OF_RESULT if name in extra}
         found.append(answer)
     return found
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coseek.agents.actions import texts_of
 from coseek.agents.grammar import Span
@@ -18,6 +18,7 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.evidence import ranked
+from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import (
     MESSAGE,
@@ -73,6 +74,8 @@ class Conversation:
     """By position of an assistant message."""
     stop: StopReason | None = None
     """How the run ended, where the log has it; then a last message is no answer by itself."""
+    opening: tuple[Search, ...] = ()
+    """What was searched before the agent's first turn, where coseek wrote the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,9 @@ class _Writer:
     def prompt(self, begin: int) -> None:
         """Everything that stands before the agent's first turn."""
         read = self.chat.messages[:begin]
+        self.searches = [
+            replace(search, turn=0, selected=_chosen(search.selected, search.hits)) for search in self.chat.opening
+        ]
         texts = [text_of(message.get("content")) for message in read]
         if len(read) > 1:
             texts = [f"{message['role']}: {text}" for message, text in zip(read, texts, strict=True)]
@@ -270,6 +276,7 @@ class _Writer:
         else:
             stop, detail = self._unanswered(), self.ending
         format_error = grammar.format_error(grammar.spans(self.segments))
+        selected = tuple(dict.fromkeys(ident for search in self.searches for ident in search.selected or ()))
         return Trajectory(
             question=chat.question,
             protocol=self.reader.protocol.name,
@@ -283,7 +290,8 @@ class _Writer:
             seed=seed,
             exact=False,
             calls=tuple(self.calls),
-            evidence=ranked(self.searches, ()),
+            selected_ids=selected,
+            evidence=ranked(self.searches, selected),
             messages=chat.messages,
         )
 
@@ -358,7 +366,12 @@ class _Writer:
             own = own_hits(message.get("hits"))
             told = message["hits"] if "hits" in message else text_of(message.get("content"))
             found = hits_by_query(told, len(queries)) if own is None else [own] * len(queries)
-            self.searches += [Search(query, hits, turn=number) for query, hits in zip(queries, found, strict=True)]
+            given = message.get("selected")
+            chosen = None if own is None or not isinstance(given, list) else given
+            self.searches += [
+                Search(query, hits, turn=number, selected=_chosen(chosen, hits))
+                for query, hits in zip(queries, found, strict=True)
+            ]
         self.reader.counts["searches"] += len(queries)
 
     def _queries(self, call: LoggedCall) -> tuple[str, ...]:
@@ -380,3 +393,9 @@ class _Writer:
 
     def _read(self, tag: str, text: str, ids: tuple[int, ...]) -> None:
         self.segments.append(Segment(Author.ENVIRONMENT, tag, text, ids))
+
+
+def _chosen(ids: Sequence[Json] | None, hits: Sequence[Hit]) -> tuple[str, ...] | None:
+    """The chosen ids that are among the hits; `None` where no choice is known."""
+    met = {hit.passage.id for hit in hits}
+    return None if ids is None else tuple(one for one in ids if isinstance(one, str) and one in met)

@@ -1,12 +1,20 @@
 """Export of runs: their trajectories in the formats of other systems."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, UnknownName
-from coseek.core.files import atomic_folder, check_output_file, check_output_folder, write_json, write_jsonl
+from coseek.core.files import (
+    atomic_folder,
+    check_output_file,
+    check_output_folder,
+    check_replaceable,
+    write_json,
+    write_jsonl,
+)
 from coseek.core.lock import lock_beside
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -43,9 +51,7 @@ def _messages(run: Run, out: Path) -> int:
 def _atif(run: Run, out: Path) -> int:
     """One document a file; files are numbered, since an id may be no file name."""
     check_output_folder(out, "000001.json")
-    for path in sorted(out.iterdir()) if out.is_dir() else ():
-        if path.suffix != ".json" or not path.stem.isdecimal():  # the folder is replaced as a whole
-            raise DataError(f"{out} holds {path.name}, which is no ATIF document of a run; choose a new folder")
+    check_replaceable(out, re.compile(r"[0-9]{6,}\.json"), "a run in ATIF")
     count = 0
 
     def fill(folder: Path) -> None:

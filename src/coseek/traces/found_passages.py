@@ -11,6 +11,7 @@ from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
+from coseek.data.trajectory import Search
 
 LISTS = ("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data")
 """Keys of an object whose list holds the passages, the first that is there."""
@@ -29,6 +30,13 @@ def own_hits(value: Json) -> tuple[Hit, ...] | None:
     with suppress(DataError, *WRONG_SHAPE):
         return tuple(Hit.from_json(row) for row in objects({"hits": value}, "hits"))
     return None
+
+
+def searches_of(value: Json) -> tuple[Search, ...]:
+    """The searches that coseek wrote with a run, as they were; none where they are somebody else's."""
+    with suppress(DataError, *WRONG_SHAPE):
+        return tuple(Search.from_json(row) for row in objects({"searches": value}, "searches"))
+    return ()
 
 
 def hits_by_query(result: Json, queries: int) -> list[tuple[Hit, ...]]:

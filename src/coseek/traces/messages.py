@@ -2,16 +2,20 @@
 
 An imported run gives back its own messages. For a run of coseek, the prompt is the user's message, each turn one of the
 assistant with its text as sampled and with its searches and calls as `tool_calls`, and their results follow. The first
-result of a turn has the text that the agent was shown, for all its searches; `hits` are the passages of each.
+result of a turn has the text that the agent was shown, for all its searches; `hits` are the passages of each, and
+`selected` the ids of those that the agent chose.
 """
 
 import json
 from collections.abc import Sequence
+from typing import cast
 
 from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory
 
+OF_RESULT = ("hits", "fault", "selected")
+"""Fields of a search that our own results have beside their text."""
 _NO_RESULT = (PROMPT, RETRY, PAGE, MISSING, MESSAGE)
 """Tags of environment segments that answer neither a search nor a call of another tool."""
 
@@ -42,6 +46,8 @@ def about(run: Trajectory) -> JsonObject:
     ended: JsonObject = {"protocol": run.protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
     if run.stop.is_fault:
         ended["fault"] = run.stop_detail or str(run.stop)
+    if opening := [search.to_json() for search in run.searches if search.turn == 0]:
+        ended["opening"] = cast(list[Json], opening)
     return {"question": run.question.to_json(), "run": ended}
 
 
@@ -66,9 +72,9 @@ def _turn(run: Trajectory, turn: int, segment: Segment, behind: Sequence[Segment
     shown = [one.text for one in behind if one.tag not in (*_NO_RESULT, TOOL)]
     results: list[JsonObject] = []
     for search in searches:
-        hits: list[Json] = [hit.to_json() for hit in search.hits]
-        fault: JsonObject = {} if search.fault is None else {"fault": search.fault}
-        results.append({"content": "\n".join(shown) if not results else "", "hits": hits, **fault})
+        row = search.to_json()
+        found = {name: row[name] for name in OF_RESULT if name in row}
+        results.append({"content": "\n".join(shown) if not results else "", **found})
     texts = iter(one.text for one in behind if one.tag == TOOL)
     for call in made:
         results.append({"content": next(texts, "")} if call.fault is None else {"content": "", "fault": call.fault})
@@ -83,10 +89,10 @@ def _turn(run: Trajectory, turn: int, segment: Segment, behind: Sequence[Segment
             for ident, (name, arguments) in zip(idents, called, strict=True)
         ]
     others = [one.text for one in behind if one.tag in _NO_RESULT or (one.tag != TOOL and not searches)]
-    found = [message]
-    for ident, result in zip(idents, results, strict=True):
-        found.append({"role": "tool", "tool_call_id": ident, **result})
-    return [*found, *map(_user, others)]
+    answered: list[JsonObject] = [
+        {"role": "tool", "tool_call_id": ident, **result} for ident, result in zip(idents, results, strict=True)
+    ]
+    return [message, *answered, *map(_user, others)]
 
 
 def _user(text: str) -> JsonObject:

@@ -23,6 +23,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import StopReason
 from coseek.traces.atif import conversation_parts, is_atif
 from coseek.traces.conversation import Conversation, SampledIds, text_of
+from coseek.traces.found_passages import searches_of
 from coseek.traces.settings import TraceSettings
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -81,7 +82,8 @@ class RecordReader:
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
         question = self._question(row, own, messages)
-        return Conversation(question, tuple(messages), where, answer or None, fault, sampled, stop)
+        opening = searches_of(run.get("opening"))
+        return Conversation(question, tuple(messages), where, answer or None, fault, sampled, stop, opening)
 
     def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
         found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}

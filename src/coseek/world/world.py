@@ -2,12 +2,13 @@
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import atomic_folder, check_not_file, read_json, write_json
+from coseek.core.files import atomic_folder, check_replaceable, read_json, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings
@@ -25,6 +26,7 @@ from coseek.world.reference import reference_worlds
 from coseek.world.settings import SPLITS, WorldSettings
 
 SCHEMA = 1
+_FILES = re.compile(r"world\.json|corpus\.jsonl|questions\.[^/]*\.jsonl")
 """Version of `world.json`."""
 
 __all__ = ["World", "WorldSettings", "check_world_folder", "make_world"]
@@ -75,13 +77,8 @@ class World:
 
 def check_world_folder(folder: Path) -> None:
     """Refuse a folder that holds anything but a world: it would be replaced whole."""
-    check_not_file(folder)
-    held = sorted(folder.iterdir()) if folder.is_dir() else []
-    for path in held:
-        ours = path.name in ("corpus.jsonl", "world.json") or path.match("questions.*.jsonl")
-        if not (ours and path.is_file()):
-            raise DataError(f"{folder} holds {path.name}, which is no part of a laptop world; choose a new folder")
-    if held and not _is_world(folder / "world.json"):
+    check_replaceable(folder, _FILES, "a laptop world")
+    if folder.is_dir() and any(folder.iterdir()) and not _is_world(folder / "world.json"):
         raise DataError(
             f"{folder} holds a data set that is no laptop world (it has no world.json of one); choose a new folder"
         )

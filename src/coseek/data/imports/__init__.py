@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from coseek.core import registry
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
+from coseek.core.files import JsonObject, atomic_folder, check_replaceable, read_json, write_json
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import plugin_name, running
@@ -27,6 +27,7 @@ from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
 CORPUS, _CARD = "corpus.jsonl", "source.json"
+_FILES = re.compile(r"corpus\.jsonl|source\.json|questions\.[^/]*\.jsonl")
 TEST = "test"
 """The default split."""
 _MOST_REASONS = 5
@@ -91,7 +92,7 @@ def import_data(
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     with lock_beside(out, again=False):  # before the other splits are read: another import may be adding one
-        _check_out(out)
+        check_replaceable(out, _FILES, "an imported data set")
         reading = _read(format_name, part, files, settings)
         found: list[ImportSummary] = []
 
@@ -231,17 +232,6 @@ def _check_shares(shares: Mapping[str, float]) -> None:
     if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
         raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")
-
-
-def _check_out(out: Path) -> None:
-    """Refuse a file, and a folder that holds anything else than a data set that was imported."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise DataError(f"{out} is a file; choose a folder for the data set")
-    ours = {CORPUS, _CARD, *(path.name for path in out.glob("questions.*.jsonl"))}
-    if strangers := [path.name for path in out.iterdir() if path.name not in ours]:
-        raise DataError(f"{out} holds other files ({strangers[0]}); choose an empty or new folder for the data set")
 
 
 def _other_splits(out: Path, digest: str | None) -> dict[str, list[Question]]:

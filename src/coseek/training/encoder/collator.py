@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, TypeAlias
 
 from sentence_transformers import SentenceTransformer
@@ -18,11 +19,13 @@ Features: TypeAlias = "dict[str, Tensor | int | dict[str, Tensor]]"
 
 CHUNK = 256
 """Texts per tokenizer call."""
+CACHED_TEXTS = 200_000
+"""Texts that are kept tokenised: 1 GB at 200 tokens each."""
 
 
 @dataclass
 class FeatureBuilder:
-    """Turns queries and passages into tensors. Tokenises each text once."""
+    """Turns queries and passages into tensors. Tokenises each text once, while the texts are few."""
 
     model: SentenceTransformer
     card: EncoderCard
@@ -52,6 +55,8 @@ class FeatureBuilder:
         self.prepare(side, texts)
         known = [self._cache[side, text] for text in texts]
         padding = {"input_ids": self.model.tokenizer.pad_token_id or 0}
+        for old in [*islice(self._cache, max(0, len(self._cache) - CACHED_TEXTS))]:
+            del self._cache[old]
         padded: dict[str, Tensor | int] = {
             name: pad_sequence([one[name] for one in known], batch_first=True, padding_value=padding.get(name, 0))
             for name in known[0]

@@ -2,8 +2,9 @@
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -71,7 +72,9 @@ def update_weights(
     metrics = MetricAverager()
     updates = 0
     for epoch in range(settings.epochs):
-        for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread):
+        # A group's weight is 1 over its tokens, so its rows are one update's.
+        whole = settings.normaliser == "group"
+        for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread, whole):
             weights_BT = minibatch_weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
@@ -116,12 +119,17 @@ def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, floa
     return metrics.result()
 
 
-def minibatches(experience: Experience, most: int, rng: random.Random, drop_zero_spread: bool = False) -> list[Tensor]:
-    """Shuffle the rows that count and split them into at most `most` minibatches of about equal size."""
-    rows: Sequence[int] = counted_rows(experience, drop_zero_spread).tolist()
-    shuffled = rng.sample(rows, k=len(rows))
-    count = min(most, len(rows))
-    return [torch.tensor(shuffled[part::count]) for part in range(count)]
+def minibatches(
+    experience: Experience, most: int, rng: random.Random, drop_zero_spread: bool = False, whole_groups: bool = False
+) -> list[Tensor]:
+    """Shuffle the rows that count, or their groups, and split them into at most `most` minibatches of about equal
+    size."""
+    units: dict[int, list[int]] = {}
+    for row in cast(list[int], counted_rows(experience, drop_zero_spread).tolist()):
+        units.setdefault(int(experience.groups_B[row]) if whole_groups else row, []).append(row)
+    shuffled = rng.sample([*units.values()], k=len(units))
+    count = min(most, len(units))
+    return [torch.tensor([*chain.from_iterable(shuffled[part::count])]) for part in range(count)]
 
 
 def counted_rows(experience: Experience, drop_zero_spread: bool) -> Tensor:
