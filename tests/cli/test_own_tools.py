@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
+from coseek.agents.agent_card import AgentCard
 from coseek.agents.factory import settings_for
-from coseek.agents.protocol import FOLDER
+from coseek.agents.protocol import FOLDER, load_protocol
+from coseek.core.errors import SettingError
 from coseek.data.identities import changed_parts
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import load_recipe
@@ -140,3 +142,24 @@ def test_what_an_agent_said_is_not_taken_for_that_of_one_with_another_tool(home:
     assert identity_of(agent) == before
     marked(home)
     assert identity_of(agent) != before
+
+
+def test_a_policy_takes_its_protocol_along_and_its_tool_is_run_only_if_named(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "mine.yaml").write_text("extends: react.yaml\nabout: mine\n", encoding="utf-8")
+    (home / "words.yaml").write_text("prompt: '{question}'\n", encoding="utf-8")
+    monkeypatch.chdir(home)
+    policy, moved = home / "policy", tmp_path_factory.mktemp("moved") / "policy"
+    policy.mkdir()
+    (policy / "config.json").write_text("{}", encoding="utf-8")
+    AgentCard(protocol="mine.yaml", prompt_template="words.yaml").write(policy)
+    policy.rename(moved)
+    for gone in home.glob("*.*"):
+        gone.unlink()
+    protocol = moved / "protocol" / "mine.yaml"
+    with pytest.raises(SettingError, match=rf"tool calculator\.py is a Python file.*--protocol {protocol}$"):
+        settings_for(str(moved))
+    settings = settings_for(str(moved), str(protocol))
+    assert load_protocol(settings.protocol, run_files=True).grammar.tools.keys() == {"search", "visit", "calculator"}
+    assert Path(settings.prompt_template).read_text(encoding="utf-8") == "prompt: '{question}'\n"

@@ -112,6 +112,17 @@ def test_parts_of_a_reward_are_all_looked_at() -> None:
         checked_recipe("from-nothing", ["reward={gen_acc: 1.0, gbr: 1.0}"])
 
 
+def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
+    adapters, both = "warm_start.sft.learner.lora.rank=8", ["policy.folder=base", "rl.policy.lora.rank=8"]
+    for changes in ([], ["policy.folder=base", "policy.marks=true"], ["policy.folder=base", "policy.words=9"]):
+        with pytest.raises(SettingError, match="new tokens would keep untrained vectors"):
+            checked_recipe("from-nothing", [*changes, adapters])
+    with pytest.raises(SettingError, match=r"rl\.policy\.lora trains adapters alone"):
+        checked_recipe("from-nothing", [*both, "policy.marks=true", "warm_start=null"])
+    checked_recipe("from-nothing", [*both, adapters])
+    checked_recipe("from-nothing", [*both, "policy.marks=true"])  # the warm start has taught the tags
+
+
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])
 def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are_made_first(name: str) -> None:
     wrong = ErrorList()

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.pipelines.retriever_schedule import schedule_of
+from coseek.pipelines.retriever_schedule import check_in_turn, schedule_of
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
@@ -39,6 +40,14 @@ def test_noise_grows_in_a_retriever_that_lies_under_another_one(name: str, tmp_p
         wrong.append(sum([hit.passage.id for hit in hits] != ["0", "1"] for hits in found.search(QUERIES, 2)))
     assert wrong[0] == 0 < wrong[1] < wrong[2] == len(QUERIES)
     assert len(identities) == 3
+
+
+def test_no_step_is_sampled_before_the_schedule_has_come_to_it() -> None:
+    schedule = schedule_of(NoisyRetriever(RIGHT, make_settings(NoisySettings, {"over": "-"})))
+    with pytest.raises(SettingError, match=r"rollout\.max_steps_behind=2 samples steps before the schedule"):
+        check_in_turn(schedule, 2)
+    check_in_turn(schedule, 0)
+    check_in_turn(None, 2)
 
 
 def test_a_retriever_over_one_that_never_changes_is_told_nothing() -> None:

@@ -202,6 +202,15 @@ def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -
     assert course.recipe.threads == 1 == tuned.threads == first.threads
 
 
+def test_rollout_servers_sample_in_the_rounds_and_may_be_others_when_it_is_gone_on_with(tmp_path: Path) -> None:
+    from coseek.pipelines.together.paths import CoTrainingPaths
+
+    one, other = (recipe(tmp_path, f"agent.rollout.servers=[http://127.0.0.1:{port}]") for port in (1, 2))
+    course = CoTrainingPaths(one, tmp_path / "run")
+    assert not course.first.recipe.rollout.servers and course.agent_recipe(1).rollout == one.agent.rollout
+    assert course.bound(one) == course.bound(other)
+
+
 def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path) -> None:
     from coseek.pipelines.together.paths import CoTrainingPaths
 

@@ -99,6 +99,11 @@ def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_n
     assert [Question.from_json(json.loads(row["question"])) for row in rows] == questions * 3
     opened = make_settings(EpisodeSettings, read_yaml(run.folder / "episodes.yaml", "settings"))
     assert (opened.retriever, opened.limits, opened.rl) == ("http://host:8080", recipe.limits, recipe.rl)
+    noisy = paper("search-r1-grpo", "data.training_retriever={retriever: noisy}", NO_VERL)
+    other = VerlTraining(noisy, tmp_path / "noisy", Path("/models/m"), Path("/models/m"), "http://host:8080")
+    other.write(questions, questions[:1])
+    found = make_settings(EpisodeSettings, read_yaml(other.folder / "episodes.yaml", "settings"))
+    assert found.training_retriever == {"over": "http://host:8080", "retriever": "noisy"}
     seeds = {Place(step, row, 0).seed(questions[0], opened) for step in (1, 2) for row in (0, 1)}
     assert len(seeds) == 4
     assert run.weights() is None and run.faults == 0

@@ -93,6 +93,26 @@ def test_a_truncated_run_pays_its_penalty_only_where_it_is_penalised() -> None:
     assert rewards(truncated="mask") == rewards() == [1.0, 1.0, 1.0]
 
 
+def test_a_masked_run_counts_in_its_groups_mean_with_its_kl() -> None:
+    def first_row(truncated: str) -> list[float]:
+        backend = TableBackend(TableLearner(TABLE), None, TableLearner(TABLE))
+        found = made(
+            backend,
+            1.0,
+            0.0,
+            0.5,
+            truncated=truncated,
+            kl=0.1,
+            kl_in="reward",
+            algorithm_settings={"scale_by_std": False},
+        )
+        assert found.mask_BT[1].any() == (truncated == "keep")
+        row: list[float] = found.advantages_BT[0].tolist()
+        return row
+
+    assert first_row("mask") == first_row("keep") != NONE
+
+
 def test_groups_of_one_are_neither_flat_nor_alone() -> None:
     found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, group_size=1)
     assert found.flat_B.tolist() == [False] * 3 and (found.zero_spread, found.lone) == (0.0, 0)

@@ -1,9 +1,12 @@
 """Agent card: `coseek.yaml` in a model folder names the protocol, prompt template and budgets it was trained with."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.agents.limits import Limits
-from coseek.core.files import read_yaml, write_yaml
+from coseek.agents.protocol import own_files
+from coseek.core.files import atomic_path, read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.models.chat import ChatTemplate
 
@@ -37,4 +40,24 @@ class AgentCard(Settings):
         return card.model_copy(update=inside)
 
     def write(self, folder: Path) -> None:
-        write_yaml(folder / CARD, dump_settings(self))
+        """Write the card, and copy the user's files that it names, so that the folder can be moved."""
+        named = {"protocol": self.protocol, "prompt_template": self.prompt_template}
+        inside = {
+            name: _copied(Path(value), own_files(value) if name == "protocol" else [Path(value)], folder / name)
+            for name, value in named.items()
+            if value.endswith((".yaml", ".yml")) and Path(value).is_file()
+        }
+        write_yaml(folder / CARD, dump_settings(self.model_copy(update=inside)))
+
+
+def _copied(path: Path, files: Sequence[Path], into: Path) -> str:
+    """Copy a YAML file with those that it names; returns its path beside the card. Where one of them is not below its
+    folder, all stay where they are, and the whole path is returned."""
+    path, found = path.resolve(), [file.resolve() for file in files]
+    if not all(file.is_relative_to(path.parent) for file in found):
+        return str(path)
+    for file in found:
+        target = into / file.relative_to(path.parent)
+        with atomic_path(target) as part:
+            shutil.copyfile(file, part)
+    return f"{into.name}/{path.name}"

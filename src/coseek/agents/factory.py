@@ -18,7 +18,7 @@ from pydantic import Field
 
 from coseek.agents.agent_card import AgentCard
 from coseek.agents.prompt_template import TakenAs
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.scripted_agent import ScriptedAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
@@ -93,7 +93,7 @@ def settings_for(
     device: str | None = None,
 ) -> AgentSettings:
     """Build an agent's settings, with its own protocol and prompt template as defaults. Raises `UserError` for a name
-    that is no agent."""
+    that is no agent, and for a protocol with tools in Python files that only the model's folder names."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
     tree = _file(file) if file else {"name": name}
     given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
@@ -101,6 +101,11 @@ def settings_for(
     tree |= typed
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
     own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
+    if "protocol" not in tree and (tools := tool_files(card.protocol)):  # a pulled folder never causes execution
+        raise SettingError(
+            f"{tree.get('name')} was trained with a protocol whose tool {tools[0].name} is a Python file, which is run "
+            f"only if you name it: --protocol {card.protocol}"
+        )
     whole = {**own, **tree}
     settings = make_settings(AgentSettings, whole, file or "", tuple(typed))
     if settings.is_remote and settings.server is None:

@@ -197,6 +197,15 @@ def tool_files(name: str) -> list[Path]:
     return _tool_files(file, path)
 
 
+def own_files(name: str) -> list[Path]:
+    """List a protocol's file, the user's YAML files that it extends, and the `.py` files of its tools."""
+    tools = tool_files(name)  # refuses a file that extends itself
+    files = [find_yaml("protocol", FOLDER, name)]
+    while (base := str(read_yaml(files[-1], "protocol file").get("extends") or "")).endswith((".yaml", ".yml")):
+        files.append(files[-1].parent / base)
+    return [*files, *tools]
+
+
 def _read(name: str) -> tuple[Path, ProtocolFile, str]:
     """A protocol's file, its settings, and the name that its prompts go by: that of what it extends at last."""
     path = find_yaml("protocol", FOLDER, name)

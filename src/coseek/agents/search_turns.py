@@ -1,5 +1,6 @@
 """Search turns: the queries that a retriever receives, built the same way during a run and from a stored one."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +12,8 @@ from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.retrieval.query import PastTurn, Query
+
+_THOUGHT = re.compile(r"</?think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,15 @@ def make_past_turn(query: Query, search: Search) -> PastTurn:
 
 
 def reasoning_of(grammar: Grammar, written: str) -> str:
-    """The text in front of a turn's query, without tags; selections and flags are left out."""
+    """The text in front of a turn's query, without tags; selections and flags are left out.
+
+    Marks of a thought are left out also where a protocol has no tag for it (tongyi), as AgentIR's program does.
+    """
     before: list[str] = []
     for span in grammar.parse(written):
         action = grammar.action_of(span)
         if action is Action.NONE:
-            before.append(span.text.strip())
+            before.append(_THOUGHT.sub(" ", span.text).strip())
         elif action not in (Action.SELECT, Action.COMPLETE):
             break
     return " ".join(text for text in before if text)

@@ -279,7 +279,7 @@ def check_output_folder(folder: Path, mark: str, own: Collection[str] = ()) -> N
 def check_replaceable(folder: Path, ours: re.Pattern[str], what: str) -> None:
     """Refuse a folder with a file whose path in it is not `ours`: it would be lost when the folder is replaced."""
     check_not_file(folder)
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+    for path in folder.rglob("*"):  # unsorted, since a folder named by mistake may be a whole disk
         name = path.relative_to(folder).as_posix()
         if not ours.fullmatch(name) and (path.is_symlink() or not path.is_dir()):
             raise DataError(f"{folder} holds {name}, which is no part of {what}; choose a new or an empty folder")

@@ -43,7 +43,7 @@ from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.policy_card import HEALTHY, write_policy_card
 from coseek.pipelines.resumption import MoreSteps, bound
-from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedule, schedule_of
+from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedule, check_in_turn, schedule_of
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
@@ -167,11 +167,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        own = self.recipe.data.training_retriever
-        if own is None:
-            return self.retrievers["data"]
-        index = {"over": self.recipe.data.index or str(self._index_path("data"))}
-        return open_retriever({**(index if own.get("retriever") == "noisy" else {}), **own})
+        own = self.recipe.data.training_over(self.recipe.data.index or str(self._index_path("data")))
+        return self.retrievers["data"] if own is None else open_retriever(own)
 
     @property
     def _schedule(self) -> SharedSchedule | None:
@@ -389,6 +386,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def reinforce(self, stage: Stage) -> None:
         """Reinforcement learning on the training questions."""
         recipe = stage.recipe
+        check_in_turn(self._schedule, recipe.rollout.max_steps_behind)
         settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
         backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
         callbacks: list[Callback] = []

@@ -89,6 +89,7 @@ def check_settings(recipe: AgentRecipe) -> None:
     for name in recipe.track:
         wrong.of(find_tracker, name)
     wrong.of(_check_data, recipe.data)
+    wrong.of(_check_new_tokens, recipe)
     if warm_start is None and recipe.learn == "demonstrations":
         wrong.say("learn: demonstrations needs some; give the recipe a warm_start")
     if warm_start is not None and warm_start.uses_worlds and recipe.data.world is None:
@@ -107,6 +108,17 @@ def check_settings(recipe: AgentRecipe) -> None:
     if recipe.policy.folder is None:
         wrong.of(check_shape, recipe.policy.laptop)
     wrong.refuse()
+
+
+def _check_new_tokens(recipe: AgentRecipe) -> None:
+    """Refuse adapters where the first training has vectors of new tokens to learn, which adapters leave as they are."""
+    first = recipe.rl.policy if recipe.warm_start is None else recipe.warm_start.sft.learner
+    if recipe.policy.unchanged is None and first.lora is not None:
+        setting = "rl.policy.lora" if recipe.warm_start is None else "warm_start.sft.learner.lora"
+        raise SettingError(
+            f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
+            f"{setting}=null, or train a policy.folder without policy.marks and policy.words"
+        )
 
 
 def _check_stage(recipe: AgentRecipe) -> None:
@@ -129,9 +141,8 @@ def _check_data(data: DataSettings) -> None:
             wrong.errors.append(UnknownName("format", data.imported.format, format_names()))
         if not data.imported.sources:
             wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
-    if (training := data.training_retriever) is not None:
-        over = {"over": data.index or "the run's own index"} if training.get("retriever") == "noisy" else {}
-        wrong.of(OpenContext().check, {**over, **training}, "data.training_retriever")
+    if (training := data.training_over(data.index or "the run's own index")) is not None:
+        wrong.of(OpenContext().check, training, "data.training_retriever")
     wrong.refuse()
 
 

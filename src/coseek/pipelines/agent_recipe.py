@@ -80,6 +80,11 @@ class DataSettings(Settings):
     test: str = "test"
     """Split of the final measurement."""
 
+    def training_over(self, index: str) -> JsonObject | None:
+        """The lines of `training_retriever`, where `noisy` perturbs `index` unless it names another retriever."""
+        own = cast("JsonObject | None", self.training_retriever)
+        return {"over": index, **own} if own is not None and own.get("retriever") == "noisy" else own
+
     @field_validator("world", "unseen", mode="before")
     @classmethod
     def _named(cls, given: object) -> object:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coseek.core.errors import SettingError
 from coseek.retrieval.retriever import Retriever, ScheduledRetriever, with_all_under
 from coseek.training.rl.callbacks import Callback, StepReport
 
@@ -22,6 +23,15 @@ def schedule_of(retriever: Retriever) -> SharedSchedule | None:
     """What changes over the run of a retriever and of those under it; `None` if nothing does."""
     parts = [one for one in with_all_under(retriever) if isinstance(one, ScheduledRetriever)]
     return SharedSchedule(parts) if parts else None
+
+
+def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> None:
+    """Raise `SettingError` where servers would sample a step before the schedule has come to it."""
+    if max_steps_behind and schedule is not None:
+        raise SettingError(
+            f"rollout.max_steps_behind={max_steps_behind} samples steps before the schedule of data.training_retriever "
+            "has come to them; set it to 0"
+        )
 
 
 class RetrieverSchedule(Callback):

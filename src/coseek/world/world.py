@@ -25,8 +25,8 @@ from coseek.world.questions import make_questions
 from coseek.world.reference import reference_worlds
 from coseek.world.settings import SPLITS, WorldSettings
 
-SCHEMA = 1
 _FILES = re.compile(r"world\.json|corpus\.jsonl|questions\.[^/]*\.jsonl")
+SCHEMA = 1
 """Version of `world.json`."""
 
 __all__ = ["World", "WorldSettings", "check_world_folder", "make_world"]

@@ -21,6 +21,7 @@ from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.rl.settings import RolloutSettings
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.workers import Workers, workers_here
 
@@ -59,6 +60,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         tree = dump_settings(recipe)
         del tree["about"], tree["rounds"]
         agent = cast(dict[str, JsonObject], tree["agent"])
+        del agent["rollout"]
         for group, names in FREE.items():
             for name in names:
                 del agent[group][name]
@@ -82,7 +84,10 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     @cached_property
     def first(self) -> AgentTraining:
         """The training of agent 0: data and warm start, with the retriever of the agent's recipe."""
-        recipe = self._agent_recipe({"learn": "demonstrations", "stages": {}, "data": {"unseen": None}})
+        unserved = dump_settings(RolloutSettings())  # servers sample for reinforcement learning, in later rounds
+        recipe = self._agent_recipe(
+            {"learn": "demonstrations", "stages": {}, "data": {"unseen": None}, "rollout": unserved}
+        )
         return AgentTraining(recipe, self.round(0).agent, self.progress, self.workers)
 
     def policy(self, number: int) -> Path:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.core.errors import DataError, RunError, SettingError
-from coseek.core.fields import mapping
 from coseek.core.files import JsonObject, atomic_folder, atomic_path, atomic_write, write_yaml
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
@@ -122,7 +121,7 @@ class VerlTraining:
                 "folder": str(self.folder),
                 "tokenizer": str(self.tokenizer),
                 "retriever": self.retriever,
-                "training_retriever": mapping(tree, "data")["training_retriever"],
+                "training_retriever": one.data.training_over(self.retriever),
                 "world": None if self.world is None else str(self.world),
                 "workers": self._settings.workers,
             },

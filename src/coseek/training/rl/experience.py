@@ -51,10 +51,12 @@ def make_experience(
     mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
     recomputed = policy if settings.old_logprobs == "recompute" else None
     old_BT = batch.logprobs_BT if recomputed is None else recomputed.forward(batch, batch.agent_BT)
-    reference_BT = reference.forward(batch, mask_BT) if reference else None
+    # A masked run counts in its group's mean, so the KL that its reward is charged counts there too.
+    charged_BT = batch.agent_BT if settings.kl_in == "reward" else mask_BT
+    reference_BT = reference.forward(batch, charged_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
     flat_B = _flat(rewards_B, episodes, settings)
-    penalty_BT = _kl_in_reward(old_BT, reference_BT, mask_BT, settings)
+    penalty_BT = _kl_in_reward(old_BT, reference_BT, charged_BT, settings)
     members = episodes.members()
     values_BT = critic.forward(batch, mask_BT) if critic else None
     step = StepRewards(
