@@ -36,6 +36,33 @@ def test_runs_of_which_a_search_failed_are_repeated_like_those_that_a_fault_ende
     assert (made.drop_faults(), [one.seed for one in made.trajectories()]) == (2, [0])
 
 
+def test_a_refused_resume_has_dropped_no_fault(tmp_path: Path) -> None:
+    made = Run.create(tmp_path / "run", {})
+    with made.open_for_append({"retriever": "a"}) as file:
+        made.append(file, fault(seed=1))
+    before = [path.read_bytes() for path in (made.trajectories_path, made.folder / "run.yaml")]
+    with pytest.raises(SettingError), made.open_for_append({"retriever": "b"}, repeat_faults=True):
+        raise AssertionError("it was opened")
+    assert [path.read_bytes() for path in (made.trajectories_path, made.folder / "run.yaml")] == before
+    with made.open_for_append({"retriever": "a"}, repeat_faults=True):
+        assert not made.done()
+
+
+def test_half_a_row_of_a_killed_run_is_completed_by_resume_and_not_by_hand(tmp_path: Path) -> None:
+    made = stored(tmp_path / "run")
+    made.trajectories_path.write_bytes(made.trajectories_path.read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"ends in half a row; complete the run: the same command with --resume"):
+        list(made.trajectories())
+
+
+def test_a_run_is_sorted_before_it_is_sealed(tmp_path: Path) -> None:
+    made = Run.create(tmp_path / "run", {})
+    with made.open_for_append(order=["q2", "q1"]) as file:
+        for one in (fault(seed=1), fault(seed=0)):
+            made.append(file, one)
+    assert made.is_sealed and [one.seed for one in made.trajectories()] == [0, 1]
+
+
 def test_a_run_remembers_versions_and_when(tmp_path: Path) -> None:
     record = stored(tmp_path / "run").record
     assert {"created", "versions", "commit"} <= set(record)

@@ -115,6 +115,16 @@ def test_a_cell_that_an_outage_spoilt_is_measured_again(row: TableRow, tmp_path:
     assert faults == [[True], [False]]
 
 
+def test_a_cell_that_a_kill_left_unsealed_is_sealed(tmp_path: Path) -> None:
+    training, shelf, row = agent_training(tmp_path, 400), Outage(), TableRow("rules", "", "search-r1", 0.0)
+    shelf.down, column = False, QuestionSet("test", (QUESTION,), shelf)
+    answer_cell(training, row, column, 0)
+    run = Run(cell_folder(training, row, column))
+    run._unseal()
+    answer_cell(training, row, column, 0)
+    assert run.is_sealed and len(run.done()) == 1
+
+
 def test_samples_that_an_outage_spoilt_are_drawn_again_until_they_are_learnt_from(tmp_path: Path) -> None:
     training, shelf = agent_training(tmp_path, 8), Outage()
     shelf.down = False

@@ -14,12 +14,16 @@ import pytest
 from tests.serve.live import WEB, in_a_thread
 
 from coseek.cli.commands.serve import named, sources
+from coseek.core.errors import RetrieverError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.factory import index_cards, stamp_of
+from coseek.retrieval.factory import index_cards, open_retriever, stamp_of
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.index_update import update_index
-from coseek.serve.app import IDENTITY, make_app
+from coseek.retrieval.responses import IDENTITY
+from coseek.retrieval.retriever import Retriever, follow
+from coseek.retrieval.retrievers.cached import CachedRetriever
+from coseek.serve.app import make_app
 from coseek.serve.running import bound
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ServeSettings
@@ -81,6 +85,31 @@ def test_no_request_is_lost_or_mixed_while_the_index_is_updated_again_and_again(
             one.result()
         assert WEB.get(f"{url}/info").json()["passages"] == len(open_index(index).corpus or ())
     assert all(answers[number] for number in range(1, 9))
+
+
+def first_id(retriever: Retriever) -> str:
+    return retriever.search(["ada"], 1)[0][0].passage.id
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_run_over_a_server_whose_index_is_replaced_does_not_go_on_over_the_new_one(
+    tmp_path: Path, cached: bool
+) -> None:
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    build_index(version(0, corpus), "bm25", index)
+    with watched(index) as url:
+        client, service, lists = open_retriever(url), follow(open_retriever(url)), tmp_path / "lists.sqlite"
+        if cached:
+            client, service = CachedRetriever(client, lists), follow(CachedRetriever(service, lists))
+        assert first_id(client).startswith("0-") and first_id(service).startswith("0-")
+        update_index(version(1, corpus), index)
+        until(lambda: WEB.post(f"{url}/retrieve", json=QUERY).json()["result"][0][0]["document"]["id"][0] == "1")
+        with pytest.raises(RetrieverError, match="has replaced its index since it was first asked; begin anew"):
+            client.search(["ada v1"], 1)
+        assert service.search(["ada v1"], 1)[0][0].passage.id.startswith("1-")
+        if cached:  # under no identity but its own
+            assert first_id(CachedRetriever(open_retriever(url), lists)).startswith("1-")
+        assert first_id(service).startswith("1-")
 
 
 def test_an_index_inside_a_yaml_file_is_watched_too(tmp_path: Path) -> None:

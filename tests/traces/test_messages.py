@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -229,12 +230,32 @@ def test_the_search_that_opens_a_run_and_what_the_agent_chose_survive_export(
         assert served_context(after) == served_context(before)
 
 
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_the_ranking_of_an_agents_own_survives_export(tmp_path: Path, name: str) -> None:
+    """That of the rule-based agent, which ranks what it found when it has finished."""
+    found = next(run for run in own_runs() if len(run.evidence or ()) > 2)
+    assert found.evidence is not None
+    before = replace(found, evidence=found.evidence[::-1], selected_ids=found.evidence[-2:])
+    after = there_and_back(tmp_path, before, name)
+    assert (after.evidence, after.selected_ids) == (before.evidence, before.selected_ids)
+    assert served_context(after) == served_context(before)
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_a_run_that_was_only_to_search_is_after_import_no_wrong_answer(tmp_path: Path, name: str) -> None:
+    before = play("s3", *SCRIPTS["s3"])
+    after = there_and_back(tmp_path, before, name)
+    assert after.question.answers and not {"em", "f1"} & score_trajectory(after).keys()
+
+
 def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:
     hit = Hit(Passage("p1", "Ada", "1815"), 1.0).to_json()
     chat = search_chat()
     chat[3] |= {"hits": [hit], "selected": ["p2", "p1", 7]}
     opening: JsonObject = {"query": "Ada", "hits": [hit], "turn": 3, "selected": ["p9"]}
-    (run,), _ = imported(tmp_path, [{"messages": [*chat], "run": {"opening": [opening]}}])
+    told: JsonObject = {"opening": [opening], "evidence": ["p9", "p1", 7], "selected_ids": "p9"}
+    (run,), _ = imported(tmp_path, [{"messages": [*chat], "run": told}])
+    assert run.evidence == run.selected_ids == ("p1",)
     assert [(search.turn, search.selected) for search in run.searches] == [(0, ()), (1, ("p1",))]
     (tmp_path / "b").mkdir()
     (other,), _ = imported(tmp_path / "b", [{"messages": [*chat], "run": {"opening": [{"query": 7}]}}])

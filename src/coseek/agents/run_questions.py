@@ -65,11 +65,14 @@ def run_questions(
     concurrency: int = 256,
     overlap: bool = False,
     only: Collection[RowKey] | None = None,
+    repeat_faults: bool = False,
     tell: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Answer the questions that the run does not hold yet, appending each trajectory as it ends.
+    """Answer the questions that the run does not hold yet, appending each trajectory as it ends. At the end they are
+    sorted by question, then by seed.
 
-    `only` leaves out all other rows: another process makes them. `tell` is called with (ended, total). Raises
+    `only` leaves out all other rows: another process makes them, and nothing is sorted. With `repeat_faults` questions
+    whose run failed are asked again. `tell` is called with (ended, total). Raises
     `SettingError` when the run holds trajectories of other questions, another agent or another retriever, and `InUse`
     when another process is writing it. A question that no file can hold is recorded as a fault and not asked.
     `concurrency` and `overlap` are passed to `rollout`.
@@ -81,7 +84,8 @@ def run_questions(
     rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
     if only is not None:
         rows = [row for row in rows if (row[0].id, row[1]) in only]
-    with run.open_for_append(identities) as file:
+    order = None if only is not None else [question.id for question in asked_for]
+    with run.open_for_append(identities, order, repeat_faults) as file:
         done = run.done()
         left = [row for row in rows if (row[0].id, row[1]) not in done]
         ended = len(rows) - len(left)

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
@@ -104,6 +104,20 @@ class _TransientFault(HttpFailure):
     def __init__(self, what: str, wait_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(what, status)
         self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The body and the headers of an answer."""
+
+    text: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+
+    def header(self, name: str) -> str | None:
+        """The last value of a header, whose name is in small letters."""
+        named = {name.lower(): value for name, value in self.headers}
+        value = named.get(name.encode())
+        return None if value is None else value.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +216,7 @@ class HttpClient:
     def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
         """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`. Among the calls that wait
         since `concurrency` are open, those of a lower `rank` go first."""
-        return self._begin(_object, method, path, body, None, rank)
+        return self._begin(lambda answer: _object(answer.text), method, path, body, None, rank)
 
     def request(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
         """Make a call and wait for the answer."""
@@ -212,15 +226,25 @@ class HttpClient:
         self, method: Method, path: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """Make a call and wait for the bytes of the answer, whatever their format."""
-        return _waited(self._begin(bytes, method, path, body, headers))
+        return _waited(self._begin(lambda answer: answer.text, method, path, body, headers))
 
     def fetch_json(self, method: Method, path: str, body: JsonObject | None = None) -> Json:
         """Make a call and wait for its answer, which may be any JSON. An answer that is none is asked for again."""
-        return _waited(self._begin(_json, method, path, body, None))
+        return self.fetch_json_and(method, path, body, "")[0]
+
+    def fetch_json_and(
+        self, method: Method, path: str, body: JsonObject | None, header: str
+    ) -> tuple[Json, str | None]:
+        """The same, with the value of a header of the answer (its name in small letters)."""
+
+        def read(answer: _Answer) -> tuple[Json, str | None]:
+            return _json(answer.text), answer.header(header)
+
+        return _waited(self._begin(read, method, path, body, None))
 
     def _begin(
         self,
-        read: Callable[[bytes], T],
+        read: Callable[["_Answer"], T],
         method: Method,
         path: str,
         body: JsonObject | None,
@@ -242,7 +266,7 @@ class HttpClient:
     def __repr__(self) -> str:
         return f"HttpClient({self.base!r})"
 
-    async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
+    async def _call(self, request: "_Request", read: Callable[["_Answer"], T]) -> T:
         async with self._slots.one(self.patience.concurrency, request.rank):
             try:
                 answer = await self._retried(request, read)
@@ -252,7 +276,7 @@ class HttpClient:
             self.stats.answered += 1
             return answer
 
-    async def _retried(self, request: "_Request", read: Callable[[bytes], T]) -> T:
+    async def _retried(self, request: "_Request", read: Callable[["_Answer"], T]) -> T:
         wait_s = self._breaker.wait_s()
         if wait_s:
             raise self._failed(f"it failed {self._breaker.faults} times in a row and is not asked for {wait_s:.0f} s")
@@ -275,7 +299,7 @@ class HttpClient:
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, request: "_Request") -> bytes:
+    async def _once(self, request: "_Request") -> "_Answer":
         import httpcore
         import httpx
 
@@ -300,11 +324,11 @@ class HttpClient:
             raise self._failed(f"it could not be asked ({type(error).__name__})") from None
         if text is None:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        answer = _Answer(text, response.headers)
         if 200 <= response.status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
-            return redacted(text, [*sent, self._key or ""])
-        named = {name.lower(): value for name, value in response.headers}
-        raise self._refusal(response.status, named.get(b"retry-after", b"").decode(errors="replace"), text)
+            return replace(answer, text=redacted(text, [*sent, self._key or ""]))
+        raise self._refusal(response.status, answer.header("retry-after"), text)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The error of a status that is no success."""

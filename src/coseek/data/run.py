@@ -123,6 +123,11 @@ class Run:
                 _write_record(self.folder, {**record, KEY: whole})
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether all that was begun was written to its end."""
+        return SEAL in self.record
+
+    @property
     def trajectories_path(self) -> Path:
         return self.folder / "trajectories.jsonl"
 
@@ -131,9 +136,18 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """The stored trajectories, in the order they ended."""
-        if self.trajectories_path.exists():
-            yield from parse_rows(self.trajectories_path, Trajectory.from_json)
+        """The stored trajectories: those of a sealed run by question, of another one in the order they ended."""
+        path = self.trajectories_path
+        if not path.exists():
+            return
+        try:
+            yield from parse_rows(path, Trajectory.from_json)
+        except DataError as error:
+            if _is_cut_short(path):
+                raise DataError(
+                    f"{path} ends in half a row; complete the run: the same command with --resume"
+                ) from error
+            raise
 
     def by_question(self) -> Iterator[list[Trajectory]]:
         """The stored trajectories of one question after the other, in the order of the first of each; by seed."""
@@ -193,20 +207,27 @@ class Run:
             return faults
 
     @contextmanager
-    def open_for_append(self, identities: Identities | None = None) -> Iterator[IO[str]]:
+    def open_for_append(
+        self, identities: Identities | None = None, order: Iterable[str] | None = None, repeat_faults: bool = False
+    ) -> Iterator[IO[str]]:
         """Open the trajectories file for appending, with the folder locked; drops a partial last line.
 
-        `identities` are checked and stored: see `bind`. The run is sealed when the block ends without an error.
+        `identities` are checked and stored: see `bind`. Only then `repeat_faults` drops the trajectories with a fault.
+        When the block ends without an error, the run is arranged by `order`, if it is given, and sealed.
         """
         with lock_folder(self.folder):
             if identities is not None:
                 self.bind(identities)
-            if SEAL in self.record:
+            if self.is_sealed:
                 check_whole_rows(self.trajectories_path, Trajectory.from_json)  # before anything is changed
+            if repeat_faults:
+                self.drop_faults()
             drop_partial_line(self.trajectories_path)
             self._unseal()
             with self.trajectories_path.open("a", encoding="utf-8") as file:
                 yield file
+            if order is not None:
+                self.arrange(order)
             record = self.record
             _write_record(self.folder, {**record, SEAL: seal_of(record, self.trajectories_path)})
 
@@ -220,6 +241,11 @@ class Run:
         record = self.record
         if record.pop(SEAL, None) is not None:
             _write_record(self.folder, record)
+
+
+def _is_cut_short(path: Path) -> bool:
+    with path.open("rb") as file:
+        return bool(file.seek(0, 2)) and (file.seek(-1, 2), file.read())[1] != b"\n"
 
 
 def _rows(path: Path) -> Iterator[JsonObject]:

@@ -126,12 +126,11 @@ class ClusterMaker:
         left, keep = maker.left(questions), _keeper(self.job.folder, self.tally)
         run = Run(self.job.folder / OWN_RUN)
         parts, ended = [*shares_of(left, self.cluster)], 0
-        with run.open_for_append() as file:
+        with run.open_for_append(order=[question.id for question in questions]) as file:
             for number, made in self.cluster.map(RolloutJob(self.job, tuple(questions)), parts):
                 keep(made)
                 run.take(file, made.rows)
                 tell(ended := ended + len(parts[number]), len(left))
-        run.arrange(question.id for question in questions)
         return run
 
 

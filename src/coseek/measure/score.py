@@ -24,7 +24,7 @@ from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, UnknownName, UserError
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
-from coseek.data.trajectory import MISSING, PAGE, Author, Trajectory
+from coseek.data.trajectory import MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
 from coseek.measure.answers import cover_match, exact_match, f1
@@ -79,7 +79,9 @@ def score_trajectory(
         scores["confidence"] = sure
     if question.answers:
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
-    answers = asked or trajectory.answer is not None or answers_itself(trajectory.protocol)
+    # An imported run is written in a protocol with answers, also one whose agent completed a search and has none.
+    completed = bool(trajectory.messages) and trajectory.stop is StopReason.COMPLETE
+    answers = asked or trajectory.answer is not None or (answers_itself(trajectory.protocol) and not completed)
     if answers:
         scores["declined"] = trajectory.declined
     if question.answers and answers:

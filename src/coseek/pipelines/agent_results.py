@@ -142,7 +142,7 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     run.drop_faults()
-    if len(run.done()) == len(column.questions):
+    if run.is_sealed and len(run.done()) == len(column.questions):
         return
     run_questions(
         run,

@@ -86,9 +86,9 @@ def run_agent(
         protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
         kept = Run.begin(out, recorded, resume)
-        kept.drop_faults()
         if agent is None:
             assert cluster is not None
+            kept.drop_faults()
             answer_over(cluster, kept, settings, questions, tell or (lambda *_: None))
             return kept, questions
         run_questions(
@@ -99,6 +99,7 @@ def run_agent(
             settings.limits,
             seed=settings.seed,
             samples=settings.samples,
+            repeat_faults=True,
             tell=tell,
         )
         if say is not None:
@@ -146,7 +147,7 @@ def answer_over(
 ) -> None:
     """`run_questions` over a cluster; sorts the rows by question, then by seed."""
     order = rows_of(questions, settings.seed, settings.samples)
-    with run.open_for_append() as file:
+    with run.open_for_append(order=[ident for ident, _ in order]) as file:
         done = run.done()
         left = [row for row in order if row not in done]
         parts, ended = [*shares_of(left, cluster)], len(order) - len(left)
@@ -154,7 +155,6 @@ def answer_over(
         for number, rows in cluster.map(RunJob(settings, tuple(questions)), parts):
             run.take(file, rows)
             tell(ended := ended + len(parts[number]), len(order))
-    run.arrange(ident for ident, _ in order)
 
 
 def load_asked(settings: RunSettings) -> list[Question]:

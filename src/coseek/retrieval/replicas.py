@@ -33,6 +33,7 @@ class Replica(Retriever, Protocol):
     def reads(self) -> ContextFields: ...
     @property
     def concurrency(self) -> int: ...
+    def follow(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -82,6 +83,11 @@ class Replicas:
                 for place, (first, last) in zip(awake, itertools.pairwise(borders), strict=False)
             ]
             return [hits for part in asked for hits in part.result()]
+
+    def follow(self) -> None:
+        """Go on where the servers replace their index."""
+        for server in self.servers:
+            server.follow()
 
     def close(self) -> None:
         """Close the connections."""

@@ -15,6 +15,8 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import fault_in, is_deep
 from coseek.data.passage import DEEPEST_META, Hit, Passage
 
+IDENTITY = "x-index-identity"
+"""The header of an answer of coseek's own servers that names the index which it came from."""
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
 _TEXTS = ("content", "snippet", "passage")
 """Alternative keys of the body, used if neither `text` nor `contents` is present."""

@@ -19,7 +19,7 @@ from coseek.core.settings import dump_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Trajectory
 from coseek.models.model import EpisodeState, Ranking, Request
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, follow
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.conversation import QuestionInContext
 from coseek.serve.model_engine import ModelEngine
@@ -59,7 +59,7 @@ class AgentService(Service[AgentServeSettings]):
         super().__init__(settings, self._engine)
 
     def _open(self) -> None:
-        self._retriever = self._open_retriever()
+        self._retriever = follow(self._open_retriever())
         self._agent = open_agent(self._settings)
         self._engine.model = self._agent.model
 

@@ -16,6 +16,7 @@ from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query
+from coseek.retrieval.responses import IDENTITY
 from coseek.serve.batching import SearchJob
 from coseek.serve.budgets import HeldBytes, check_values
 from coseek.serve.connection import LEAVING, Leaving
@@ -27,8 +28,6 @@ from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings
 from coseek.serve.worker import AnyService
 
-IDENTITY = "x-index-identity"
-"""The header of an answer that names the index which it came from."""
 _MANY_HITS = 2_000
 """Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
 _LONG_BODY = 65_536

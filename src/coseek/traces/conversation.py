@@ -17,7 +17,7 @@ from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
-from coseek.data.evidence import ranked
+from coseek.data.evidence import met_passages, ranked
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import (
@@ -76,6 +76,10 @@ class Conversation:
     """How the run ended, where the log has it; then a last message is no answer by itself."""
     opening: tuple[Search, ...] = ()
     """What was searched before the agent's first turn, where coseek wrote the log."""
+    evidence: tuple[str, ...] = ()
+    """Ids of the found passages, best first, where coseek wrote the log."""
+    selected_ids: tuple[str, ...] = ()
+    """Ids of the passages that the agent chose over the whole run, where coseek wrote the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +280,9 @@ class _Writer:
         else:
             stop, detail = self._unanswered(), self.ending
         format_error = grammar.format_error(grammar.spans(self.segments))
-        selected = tuple(dict.fromkeys(ident for search in self.searches for ident in search.selected or ()))
+        met = met_passages(self.searches, ())
+        chosen = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]
+        selected = tuple(dict.fromkeys(ident for ident in chosen if ident in met))
         return Trajectory(
             question=chat.question,
             protocol=self.reader.protocol.name,
@@ -291,7 +297,7 @@ class _Writer:
             exact=False,
             calls=tuple(self.calls),
             selected_ids=selected,
-            evidence=ranked(self.searches, selected),
+            evidence=ranked(self.searches, chat.evidence or selected),
             messages=chat.messages,
         )
 

@@ -12,6 +12,7 @@ from typing import cast
 
 from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
+from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory
 
 OF_RESULT = ("hits", "fault", "selected")
@@ -48,6 +49,7 @@ def about(run: Trajectory) -> JsonObject:
         ended["fault"] = run.stop_detail or str(run.stop)
     if opening := [search.to_json() for search in run.searches if search.turn == 0]:
         ended["opening"] = cast(list[Json], opening)
+    ended |= {"evidence": [*evidence_of(run)], "selected_ids": [*run.selected_ids]}
     return {"question": run.question.to_json(), "run": ended}
 
 

@@ -83,7 +83,8 @@ class RecordReader:
             fault, stop = fault or str(stop), None
         question = self._question(row, own, messages)
         opening = searches_of(run.get("opening"))
-        return Conversation(question, tuple(messages), where, answer or None, fault, sampled, stop, opening)
+        ranking = _ids(run.get("evidence")), _ids(run.get("selected_ids"))
+        return Conversation(question, tuple(messages), where, answer or None, fault, sampled, stop, opening, *ranking)
 
     def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
         found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
@@ -147,6 +148,11 @@ def _stop_of(run: JsonObject, answer: str) -> StopReason | None:
     """How a record says that its run ended; `None` where it does not, or lacks the answer of such an end."""
     stop = next((stop for stop in StopReason if stop == run.get("stop")), None)
     return None if stop in (StopReason.ANSWERED, StopReason.DECLINED) and not answer else stop
+
+
+def _ids(value: Json) -> tuple[str, ...]:
+    """The ids of passages in a list."""
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def checked_messages(value: Json) -> list[JsonObject]:

@@ -29,7 +29,7 @@ from coseek.hardware.speed import warning
 from coseek.models.shipped import model_path
 from coseek.retrieval.factory import check_source, index_cards, open_retriever, require_library, stamp_of
 from coseek.retrieval.index import IndexCard, open_index
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, follow
 from coseek.serve.settings import AgentServeSettings, ModelServeSettings, ServeSettings
 
 app = new_app()
@@ -252,7 +252,7 @@ def serve_mcp(
         refuse_knowing(chosen.name)
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
-    opened = open_retriever(retriever)
+    opened = follow(open_retriever(retriever))
     tools = KnowledgeTools(opened, topk)
     if chosen is not None:
         tools = KnowledgeTools(opened, topk, open_agent(settled_for(chosen, chosen)), limits_for(chosen))

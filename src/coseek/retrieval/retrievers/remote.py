@@ -1,7 +1,8 @@
 """Remote: a client of a retriever behind HTTP: another coseek (`coseek serve retriever`) or any `/retrieve` server.
 
 The `/info` of a coseek server states what it reads of a query's context, and its limits: nothing else is sent, and
-larger batches become several requests. A request that is refused as too large (413) is halved.
+larger batches become several requests. A request that is refused as too large (413) is halved. Every answer of such a
+server names the index that it came from: an answer of another index than the first is a `RetrieverError`.
 
 Transient faults are retried with growing pauses; then the search is a `RetrieverError`. A token comes from the
 environment and appears in no message.
@@ -29,7 +30,7 @@ from coseek.retrieval.context_fields import ContextFields, fitted
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.replicas import Replicas
-from coseek.retrieval.responses import parse_response
+from coseek.retrieval.responses import IDENTITY, parse_response
 from coseek.retrieval.views import View, find_view, render_view
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
@@ -97,6 +98,7 @@ class RemoteRetriever:
         if settings.index is not None:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
+        self._follows = False
         token = read_key(settings.token_env, "token")
         self._calls = HttpClient(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
 
@@ -139,6 +141,10 @@ class RemoteRetriever:
             lists[place] = hits
         return lists
 
+    def follow(self) -> None:
+        """Go on where the server replaces its index."""
+        self._follows = True
+
     def close(self) -> None:
         """Close the connections."""
         self._calls.close()
@@ -177,7 +183,8 @@ class RemoteRetriever:
 
     def _ask(self, queries: list[_Sent], k: int) -> list[list[Hit]]:
         try:
-            answer = self._calls.fetch_json("POST", "/retrieve", self._body(queries, k))
+            answer, index = self._calls.fetch_json_and("POST", "/retrieve", self._body(queries, k), IDENTITY)
+            self._check(index)
             return parse_response(answer, len(queries), k)
         except HttpFailure as error:
             if error.status == _TOO_LARGE and (half := len(queries) // 2):
@@ -186,6 +193,14 @@ class RemoteRetriever:
         except ValueError as error:
             said = self._calls.quoted(str(error))
             raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
+
+    def _check(self, index: str | None) -> None:
+        """Refuse an answer of another index than that of `_info`, or take over the index."""
+        if index is None or not self.served or index == self.served:
+            return
+        if not self._follows:
+            raise RetrieverError(f"{self._name} has replaced its index since it was first asked; begin anew over that")
+        vars(self).pop("_info", None)
 
     def _body(self, queries: list[_Sent], k: int) -> JsonObject:
         texts = [text for text, _ in queries]
@@ -207,7 +222,7 @@ class RemoteRetriever:
 
     @cached_property
     def _info(self) -> JsonObject:
-        """The server's `/info`, read once; empty if it has none."""
+        """The server's `/info`, read once for each index; empty if it has none."""
         if self.settings.dialect != "coseek":
             return {}
         try:
