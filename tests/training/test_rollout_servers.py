@@ -5,8 +5,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from types import SimpleNamespace
+from typing import TypeAlias, cast
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ from coseek.hardware.placement import FLOAT32
 from coseek.models.dialect import WeightUpdate, weight_dialect_of
 from coseek.models.model import Model
 from coseek.models.pretrained import load_model
+from coseek.models.remote import RemoteModel, ServerInfo
 from coseek.models.sampler import SamplerSettings
+from coseek.models.server_pool import ServerPool
 from coseek.models.tokenizer import HfTokenizer
 from coseek.rewards.reward import Reward
 from coseek.serve.model_service import ModelService
@@ -34,6 +38,7 @@ from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
+from coseek.training.trainer.lora import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers
 
 PROTOCOL = load_protocol("search-r1", "laptop")
@@ -304,6 +309,38 @@ def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
         ("/v1/load_lora_adapter", {"lora_name": "coseek-a1-3", "lora_path": "/w/version-3/adapter"}),
     ]
     assert weight_dialect_of("chat") is None
+
+
+@dataclass
+class Asked:
+    """A server that does whatever it is told."""
+
+    served: ServerInfo
+    version: int | None = None
+    tokenizer: None = None
+    done: None = None
+    pending: tuple[()] = ()
+    calls: "Asked | None" = None
+
+    def fetch(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("dialects", [("coseek", "vllm"), ("vllm", "sglang")])
+def test_servers_of_two_dialects_each_sample_with_the_new_adapter(tmp_path: Path, dialects: tuple[str, str]) -> None:
+    class Trained:
+        workers, policy = ALONE, SimpleNamespace(updates_done=3)
+
+        def save(self, folder: Path, extra: object) -> None:
+            (folder / ADAPTER).mkdir(parents=True)
+
+    asked = [Asked(ServerInfo(dialect, "base")) for dialect in dialects]
+    for one in asked:
+        one.calls = one
+    backend = served(tmp_path, [f"http://127.0.0.1:{port}" for port in (1, 2)], cast(TrainingBackend, Trained()), print)
+    backend._pools.append(ServerPool(cast(list[RemoteModel], asked)))
+    backend.refresh()
+    assert [one.version for one in asked] == [3, 3]
+    assert [one.served.model.startswith("coseek-") for one in asked] == [name == "vllm" for name in dialects]
 
 
 def test_a_gap_of_the_sampler_is_corrected_up_to_the_cap() -> None:

@@ -5,7 +5,7 @@ servers with the current weights are asked.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -67,16 +67,16 @@ class ServerPool:
             pending = [call for server in self.servers for call in server.pending]
         wait(pending)
 
-    def use(self, current: Sequence[int], version: int, name: str | None = None) -> None:
-        """Ask only the servers at these places from now on, which have the weights of a version, under a model's name
-        where that changed. Sends the turns that were held back."""
+    def use(self, current: Sequence[int], version: int, names: Mapping[int, str] | None = None) -> None:
+        """Ask only the servers at these places from now on, which have the weights of a version. `names`: what the
+        model is called now, by place, where that changed. Sends the turns that were held back."""
         with self._lock:
             self._current, self._paused = set(current), False
             for place in current:
                 server = self.servers[place]
                 server.version = version
-                if name is not None:
-                    server.served = replace(server.served, model=name)
+                if names and place in names:
+                    server.served = replace(server.served, model=names[place])
             for row in self._rows.values():
                 if row.waits and row.place < 0:
                     self._send(row)

@@ -117,7 +117,8 @@ class ServedBackend:
         if not self.current:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
-            pool.use(self.current, version, self._model_name(pool.servers[0], update))
+            names = {place: self._model_name(pool.servers[place], update) for place in self.current}
+            pool.use(self.current, version, {place: name for place, name in names.items() if name is not None})
         if self.workers.first:
             for old in self.folder.glob("version-*"):
                 if old != folder:
