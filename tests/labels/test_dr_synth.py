@@ -26,6 +26,8 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.ranker import RankedOrder, RankingRequest
+from coseek.hardware.placement import Placement
+from coseek.labels import resources
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
@@ -33,6 +35,7 @@ from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, label_of, op
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.measure.answers import exact_match
+from coseek.models.local_text import TextModelSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import PastTurn, Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
@@ -378,6 +381,17 @@ def test_a_question_that_nobody_told_of_is_a_failed_search(tmp_path: Path) -> No
     ranked = OracleRetriever(maker(tmp_path).rankings, questions())
     with pytest.raises(RetrieverError, match="no question"):
         ranked.search([Query("text", "What ?")], 3)
+
+
+def test_the_judge_is_opened_where_the_scorer_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[TextModelSettings] = []
+    monkeypatch.setattr(resources, "open_judge", lambda settings, cache, writing: placed.append(writing))
+    monkeypatch.setattr(resources, "open_frozen_model", lambda name, cache, writing: placed.append(writing))
+    there = Placement(device="cuda:3", precision="float32")
+    parts = LabelResources(tmp_path, bm25(), None, "some-model", placement=there)
+    parts.judge("some-model")
+    _ = parts.writer
+    assert [(one.device, one.precision) for one in placed] == [("cuda:3", "float32")] * 2
 
 
 def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coseek.agents.limits import Limits
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
@@ -100,6 +100,19 @@ def test_labels_of_a_part_of_a_run_hold_every_data_set_in_its_share(tmp_path: Pa
             Run.append(file, trajectory(question))
     settings = LabelSettings(runs=[str(tmp_path / "run")], count=100, method="gold", retriever="x")
     assert_in_shares(run_questions(settings), 100)
+
+
+def test_runs_of_two_data_sets_with_equal_ids_lose_no_question(tmp_path: Path) -> None:
+    folders: list[str] = []
+    for text in ("Who?", "Where?", "Who?"):
+        folders.append(str(tmp_path / str(len(folders))))
+        run = Run.create(Path(folders[-1]), {"agent": "x"})
+        with run.open_for_append({}) as file:
+            Run.append(file, trajectory(Question("1", text, ("Bob",))))
+    both, same = (LabelSettings(runs=names, method="gold", retriever="x") for names in (folders[:2], folders[::2]))
+    with pytest.raises(DataError, match="two different questions with the id '1'; label them apart"):
+        run_questions(both)
+    assert len(run_questions(same)) == 1
 
 
 def test_a_look_reads_every_data_set_for_itself(data: Path, tmp_path: Path) -> None:

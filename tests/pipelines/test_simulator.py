@@ -84,6 +84,19 @@ def test_the_prompt_is_token_for_token_that_of_the_simulated_engine(model: Path,
     assert "1815" not in blind.segments[0].text and "1815" in example.segments[0].text
 
 
+def test_a_simulator_whose_prompt_file_changed_is_not_resumed(model: Path, runs: str, tmp_path: Path) -> None:
+    own, words = tmp_path / "own.yaml", (PROMPTS / "simulated.yaml").read_text(encoding="utf-8")
+    own.write_text(words, encoding="utf-8")
+    training = SimulatorTraining(recipe(model, runs, prompt=str(own)), tmp_path / "out")
+    training.begin(resume=False)
+    (tmp_path / "out" / "step.json").write_text("{}")
+    own.write_text(words.replace("Document", "Page"), encoding="utf-8")
+    with pytest.raises(SettingError, match=r"other parts than there are now \(what differs: prompt\)"):
+        training.begin(resume=True)
+    own.write_text(words, encoding="utf-8")
+    training.begin(resume=True)
+
+
 def test_runs_of_one_kind_alone_and_wrong_paths_are_refused(model: Path, tmp_path: Path) -> None:
     right = stored(tmp_path / "right", play("search-r1", *script("search-r1")))
     with pytest.raises(DataError, match="no wrong run among"):

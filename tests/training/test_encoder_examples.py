@@ -94,6 +94,7 @@ def test_a_view_ends_a_field_with_the_tokenizers_own_separator(tmp_path: Path) -
     ids = FeatureBuilder(model, card).features("query", [row.query])["input_ids"]
     assert not isinstance(ids, int)
     assert ids[0].tolist().count(model.tokenizer.sep_token_id) == 2  # between the fields, and at the end
+    assert view("ba be") == view(Query("ba be", "ba be")) == "ba be [SEP] ba be"  # as `coseek measure` searches it
 
 
 def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Digests of model folders, files and texts."""
 
 import hashlib
+import json
 from pathlib import Path
+from typing import BinaryIO
 
 _CHUNKS = 64
 _CHUNK_BYTES = 65_536
+_LARGE, _EDGE_BYTES, _LONGEST_HEAD = 2**24, 1024, 2**27
 _KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model", ".py")
 """Code counts, too: with `trust_remote_code` a folder's own decides what its weights do."""
 TOKENIZER = "*token*"
@@ -12,9 +15,10 @@ TOKENIZER = "*token*"
 
 
 def fingerprint(folder: Path, names: str = "*") -> str:
-    """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file.
+    """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file. Of large
+    safetensors the first and the last KiB of every tensor, too.
 
-    `names` is a pattern for the files. Pieces suffice, since retrained weights differ nearly everywhere.
+    `names` is a pattern for the files. Pieces suffice, since retrained tensors differ nearly everywhere.
     """
     sha = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(names) if path.suffix in _KINDS and path.is_file()):
@@ -26,7 +30,24 @@ def fingerprint(folder: Path, names: str = "*") -> str:
                 sha.update(file.read(_CHUNK_BYTES))
                 if size <= _CHUNK_BYTES:
                     break
+            if size > _LARGE and path.suffix == ".safetensors":
+                for start, end in _tensor_spans(file):
+                    for place in (start, max(start, end - _EDGE_BYTES)):
+                        file.seek(place)
+                        sha.update(file.read(min(_EDGE_BYTES, end - place)))
     return sha.hexdigest()
+
+
+def _tensor_spans(file: BinaryIO) -> list[tuple[int, int]]:
+    """Where each tensor of safetensors begins and ends; none where the header cannot be read."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        head = json.loads(file.read(min(length, _LONGEST_HEAD)))
+        places = [one["data_offsets"] for name, one in head.items() if name != "__metadata__"]
+        return [(8 + length + int(begin), 8 + length + int(end)) for begin, end in places]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
 def digest_of(*parts: str) -> str:

@@ -19,8 +19,9 @@ from coseek.core.settings import make_settings
 from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Corpus, Hit
 from coseek.graders.call_counts import CallCounts
-from coseek.graders.factory import open_frozen_model
+from coseek.graders.factory import open_frozen_model, open_judge
 from coseek.graders.grading import BATCH
+from coseek.graders.judge import Judge, JudgeSettings
 from coseek.hardware.placement import Placement
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings
@@ -128,8 +129,15 @@ class LabelResources:
         """The scorer as a text model with greedy decoding."""
         if self.scorer in (ORACLE, GOLD):
             raise SettingError(f"--scorer {self.scorer} is no model, and these labels need one that writes")
-        local = make_settings(TextModelSettings, self.placement.values())
-        return open_frozen_model(self.scorer, self.text_cache(self.scorer), local)
+        return open_frozen_model(self.scorer, self.text_cache(self.scorer), self._writing)
+
+    def judge(self, name: str) -> Judge:
+        """The judge of answers, placed as the scorer is."""
+        return open_judge(JudgeSettings(model=name), self.text_cache(name), self._writing)
+
+    @property
+    def _writing(self) -> TextModelSettings:
+        return make_settings(TextModelSettings, self.placement.values())
 
     def text_cache(self, name: str) -> Path | None:
         """The cache of a model's texts. A server has one in any case: equal prompts of different turns are paid for

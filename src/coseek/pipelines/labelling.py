@@ -153,10 +153,12 @@ def runs_of(settings: LabelSettings) -> list[Run]:
 
 
 def run_questions(settings: LabelSettings) -> list[Question]:
-    """A draw of `count` different questions of the runs, in order."""
+    """A draw of `count` different questions of the runs, in order. Raises `DataError` for two that share an id."""
     found: dict[str, Question] = {}
-    for run in runs_of(settings):
-        found |= {run.question.id: run.question for run in run.trajectories() if run.question.id not in found}
+    for question in (row.question for run in runs_of(settings) for row in run.trajectories()):
+        first = found.setdefault(question.id, question)
+        if (first.question, first.answers) != (question.question, question.answers):
+            raise DataError(f"the runs have two different questions with the id {question.id!r}; label them apart")
     return draw(list(found.values()), settings.count, 0)
 
 

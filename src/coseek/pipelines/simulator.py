@@ -15,7 +15,7 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.prompt_file import load_prompt, one_line
-from coseek.data.identities import Identities
+from coseek.data.identities import Identities, digest
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Search, Segment, StopReason, Trajectory
 from coseek.graders.scoring import EpisodeScorer
@@ -51,7 +51,8 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         runs = {
             f"runs {name}": file_digest(Path(name).expanduser() / "trajectories.jsonl") for name in self.recipe.runs
         }
-        return {"model": fingerprint(model_path(self.recipe.model)), **runs}
+        prompt = _prompt_of(self.recipe).model_dump_json(exclude={"about"})
+        return {"model": fingerprint(model_path(self.recipe.model)), "prompt": digest(prompt), **runs}
 
     def train(self) -> None:
         """Tune the model and save it; a finished one is left as it is."""
@@ -85,10 +86,14 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         policy.save(self.simulator_folder, extra)
 
 
+def _prompt_of(recipe: SimulatorRecipe) -> SimulatedPrompt:
+    return load_prompt(SimulatedPrompt, recipe.prompt, Path(), SIMULATED_FIELDS, PROMPTS)
+
+
 def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:
     """Searches of right runs and of wrong runs, each as a prompt with the documents behind it. Raises `DataError` where
     there are none of a kind."""
-    prompt = load_prompt(SimulatedPrompt, recipe.prompt, Path(), SIMULATED_FIELDS, PROMPTS)
+    prompt = _prompt_of(recipe)
     scorer = EpisodeScorer(make_reward(recipe.useful))
     kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
     for folder in recipe.runs:

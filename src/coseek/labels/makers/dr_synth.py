@@ -32,9 +32,8 @@ from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import FAULT
-from coseek.graders.factory import open_judge
 from coseek.graders.grading import BATCH
-from coseek.graders.judge import Claim, Judge, JudgeSettings
+from coseek.graders.judge import Claim, Judge
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import RUN, Labelled, MakerRequirements
@@ -134,7 +133,7 @@ class DrSynth:
     @cached_property
     def judge(self) -> Judge | None:
         name = self.settings.judge
-        return None if name is None else open_judge(JudgeSettings(model=name), self.parts.text_cache(name))
+        return None if name is None else self.parts.judge(name)
 
     @cached_property
     def verdicts(self) -> ScoreCache[Verdict]:

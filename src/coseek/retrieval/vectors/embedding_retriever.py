@@ -135,8 +135,9 @@ class QueryEncoder:
         return view_renderer(self._folder, self.settings.query_prompt or "", tokens)
 
     def seen(self, query: QueryLike) -> str:
-        """The text to encode; empty for a blank query."""
-        asked, view = Query.of(query), self.settings.view or "query"
+        """The text to encode; empty for a blank query. A query without context is its own question, as it is in the
+        first search of a question: no view was trained on one without."""
+        asked, view = Query(query, query) if isinstance(query, str) else query, self.settings.view or "query"
         if not asked.text.strip():
             return ""
         if view == "query":
