@@ -2,17 +2,20 @@
 query, a failure that looks like an empty result."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.scripted import Scripted
 
-from coseek.core.errors import RetrieverError, UnknownName
+from coseek.core.errors import ModelError, RetrieverError, UnknownName
 from coseek.core.prompt_file import load_prompt
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+from coseek.measure.searched import search_questions
 from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.text_model import KeptTexts, texts_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.llm import PROMPTS
@@ -84,6 +87,27 @@ def test_a_model_that_fails_is_a_fault_of_the_search() -> None:
         with pytest.raises(RetrieverError, match="down"):
             retriever.search(["q"], 2)
         assert retriever.search([], 2) == []
+
+
+class Refusing(Scripted):
+    """Refuses the prompts that hold a word, and writes the others of a batch."""
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        written = super().write(prompts, max_tokens)
+        return texts_of([ModelError("400") if "bad" in p else text for p, text in zip(prompts, written, strict=True)])
+
+
+def test_a_refused_prompt_of_a_model_retriever_costs_no_other_query_its_call_again() -> None:
+    asked = ["q", "few", "bad", "none", "q"]
+    model = Refusing(lambda _: "a passage")
+    retriever = expanded(lambda _: "")
+    retriever._texts = KeptTexts(model)
+    questions = [Question(str(number), text, ()) for number, text in enumerate(asked)]
+    ((*found,),) = search_questions(retriever, questions, 2)
+    assert [one.fault is None for _, one in found] == [query != "bad" for query in asked]
+    prompts = [prompt for call in model.calls for prompt in call]
+    assert len([prompt for prompt in prompts if "bad" not in prompt]) == len(asked)  # "q" was there twice
+    assert not retriever._texts._kept
 
 
 def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() -> None:

@@ -197,6 +197,24 @@ def service(url: str, waits: list[float]) -> SearchApi:
     return SearchApi("it", HttpClient(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
 
 
+def test_a_failed_query_of_a_batch_costs_no_other_query_its_call_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever, asked = web(site), list[str]()
+
+    def ask(query: str, k: int) -> list[WebResult]:
+        asked.append(query)
+        if query == "bad":
+            raise RetrieverError("400")
+        return [WebResult(f"http://x/{query}", query, "")]
+
+    monkeypatch.setattr(retriever, "_ask", ask)
+    with pytest.raises(RetrieverError, match="400"):
+        retriever.search(["a", "bad", "b"], 2)
+    assert [retriever.search([query], 2)[0][0].passage.title for query in "ab"] == ["a", "b"]
+    assert sorted(asked) == ["a", "b", "bad"] and retriever.stats.queries == 2 and not retriever._kept
+
+
 def test_what_may_pass_is_asked_again_after_growing_waits(site: Site) -> None:
     waits: list[float] = []
     site.says("/busy", Answer(status=503), Answer(status=429), Answer(b'{"x": 1}'))

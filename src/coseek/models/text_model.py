@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from coseek.core.cache import TextCache
@@ -10,6 +11,8 @@ from coseek.core.fingerprint import digest_of
 
 Output: TypeAlias = str | ModelError
 """A text, or why there is none."""
+_MOST_KEPT = 10_000
+"""Texts that are kept for prompts that may be asked again."""
 
 
 class TextModel(Protocol):
@@ -83,3 +86,26 @@ class CachedTextModel:
             self.store.write({key: text for key, text in fresh.items() if isinstance(text, str)})
             known |= fresh
         return texts_of([known[key] for key in keys])
+
+
+class KeptTexts:
+    """Writes with a model, and keeps the texts of a batch of which some prompts failed until they are asked for again,
+    as callers do with the batch's other queries: no prompt is paid for twice."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+        self._kept: dict[tuple[str, int], str] = {}
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        """`TextModel.write`."""
+        kept = {prompt: self._kept.pop((prompt, max_tokens), None) for prompt in dict.fromkeys(prompts)}
+        missing = [prompt for prompt in prompts if kept[prompt] is None]
+        try:
+            fresh = iter(self._model.write(missing, max_tokens) if missing else [])
+        except PartialFailure as error:
+            texts = {**kept, **dict(zip(missing, error.outputs, strict=True))}
+            self._kept |= {(prompt, max_tokens): text for prompt, text in texts.items() if isinstance(text, str)}
+            for old in [*islice(self._kept, max(0, len(self._kept) - _MOST_KEPT))]:
+                del self._kept[old]
+            raise
+        return [next(fresh) if (text := kept[prompt]) is None else text for prompt in prompts]

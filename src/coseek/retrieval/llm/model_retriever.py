@@ -11,7 +11,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, load_prompt
 from coseek.core.settings import Settings
 from coseek.models.local_text import TextModelSettings
-from coseek.models.text_model import TextModel
+from coseek.models.text_model import KeptTexts, TextModel
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import QueryLike
@@ -56,6 +56,7 @@ class ModelRetriever(LayeredRetriever):
         super().__init__(over)
         self.settings = settings
         self._model = model
+        self._texts = KeptTexts(model)
         self._prompt = prompt
 
     @classmethod
@@ -85,6 +86,6 @@ class ModelRetriever(LayeredRetriever):
 
     def _write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         try:
-            return self._model.write(prompts, max_tokens) if prompts else []
+            return self._texts.write(prompts, max_tokens)
         except ModelError as error:
             raise RetrieverError(f"the model of the retriever {self.name} failed: {error}") from error

@@ -148,6 +148,7 @@ class Web:
         self.stats = WebStats(service.calls.stats, settings.price_usd)
         self._provider = provider
         self._service = service
+        self._kept: dict[tuple[str, int], list[WebResult]] = {}
         self._fetcher = fetcher
 
     @property
@@ -172,11 +173,27 @@ class Web:
         seen = [self.seen(query).strip() for query in queries]
         asked = list(dict.fromkeys(query for query in seen if query))
         with ThreadPoolExecutor(self.settings.at_once, thread_name_prefix="coseek-web") as pool:
-            found = dict(zip(asked, pool.map(lambda query: self._ask(query, k), asked), strict=True))
-            self.stats.queries += len(asked)
+            found = self._ask_all(pool, asked, k)
             pages = self._read(pool, [page.url for results in found.values() for page in results])
         hits = {query: rank_hits(islice(self._passages(query, results, pages), k)) for query, results in found.items()}
         return [hits.get(query, []) for query in seen]
+
+    def _ask_all(self, pool: Executor, queries: Sequence[str], k: int) -> dict[str, list[WebResult]]:
+        """The results of each query. Where one fails, those of the others are kept until they are asked for again, so
+        that no call is paid for twice."""
+        found = {query: self._kept.pop((query, k)) for query in queries if (query, k) in self._kept}
+        calls = {query: pool.submit(self._ask, query, k) for query in queries if query not in found}
+        faults: list[RetrieverError] = []
+        for query, call in calls.items():
+            try:
+                found[query] = call.result()
+                self.stats.queries += 1
+            except RetrieverError as error:
+                faults.append(error)
+        if faults:
+            self._kept = {(query, k): results for query, results in found.items()}
+            raise faults[0]
+        return found
 
     def _ask(self, query: str, k: int) -> list[WebResult]:
         count = min(k, self._provider.MOST)
