@@ -105,13 +105,6 @@ def run_questions(
         left = [row for row in left if row[0].id not in faults]
         asked, seeds = [row[0] for row in left], [row[1] for row in left]
         rollout(
-            agent,
-            retriever,
-            asked,
-            seeds,
-            limits,
-            concurrency=concurrency,
-            overlap=overlap,
-            on_done=keep,
-            keep=False,
-        )
+            *(agent, retriever, asked, seeds, limits),
+            concurrency=concurrency, overlap=overlap, on_done=keep, keep=False,
+        )  # fmt: skip
