@@ -155,6 +155,11 @@ def test_no_output_file_replaces_a_file_of_a_run_a_data_set_or_labels(
     assert coseek(*words).code == 0
     before = {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()}
     refused = []
+    (tmp_path / "notes.md").write_text("mine")
+    for path in (run / "run.yaml", index / "index.json", tmp_path / "notes.md"):
+        outcome = coseek("measure", data, index, "--split", "dev", "--per-question", path)
+        assert outcome.code == 2 and "name a file that ends in .jsonl" in outcome.sentence
+    assert (tmp_path / "notes.md").read_text() == "mine"
     for path in (data / "corpus.jsonl", data / "questions.dev.jsonl", data / "world.json"):
         refused.append(coseek("audit", "corpus", data, "--out", path))
     for path in (data / "questions.dev.jsonl", run / "trajectories.jsonl"):

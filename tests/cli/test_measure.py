@@ -55,6 +55,18 @@ def test_what_is_written_for_trec_measures_the_same(world: Path, index: Path, tm
     assert list(means(again.out).values()) == list(means(first.out).values())
 
 
+def test_nobodys_grades_are_replaced_by_others(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    out = tmp_path / "out"
+    words = ("measure", world, index, "--split", "test", "--count", 3, "--trec-out", out)
+    assert coseek(*words).code == coseek(*words).code == 0
+    mine = (out / "qrels.txt").read_text(encoding="utf-8").replace(" 1\n", " 2\n", 1)
+    (out / "qrels.txt").write_text(mine, encoding="utf-8")
+    assert "holds other grades than are measured with" in coseek(*words).sentence
+    (out / "qrels.txt").unlink()
+    (out / "notes.md").write_text("mine", encoding="utf-8")
+    assert "notes.md, which is no part of a measurement for trec_eval" in coseek(*words).sentence
+
+
 def test_every_question_has_its_line(world: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type) -> None:
     path = tmp_path / "each.jsonl"
     words = ("measure", world, index, noise, "--split", "test", "--count", 4, "--metrics", "mrr")

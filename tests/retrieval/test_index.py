@@ -9,6 +9,7 @@ import pytest
 from coseek.core.errors import DataError, IndexMismatch, SettingError, UnknownName, UserError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index, retriever_names
+from coseek.retrieval.index_update import update_index
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 CORPUS = Corpus([Passage("1", "Ada", "wrote programs"), Passage("2", "Bob", "wrote songs"), Passage("3", "Cy", "")])
@@ -168,6 +169,24 @@ def test_an_index_never_replaces_a_folder_of_something_else(folder: Path) -> Non
     with pytest.raises(DataError, match="exists and is not an index"):
         build_index(folder, "bm25", folder)
     assert len(Corpus.load(folder / "corpus.jsonl")) == 3
+
+
+@pytest.mark.parametrize("name", ["hybrid.yaml", "runs/x/run.yaml"])
+def test_neither_a_build_nor_an_update_loses_a_file_in_an_index_folder(folder: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "index"
+    build_index(folder, "bm25", out)
+    build_index(folder, "bm25", out)
+    update_index(folder, out)
+    mine = out / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+    for make in (lambda: build_index(folder, "bm25", out), lambda: update_index(folder, out)):
+        with pytest.raises(DataError, match=f"holds {name}, which is no part of its index"):
+            make()
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    (out / "checksums.json").write_text("{}")
+    build_index(folder, "bm25", out)  # a damaged one is mended by making it anew
 
 
 def test_a_failed_build_leaves_the_old_index(folder: Path, tmp_path: Path) -> None:

@@ -313,6 +313,9 @@ def test_a_world_replaces_a_world_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"thesis\.txt.*choose a new or an empty folder"):
         tiny().save(folder)
     assert (folder / "thesis.txt").read_text() == "all of it"
+    (folder / "thesis.txt").rename(folder / "questions.mine.jsonl")
+    with pytest.raises(DataError, match=r"holds questions\.mine\.jsonl, which is no part of a laptop world"):
+        tiny().save(folder)
 
 
 @pytest.mark.parametrize("world_json", [None, "{}", "no JSON", '{"schema": "of another program"}'])

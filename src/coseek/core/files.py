@@ -247,12 +247,15 @@ def check_not_file(folder: Path) -> None:
         raise DataError(f"{folder} is a file; choose a folder")
 
 
-def check_output_file(path: Path | None) -> None:
-    """Refuse a folder, and a file of a data set, a run, labels or an index, where another file is to be written."""
+def check_output_file(path: Path | None, *endings: str) -> None:
+    """Refuse a folder, another ending than these, and a file of a data set, a run, labels or an index, where another
+    file is to be written."""
     if path is None:
         return
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file in it")
+    if path.suffix not in endings:
+        raise DataError(f"{path}: name a file that ends in {' or '.join(endings)}")
     beside = any((path.parent / mark).is_file() for mark in _MARKS)
     if _OURS.fullmatch(path.name) or (beside and _BESIDE.fullmatch(path.name)):
         raise DataError(
@@ -276,12 +279,12 @@ def check_output_folder(folder: Path, mark: str, own: Collection[str] = ()) -> N
             )
 
 
-def check_replaceable(folder: Path, ours: re.Pattern[str], what: str) -> None:
-    """Refuse a folder with a file whose path in it is not `ours`: it would be lost when the folder is replaced."""
+def check_replaceable(folder: Path, is_ours: Callable[[str], object], what: str) -> None:
+    """Refuse a folder with a file whose path in it is not ours: it would be lost when the folder is replaced."""
     check_not_file(folder)
     for path in folder.rglob("*"):  # unsorted, since a folder named by mistake may be a whole disk
         name = path.relative_to(folder).as_posix()
-        if not ours.fullmatch(name) and (path.is_symlink() or not path.is_dir()):
+        if not is_ours(name) and (path.is_symlink() or not path.is_dir()):
             raise DataError(f"{folder} holds {name}, which is no part of {what}; choose a new or an empty folder")
 
 

@@ -35,6 +35,7 @@ from coseek.core.files import (
     JsonObject,
     as_path,
     atomic_folder,
+    check_replaceable,
     read_json_object,
     recover_folder,
     write_json,
@@ -42,12 +43,12 @@ from coseek.core.files import (
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.corpus_file import CorpusFile
+from coseek.data.corpus_file import STAMP, CorpusFile
 from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here
-from coseek.retrieval.checksums import Checksums
+from coseek.retrieval.checksums import CHECKSUMS, Checksums
 from coseek.retrieval.resumable_build import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
@@ -170,6 +171,7 @@ def build_index(
         checked = cast(Settings, settle(checked))
     if out.exists() and not (out.is_dir() and ((out / INDEX_CARD).is_file() or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
+    check_own_files(out)
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
@@ -178,6 +180,15 @@ def build_index(
         card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
         install(out, card, corpus, module, lambda folder: fill_anew(module, corpus, checked, folder, report))
     return module.load(out, corpus, checked)
+
+
+def check_own_files(out: Path) -> None:
+    """Refuse an index folder with files of somebody else, which would be lost when it is replaced."""
+    try:
+        own = {CHECKSUMS, STAMP, *Checksums.read(out).files}
+    except DataError:  # of no index, or of a damaged one nobody knows which files it had
+        return
+    check_replaceable(out, lambda name: name in own or name.startswith("."), "its index")
 
 
 def fill_anew(module: IndexModule, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None:

@@ -24,6 +24,7 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.index import (
     IndexCard,
     check_files,
+    check_own_files,
     corpus_path,
     fill_anew,
     index_module,
@@ -107,6 +108,7 @@ def update_index(
         raise SettingError(f"{out} is an index of {card.retriever!r}, not of {retriever!r}; leave out the update")
     module = index_module(card.retriever)
     checked = stored_settings(module, card, load_views(settings or {}))
+    check_own_files(out)
     with lock_beside(out, again=False):
         if not (out / DIGESTS).is_file():
             raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")

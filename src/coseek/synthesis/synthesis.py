@@ -68,7 +68,7 @@ def synthesize(
     """
     with lock_beside(out, again=False):
         check_output_folder(out, RECORD)
-        check_replaceable(out, _FILES, "a synthesis")
+        check_replaceable(out, _FILES.fullmatch, "a synthesis")
         if out.exists() and folder.resolve() == out.resolve():
             raise DataError(f"{out} is the data set that is read; choose another folder for --out")
         corpus = Dataset(folder).corpus

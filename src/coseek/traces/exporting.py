@@ -51,7 +51,7 @@ def _messages(run: Run, out: Path) -> int:
 def _atif(run: Run, out: Path) -> int:
     """One document a file; files are numbered, since an id may be no file name."""
     check_output_folder(out, "000001.json")
-    check_replaceable(out, re.compile(r"[0-9]{6,}\.json"), "a run in ATIF")
+    check_replaceable(out, re.compile(r"[0-9]{6,}\.json").fullmatch, "a run in ATIF")
     count = 0
 
     def fill(folder: Path) -> None:
@@ -79,9 +79,7 @@ def agent_name(run: Run) -> str | None:
 
 
 def _file(out: Path, suffix: str) -> Path:
-    if out.suffix != suffix:
-        raise DataError(f"--out {out}: name a file that ends in {suffix}")
-    check_output_file(out)
+    check_output_file(out, suffix)
     return out
 
 

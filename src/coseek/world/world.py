@@ -25,7 +25,7 @@ from coseek.world.questions import make_questions
 from coseek.world.reference import reference_worlds
 from coseek.world.settings import SPLITS, WorldSettings
 
-_FILES = re.compile(r"world\.json|corpus\.jsonl|questions\.[^/]*\.jsonl")
+_FILES = re.compile(rf"world\.json|corpus\.jsonl|questions\.({'|'.join(SPLITS)})\.jsonl")
 SCHEMA = 1
 """Version of `world.json`."""
 
@@ -77,7 +77,7 @@ class World:
 
 def check_world_folder(folder: Path) -> None:
     """Refuse a folder that holds anything but a world: it would be replaced whole."""
-    check_replaceable(folder, _FILES, "a laptop world")
+    check_replaceable(folder, _FILES.fullmatch, "a laptop world")
     if folder.is_dir() and any(folder.iterdir()) and not _is_world(folder / "world.json"):
         raise DataError(
             f"{folder} holds a data set that is no laptop world (it has no world.json of one); choose a new folder"

@@ -55,7 +55,7 @@ def corpus(
 
     Counts them by data set, with the most that this costs in recall and EM. Reads the corpus once, without holding it.
     """
-    check_output_file(out)
+    check_output_file(out, ".jsonl", ".json")
     dataset = Dataset(data)
     if split is not None:
         check_questions(data, split)

@@ -67,7 +67,7 @@ def label(
     without a label, and why) and `scores/`, where scores are written as they become known. Ctrl-C or a crash loses only
     unfinished work; `--resume` does the rest: the same labels. Ends with 1 when faults left every turn undone.
     """
-    check_output_file(tevatron)
+    check_output_file(tevatron, ".jsonl")
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}

@@ -12,7 +12,7 @@ from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.errors import DataError, SettingError, UserError
-from coseek.core.files import Json, JsonObject, check_output_file, write_jsonl
+from coseek.core.files import Json, JsonObject, check_output_file, check_replaceable, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -36,6 +36,7 @@ METRICS = (
     f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k. [default: {','.join(MAIN)}; "
     f"{','.join(HITS)} where no question has gold passages]"
 )
+QRELS = "qrels.txt"
 _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -107,12 +108,13 @@ def measure(
     """
     if len(set(retrievers)) < len(retrievers):
         raise UserError("the same retriever is named twice; name each once")
-    check_output_file(per_question)
+    check_output_file(per_question, ".jsonl")
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
     questions = draw(question_filter(select).apply(questions_at(source, split)), count, seed)
     reads = metrics or default_metrics(qrels, questions)
     plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out)
+    check_trec_folder(trec_out, plan)
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
         measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
@@ -260,9 +262,23 @@ def notes(scores: Scores, plan: Plan) -> Iterator[str]:
             yield f"{run}: {lacking} questions are not in the run file; all means leave them out."
 
 
+def check_trec_folder(folder: Path | None, plan: Plan) -> None:
+    """Refuse a folder with other files than `--trec-out` writes, or with other grades."""
+    if folder is None:
+        return
+    check_replaceable(folder, re.compile(r"qrels\.txt|[^/]+\.run").fullmatch, "a measurement for trec_eval")
+    path, gold = folder / QRELS, {trec_id(ident): grades for ident, grades in gold_of(plan).items() if grades}
+    if path.exists() and read_qrels(path) != gold:
+        raise DataError(f"{path} holds other grades than are measured with; choose another folder for --trec-out")
+
+
+def gold_of(plan: Plan) -> Qrels:
+    return {one.id: plan.measuring.gold(one) for one in plan.questions}
+
+
 def write_trec(folder: Path, measured: dict[str, Measured], plan: Plan) -> None:
     """Write `qrels.txt`, and a run file for each retriever. Failed and empty searches have no line."""
-    write_qrels(folder / "qrels.txt", {one.id: plan.measuring.gold(one) for one in plan.questions})
+    write_qrels(folder / QRELS, gold_of(plan))
     for tag, one in zip(tags(list(measured)), measured.values(), strict=True):
         write_run(folder / f"{tag}.run", one.ranked, tag)
 

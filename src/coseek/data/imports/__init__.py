@@ -92,7 +92,7 @@ def import_data(
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     with lock_beside(out, again=False):  # before the other splits are read: another import may be adding one
-        check_replaceable(out, _FILES, "an imported data set")
+        check_replaceable(out, _FILES.fullmatch, "an imported data set")
         reading = _read(format_name, part, files, settings)
         found: list[ImportSummary] = []
 
