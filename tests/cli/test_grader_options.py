@@ -145,6 +145,7 @@ def test_the_combination_gain_is_at_equal_passages(
     assert agent["recall"]["mean"] > matched["recall"]["mean"] >= points["naive RAG, k = 1"]["recall"]["mean"]
     assert "<svg" in (tmp_path / "gain" / "combination-gain.html").read_text(encoding="utf-8")
     assert "whole numbers above 0" in coseek(*words[:-1], "0,x").sentence
+    assert "not sound" not in coseek("audit", runs[0]).out
 
 
 def test_a_verdict_that_cannot_be_read_is_said_in_the_cell_and_not_only_below(runs: list[Path], coseek: Type) -> None:

@@ -62,6 +62,13 @@ def unsealed(folder: Path) -> Path:
     return folder
 
 
+def test_labels_for_which_an_agent_was_run_are_sound(runs: list[Path], tmp_path: Path) -> None:
+    settings, own = label_settings([str(runs[0])], {}, {"method": "dr-synth", "scorer": "gold", "count": 2})
+    label_runs(settings, own, tmp_path / "labels")
+    found = [audit for _, audit in audits_of(tmp_path / "labels")]
+    assert len(found) == 2 and all(one.rows and not one.count for one in found)
+
+
 @pytest.mark.slow
 def test_labels_are_made_again_from_the_run_the_retriever_and_the_scores(labels: Path, tmp_path: Path) -> None:
     found = audit(labels)

@@ -154,7 +154,7 @@ class _Recorded:
     def agent(self) -> AgentSettings | None:
         recorded = self.settings.get("agent")
         if not isinstance(recorded, dict) or "protocol" not in recorded:
-            if "protocol" in self.identities:
+            if "protocol" in self.identities and "labels" not in self.settings:  # those of labels name it
                 self.wrong.append("it names no agent with a protocol, and its identities do")
             self.left_out[PLAYED] = "its record names no agent with a protocol"
             return None

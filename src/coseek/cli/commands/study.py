@@ -42,6 +42,9 @@ from coseek.retrieval.retriever import Retriever
 
 app = new_app()
 
+KEPT = "naive-rag"
+"""The folder in a run that keeps a generator's answers from naive RAG."""
+
 
 @app.callback()
 def study() -> None:
@@ -108,11 +111,12 @@ def measured(
     depth = max([*counts, *served.values()])
     found = searched(chain.from_iterable(search_questions(index, questions, depth)))
     matched = [cut(row, served[row.question.id]) for row in found if row.question.id in served]
+    beside = run.folder / KEPT  # the run's own files hold answers to its own trajectories
     return CombinationGain(
         metric=metric,
-        rag={k: answered(f"naive RAG, k = {k}", [cut(row, k) for row in found], run, parts) for k in counts},
-        matched=answered("naive RAG, as many as the agent", matched, run, parts),
-        agent=answered("agent", trajectories, run, parts),
+        rag={k: answered(f"naive RAG, k = {k}", [cut(row, k) for row in found], beside, parts) for k in counts},
+        matched=answered("naive RAG, as many as the agent", matched, beside, parts),
+        agent=answered("agent", trajectories, run.folder, parts),
         idents=[question.id for question in questions],
         seed=seed,
         datasets=datasets_of(questions),
@@ -152,14 +156,15 @@ def cut(row: Trajectory, k: int) -> Trajectory:
     return replace(row, searches=(replace(search, hits=search.hits[:k]),))
 
 
-def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: GraderSet) -> ScoredRun:
-    """Score the generator's answers from the passages of these trajectories, judged where there is a judge."""
+def answered(name: str, rows: Sequence[Trajectory], folder: Path, parts: GraderSet) -> ScoredRun:
+    """Score the generator's answers from the passages of these trajectories, judged where there is a judge. They are
+    kept in `folder`."""
     note(f"{name}: {len(rows)} questions")
     assert parts.generator is not None
-    answers = generate_answers(parts.generator, rows, answer_cache(run.folder, parts.generator))
+    answers = generate_answers(parts.generator, rows, answer_cache(folder, parts.generator))
     warn_of_cuts(parts.generator)
     verdicts = None
     if parts.judges:
         own = [replace(row, answer=None) for row in rows]
-        verdicts = judge_claims(parts.judges[0], claims_of(own, answers), verdict_cache(run.folder, parts.judges[0]))
+        verdicts = judge_claims(parts.judges[0], claims_of(own, answers), verdict_cache(folder, parts.judges[0]))
     return component_run(name, rows, answers, verdicts)
