@@ -1,9 +1,10 @@
 """Digests of model folders, files and texts."""
 
 import hashlib
-import json
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from coseek.core.strict_json import parse_lenient
 
 _CHUNKS = 64
 _CHUNK_BYTES = 65_536
@@ -43,9 +44,9 @@ def _tensor_spans(file: BinaryIO) -> list[tuple[int, int]]:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     try:
-        head = json.loads(file.read(min(length, _LONGEST_HEAD)))
+        head = cast(dict[str, dict[str, list[int]]], parse_lenient(file.read(min(length, _LONGEST_HEAD)).decode()))
         places = [one["data_offsets"] for name, one in head.items() if name != "__metadata__"]
-        return [(8 + length + int(begin), 8 + length + int(end)) for begin, end in places]
+        return [(8 + length + begin, 8 + length + end) for begin, end in places]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
 

@@ -22,6 +22,8 @@ from coseek.traces.atif import atif_document
 from coseek.traces.inspect_log import write_inspect_log
 from coseek.traces.messages import message_row
 
+_ATIF_FILES = re.compile(r"[0-9]{6,}\.json")
+
 Writer: TypeAlias = Callable[[Run, Path], int]
 """(run, what to write) → how many trajectories it holds."""
 
@@ -51,7 +53,7 @@ def _messages(run: Run, out: Path) -> int:
 def _atif(run: Run, out: Path) -> int:
     """One document a file; files are numbered, since an id may be no file name."""
     check_output_folder(out, "000001.json")
-    check_replaceable(out, re.compile(r"[0-9]{6,}\.json").fullmatch, "a run in ATIF")
+    check_replaceable(out, _ATIF_FILES.fullmatch, "a run in ATIF")
     count = 0
 
     def fill(folder: Path) -> None:

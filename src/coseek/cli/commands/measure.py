@@ -37,6 +37,7 @@ METRICS = (
     f"{','.join(HITS)} where no question has gold passages]"
 )
 QRELS = "qrels.txt"
+_TREC_FILES = re.compile(r"qrels\.txt|[^/]+\.run")
 _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -266,7 +267,7 @@ def check_trec_folder(folder: Path | None, plan: Plan) -> None:
     """Refuse a folder with other files than `--trec-out` writes, or with other grades."""
     if folder is None:
         return
-    check_replaceable(folder, re.compile(r"qrels\.txt|[^/]+\.run").fullmatch, "a measurement for trec_eval")
+    check_replaceable(folder, _TREC_FILES.fullmatch, "a measurement for trec_eval")
     path, gold = folder / QRELS, {trec_id(ident): grades for ident, grades in gold_of(plan).items() if grades}
     if path.exists() and read_qrels(path) != gold:
         raise DataError(f"{path} holds other grades than are measured with; choose another folder for --trec-out")
