@@ -278,6 +278,12 @@ def test_another_split_joins_a_folder_of_the_same_corpus_and_no_other(tmp_path: 
     assert Dataset(tmp_path / "out").splits == ["dev", "test"]
 
 
+def test_a_data_set_without_questions_says_what_makes_some(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "ada"}\n')
+    with pytest.raises(DataError, match="has no questions; make some from its passages with `coseek data synthesize`"):
+        Dataset(tmp_path).questions("dev")
+
+
 def test_a_second_import_into_a_folder_is_refused_and_loses_no_split(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,10 +124,14 @@ def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])
-def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are_made_first(name: str) -> None:
+def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are_made_first(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where none was made
     wrong = ErrorList()
     wrong.of(check_recipe, load_recipe(name))
     assert all("graders.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
+    assert all("or make it: coseek train generator --out runs/generator" in sentence for sentence in wrong.sentences)
 
 
 def test_our_recipe_for_co_training_is_without_mistakes() -> None:

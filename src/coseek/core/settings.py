@@ -97,6 +97,8 @@ def _assign(tree: JsonObject, override: str) -> None:
     try:
         set_path(tree, name.split("."), cast(Json, parse_yaml(value)))
     except InvalidYaml:
+        if value.strip()[:1] in ("{", "["):
+            raise SettingError(f"the value of {override!r} is not valid YAML; check its brackets and commas") from None
         raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
 
 

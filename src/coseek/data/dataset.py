@@ -37,11 +37,16 @@ class Dataset:
         """The file of a split."""
         return self.folder / f"questions.{split}.jsonl"
 
+    def lacks(self, split: str) -> str:
+        """Why there is no such split, and the way out."""
+        if not self.splits:
+            return f"{self.folder} has no questions; make some from its passages with `coseek data synthesize`"
+        return f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {', '.join(self.splits)}"
+
     def questions(self, split: str) -> list[Question]:
         """The questions of a split; every gold id must be in the corpus."""
         if split not in self.splits:
-            known = ", ".join(self.splits) or "none"
-            raise DataError(f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {known}")
+            raise DataError(self.lacks(split))
         path = self.split_path(split)
         questions = load_questions(path)
         check_gold_ids(

@@ -39,6 +39,9 @@ from coseek.training.rl.backend import check_backend
 from coseek.training.rl.backends.verl import NAME as VERL
 from coseek.training.tracker import find_tracker
 
+LAPTOP_READER = Path("runs/generator/generator")
+"""The frozen generator of the laptop's recipes."""
+
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     """Load and check a recipe. Raises one error for unknown settings and for missing files together."""
@@ -149,7 +152,8 @@ def _check_data(data: DataSettings) -> None:
 def _check_path(named: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
     if not named.path.exists() and named.holds == "model":
-        raise DataError(missing("", named.path, named.setting, named.shipped))
+        way = f", or make it: coseek train generator --out {named.path.parent}" if named.path == LAPTOP_READER else ""
+        raise DataError(missing("", named.path, named.setting, named.shipped) + way)
     if problem := problem_of(named):
         made = named.setting in ("data.folder", "data.index")
         way = " (docs/reference/recipes.md says what makes it)" if made else ""

@@ -10,7 +10,7 @@ from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Limits
 from coseek.agents.run_questions import rows_of, run_questions
 from coseek.core.cluster import Cluster, shares_of
-from coseek.core.errors import DataError, ErrorList, SettingError, nearest
+from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
@@ -181,11 +181,9 @@ def check_questions(path: Path, split: str | None) -> None:
         if not path.exists():
             raise DataError(f"there is no file {path}; check the path")
         return
-    splits = Dataset(path).splits
-    if split is not None and split not in splits:
-        raise SettingError(
-            f"{path} has no split {split!r}{nearest(split, splits)} It has: {', '.join(splits) or 'none'}"
-        )
+    dataset = Dataset(path)
+    if split is not None and split not in dataset.splits:
+        raise SettingError(dataset.lacks(split))
 
 
 def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from coseek.core.errors import DataError, SettingError, nearest
+from coseek.core.errors import DataError, SettingError
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.question import Question
@@ -30,10 +30,9 @@ def check_data_folder(name: str, setting: str = "", split: str = "train", usual:
             f"{folder}{named} {holds} and is no data set; import the documents first: coseek data import documents "
             f"{folder} --out {made}, then name {made}"
         )
-    splits = Dataset(folder).splits
-    if split != usual and split not in splits:
-        known = ", ".join(splits) or "none"
-        raise SettingError(f"{folder} has no split {split!r}{nearest(split, splits)} It has: {known}")
+    dataset = Dataset(folder)
+    if split != usual and split not in dataset.splits:
+        raise SettingError(dataset.lacks(split))
 
 
 def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> None:

@@ -12,8 +12,9 @@ from coseek.agents.factory import limits_for, open_agent, settings_for, settled_
 from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, shell_word, stdout_console, tell
-from coseek.core.errors import SettingError
+from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject
+from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
 from coseek.data.imports._published import Deal
@@ -93,6 +94,8 @@ def import_(
         report = import_traces(paths, out, trace_settings(settings))
         show_traces(out, report, as_json)
         return
+    if not is_plugin_path(format_name) and format_name not in (known := [*format_names(), TRACES]):
+        raise UnknownName("data format", format_name, known)
     deal = None if train is None and test is None else Deal(split_names(train), split_names(test), dev_share)
     if format_name == "documents" and "tokenizer" in settings:
         settings["tokenizer"] = tokenizer_folder(settings["tokenizer"])

@@ -97,7 +97,8 @@ def report(out: Path, done: LabelSummary) -> None:
         tell(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
     if done.left:
         say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
-    tell(f"Next: coseek train retriever … --labels {shell_word(out)}")
+    if done.sets:
+        tell(f"Next: coseek train retriever … --labels {shell_word(out)}")
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -156,7 +156,8 @@ def train_simulator(
     OUT/simulator is a model folder for a retriever file with `retriever: simulated`. It can be stopped at any moment;
     --resume goes on to the same result as without the stop.
     """
-    recipe = make_settings(SimulatorRecipe, assignments(settings or []))
+    needed = {"model": "…", "runs": ["…"]} if show else {}
+    recipe = make_settings(SimulatorRecipe, {**needed, **assignments(settings or [])})
     if show:
         print_settings(recipe, as_json)
         return
