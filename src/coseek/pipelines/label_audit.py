@@ -171,6 +171,8 @@ def _settings(record: JsonObject) -> tuple[LabelSettings, JsonObject]:
     """The settings of `coseek label`, and the method's own. Raises `UserError`."""
     tree = record.get("settings")
     named = dict(tree) if isinstance(tree, dict) else {}
+    if "runs" not in named:
+        raise DataError("those of a co-training are not")
     own = named.pop(str(named.get("method")), {})
     return make_settings(LabelSettings, named), own if isinstance(own, dict) else {}
 

@@ -235,7 +235,9 @@ class _Recorded:
         """The corpus of the index that the record names, if it is still that of the run."""
         name = self.settings.get("retriever")
         if not isinstance(name, str) or not self._tried(HITS, lambda: Path(name).is_dir()):
-            self.left_out[HITS] = "its record names no index folder that is still there"
+            named = isinstance(name, str) and (name.startswith(("http://", "https://")) or Path(name).is_file())
+            why = "its record names no index folder that is still there"
+            self.left_out[HITS] = f"{name} is no index folder; search again with --retriever" if named else why
             return None
         folder = Path(name)
         card = self._tried(HITS, lambda: IndexCard.read(folder))

@@ -132,7 +132,7 @@ def report(folder: Path, found: Audit) -> None:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "0%"
+    return f"{min(part, whole) / whole:.0%}" if whole else "0%"  # a row that cannot be read is bound and not counted
 
 
 def as_object(folder: Path, found: Audit) -> JsonObject:
