@@ -244,8 +244,11 @@ class Run:
 
 
 def _is_cut_short(path: Path) -> bool:
+    """Whether a file does not end with a newline."""
     with path.open("rb") as file:
-        return bool(file.seek(0, 2)) and (file.seek(-1, 2), file.read())[1] != b"\n"
+        end = file.seek(0, 2)
+        file.seek(max(0, end - 1))
+        return file.read() not in (b"", b"\n")
 
 
 def _rows(path: Path) -> Iterator[JsonObject]:

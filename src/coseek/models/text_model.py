@@ -102,8 +102,9 @@ class KeptTexts:
         missing = [prompt for prompt in prompts if kept[prompt] is None]
         try:
             fresh = iter(self._model.write(missing, max_tokens) if missing else [])
-        except PartialFailure as error:
-            texts = {**kept, **dict(zip(missing, error.outputs, strict=True))}
+        except ModelError as error:
+            outputs = error.outputs if isinstance(error, PartialFailure) else []
+            texts = {**kept, **dict(zip(missing, outputs, strict=False))}
             self._kept |= {(prompt, max_tokens): text for prompt, text in texts.items() if isinstance(text, str)}
             for old in [*islice(self._kept, max(0, len(self._kept) - _MOST_KEPT))]:
                 del self._kept[old]

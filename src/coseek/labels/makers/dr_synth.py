@@ -79,9 +79,9 @@ class DrSynthSettings(Settings):
     """Passages per call of a ranking model, in windows from the last to the first (RankGPT); all when not set."""
     step: int = Field(default=10, ge=1)
     """Shift of the window; less than `window`."""
-    passage_words: int = Field(default=3000, ge=1)
-    """Words of a passage in the prompt of a ranking model; the default is about what AgentIR's encoder reads (4,096
-    tokens)."""
+    passage_words: int = Field(default=400, ge=1)
+    """Words of a passage in the prompt of a ranking model: about what the agent is shown of a document (512 tokens).
+    AgentIR's program passes texts whole; its judge reads 50 of them at once."""
     answer_tokens: int = Field(default=512, ge=1)
     """Tokens that a ranking model may generate: about six per passage, more for models that reason first."""
 
