@@ -116,6 +116,8 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     words += ["rl.algorithm=ppo", "rl.kl=0.01", f"stages={stages}", "select.most=4"]
     run_workers(2, typed, "train", "agent", "from-nothing", "--out", str(tmp_path / "run"), *words)
     assert (tmp_path / "run" / "table.md").exists()
+    for cell in (tmp_path / "run" / "table").iterdir():
+        assert len(Run(cell).done()) == 3 and not (cell / "parts").exists()
     for name in ("warm", "first", "trained"):
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
     rollouts = list(Run(tmp_path / "run" / "rl" / "first" / "rollouts" / "step-000002").trajectories())

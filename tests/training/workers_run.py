@@ -87,7 +87,7 @@ class CountedPolicy(Policy):
 
 
 def imitate(kind: Kind, folder: Path, workers: Workers, steps: int = 6) -> CountedPolicy:
-    """Two rounds of supervised training; the first worker alone evaluates, with the weights of the moment."""
+    """Two rounds of supervised training; every worker evaluates, with the weights of the moment."""
     runs = random_trajectories(12, random.Random(0))
     learner = settings_for("grpo", kind).policy
     tree = {"steps": steps, "tokens_per_step": 90, "repeat_steps": 2, "repeat_tokens": 64, "repeat_length": 8,
@@ -96,7 +96,6 @@ def imitate(kind: Kind, folder: Path, workers: Workers, steps: int = 6) -> Count
     model = policy.whole_model()
 
     def evaluate(step: int) -> Mapping[str, float]:
-        assert workers.first
         with torch.no_grad():
             return {"exact_match": float(model(input_ids=torch.arange(2, 8)[None]).logits.mean())}
 

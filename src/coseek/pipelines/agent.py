@@ -365,11 +365,14 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
-        """Metrics on `table.dev_questions` questions of the dev split: see `dev_metrics`."""
+        """Metrics on `table.dev_questions` questions of the dev split: see `dev_metrics`. All workers answer, and the
+        first scores."""
         questions = self.dev_questions(recipe)
-        seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
-        runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
-        return dev_metrics(runs, scoring)
+        mine = self.workers.mine(questions)
+        seeds = [derive_seed(recipe.seed, "look", question.id) for question in mine]
+        shares = self.workers.gather(self.roll_out(agent, self.retrievers["data"], mine, seeds, recipe.limits))
+        runs = [shares[place % len(shares)][place // len(shares)] for place in range(len(questions))]
+        return self.workers.agree(lambda: dev_metrics(runs, scoring))
 
     def train_stage(self, stage: Stage) -> None:
         """Train one stage from the weights of the stage before."""
@@ -399,9 +402,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
             return self.roll_out(sampled, retriever, questions, seeds, recipe.limits)
 
-        callbacks.append(
-            Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every, self.workers)
-        )
+        callbacks.append(Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every))
         if self._schedule is not None:
             callbacks.append(RetrieverSchedule(self._schedule))
         callbacks.append(rollout_writer(stage, self.policy_folder("start"), self.workers))

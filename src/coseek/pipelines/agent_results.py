@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from coseek.agents.rollout import Agent, Limits
-from coseek.agents.run_questions import identities_of, run_questions
+from coseek.agents.run_questions import identities_of
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.files import JsonObject, read_jsonl
@@ -51,6 +51,7 @@ from coseek.pipelines.agent import AgentTraining, QuestionSet
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.policy_card import write_policy_card
 from coseek.pipelines.run_record import write_tables
+from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.monitor import alarm_steps
@@ -112,11 +113,18 @@ def train_and_measure(
     training = AgentTraining(recipe, folder, progress)
     training.begin(resume)
     training.train()
-    return training, write_results(training, measure(training)) if training.workers.first else None
+    answer_cells(training)
+    return training, write_results(training, scores_of(training)) if training.workers.first else None
 
 
 def measure(training: AgentTraining) -> dict[str, Scores]:
     """Run every agent on every set, skipping finished cells, and score: set → scores."""
+    answer_cells(training)
+    return scores_of(training)
+
+
+def answer_cells(training: AgentTraining) -> None:
+    """Run every agent on every set, skipping finished cells. All workers call this and answer their share."""
     rows = rows_of(training)
     sets = training.sets
     training.progress.stage("table", sum(len(column.questions) for column in sets) * len(rows))
@@ -125,36 +133,49 @@ def measure(training: AgentTraining) -> dict[str, Scores]:
         for column in sets:
             answer_cell(training, row, column, done)
             done += len(column.questions)
-    return {column.name: _scores(training, rows, column) for column in sets}
+
+
+def scores_of(training: AgentTraining) -> dict[str, Scores]:
+    """The scores of all cells: set → scores."""
+    rows = rows_of(training)
+    return {column.name: _scores(training, rows, column) for column in training.sets}
 
 
 def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
     """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
+    if training.workers.agree(lambda: _is_answered(training, row, column)):
+        return
+    share_run(
+        training.workers,
+        cell_folder(training, row, column),
+        settings_of(training, row, column),
+        agent_of(training, row),
+        column.retriever,
+        column.questions,
+        limits_of(training, row),
+        seed=training.recipe.table.seed,
+        samples=1,
+        concurrency=training.recipe.concurrency,
+        overlap=training.recipe.overlap,
+        tell=lambda ended, _: training.progress.advance(done + ended, f"{row.label} on {column.name}"),
+    )
+
+
+def _is_answered(training: AgentTraining, row: TableRow, column: QuestionSet) -> bool:
+    """Whether a cell has all its runs. Naive RAG, which only searches, is run here."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     if row.passages:
         plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
         run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
         run.drop_faults()
         served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
-        return
+        return True
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
     framed = protocol.template.framed(training.tokenizer)
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     run.drop_faults()
-    if run.is_sealed and len(run.done()) == len(column.questions):
-        return
-    run_questions(
-        run,
-        agent_of(training, row),
-        column.retriever,
-        column.questions,
-        limits,
-        seed=seed,
-        concurrency=training.recipe.concurrency,
-        overlap=training.recipe.overlap,
-        tell=lambda ended, _: training.progress.advance(done + ended, f"{row.label} on {column.name}"),
-    )
+    return run.is_sealed and len(run.done()) == len(column.questions)
 
 
 def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject:

@@ -124,7 +124,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
             self.folder / "training",
             resume=True,
-            evaluate=lambda _: self.evaluate(generator),
+            evaluate=lambda _: self.workers.agree(lambda: self.evaluate(generator)),
             progress=self.progress,
         )
         if not outcome.passed:

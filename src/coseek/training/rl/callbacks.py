@@ -1,8 +1,6 @@
 """Callbacks: hooks before and after a training step. The loop calls each of a list, with the step's report."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from coseek.core.progress import Evaluate, Progress
@@ -13,7 +11,6 @@ from coseek.training.trainer.checkpoint import HEALTHY
 from coseek.training.trainer.metrics import as_written
 from coseek.training.trainer.run_state import RunState
 from coseek.training.trainer.timer import Timer
-from coseek.training.trainer.workers import Workers
 
 
 @dataclass(slots=True)
@@ -53,15 +50,15 @@ class Callback:
 
 
 class Evaluation(Callback):
-    """Adds the metrics of an evaluation, as `eval/NAME`."""
+    """Adds the metrics of an evaluation, as `eval/NAME`. All workers evaluate, and get the same metrics."""
 
-    def __init__(self, evaluate: Evaluate, every: int, workers: Workers) -> None:
-        self._evaluate, self._every, self._workers = evaluate, every, workers
+    def __init__(self, evaluate: Evaluate, every: int) -> None:
+        self._evaluate, self._every = evaluate, every
 
     def after_step(self, report: StepReport) -> None:
         if report.is_due(self._every):
             with report.timer("evaluate_s"):
-                found: Mapping[str, float] = self._workers.agree(partial(self._evaluate, report.step))
+                found = self._evaluate(report.step)
             report.row |= {f"eval/{name}": value for name, value in found.items()}
 
 

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -56,7 +55,8 @@ def train_sft(
     """Train the policy, in rounds until the gate is reached. Each round has a folder `round-N`.
 
     The policy was opened with the settings' learner; each round gives it a new schedule. All of its workers call this
-    with the same `draw`, and make the update that one makes. The first evaluates, with samplers of the policy.
+    with the same `draw`, and make the update that one makes. All evaluate, with samplers of the policy, and get the
+    same metrics.
     """
     progress = progress or NoProgress()
     evaluation: Mapping[str, float] = {}
@@ -104,7 +104,7 @@ def _round(
             done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
         ):
             policy.refresh()
-            evaluation = workers.agree(partial(evaluate, done))
+            evaluation = evaluate(done)
             policy.release()
             state.notes["evaluation"] = {**evaluation}
             progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
