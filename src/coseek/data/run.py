@@ -143,7 +143,7 @@ class Run:
         try:
             yield from parse_rows(path, Trajectory.from_json)
         except DataError as error:
-            if _is_cut_short(path):
+            if path.is_file() and _is_cut_short(path):
                 raise DataError(
                     f"{path} ends in half a row; complete the run: the same command with --resume"
                 ) from error
