@@ -197,17 +197,14 @@ def service(url: str, waits: list[float]) -> SearchApi:
     return SearchApi("it", HttpClient(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
 
 
-def test_a_failed_query_costs_no_other_its_call_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    retriever, left = web(site), {"a": [WebResult("http://x/a", "a", "")], "b": [WebResult("http://x/b", "b", "")]}
-    monkeypatch.setattr(retriever, "_ask", lambda query, k: left.pop(query) if query in left else _refused())
+def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
+    a, b = (Answer(json.dumps({"organic": [{"link": f"http://x/{name}", "title": name}]}).encode()) for name in "ab")
+    site.says("/three", a, Answer(status=400), b)
+    retriever = web(site, url=f"{site.url}/three", at_once=1)
     with pytest.raises(RetrieverError, match="400"):
         retriever.search(["a", "bad", "b"], 2)
     assert [retriever.search([query], 2)[0][0].passage.title for query in "ab"] == ["a", "b"]
-    assert retriever.stats.queries == 2 and not retriever._kept
-
-
-def _refused() -> list[WebResult]:
-    raise RetrieverError("400")
+    assert site.count("/three") == 3 and retriever.stats.queries == 2
 
 
 def test_what_may_pass_is_asked_again_after_growing_waits(site: Site) -> None:

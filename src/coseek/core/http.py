@@ -230,9 +230,9 @@ class HttpClient:
 
     def fetch_json(self, method: Method, path: str, body: JsonObject | None = None) -> Json:
         """Make a call and wait for its answer, which may be any JSON. An answer that is none is asked for again."""
-        return self.fetch_json_and(method, path, body, "")[0]
+        return self.fetch_json_with_header(method, path, body, "")[0]
 
-    def fetch_json_and(
+    def fetch_json_with_header(
         self, method: Method, path: str, body: JsonObject | None, header: str
     ) -> tuple[Json, str | None]:
         """The same, with the value of a header of the answer (its name in small letters)."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import yaml
 
 from coseek.core.errors import DataError, SettingError, nearest
-from coseek.core.files import atomic_folder, check_link, check_not_file
+from coseek.core.files import atomic_folder, check_link, check_not_file, check_replaceable
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside, sweep_lock_beside
 from coseek.hub.card import PULLED
@@ -199,14 +199,12 @@ def _check_replaceable(folder: Path) -> None:
     if what != "data set" and not (folder / PULLED).is_file() and not any(folder.rglob("*.safetensors")):
         # Many a project has a config.json.
         raise DataError(f"{folder} holds no weights (*.safetensors), so it is not replaced; choose another folder")
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        ours = name == PULLED or _OF_THE_HUB.fullmatch(name) or is_published(name, repo_kind_of(what))
-        if not ours and (path.is_symlink() or not path.is_dir()):
-            raise DataError(
-                f"{folder} holds {name}, which is no part of a published {what}, so it is not replaced; move that "
-                "file, or choose another folder"
-            )
+    kind = repo_kind_of(what)
+
+    def is_ours(name: str) -> bool:
+        return name == PULLED or _OF_THE_HUB.fullmatch(name) is not None or is_published(name, kind)
+
+    check_replaceable(folder, is_ours, f"a published {what}")
 
 
 def _fetch(repo: str, kind: RepoKind, names: list[str], stored: Revision, hub: Hub, part: Path) -> None:

@@ -143,6 +143,10 @@ def scores_of(training: AgentTraining) -> dict[str, Scores]:
 
 def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
     """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
+    if row.passages:
+        if training.workers.first:
+            _search_cell(training, row, column)
+        return
     if training.workers.agree(lambda: _is_answered(training, row, column)):
         return
     share_run(
@@ -161,15 +165,19 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
     )
 
 
+def _search_cell(training: AgentTraining, row: TableRow, column: QuestionSet) -> None:
+    """Run naive RAG, which only searches, on one set."""
+    assert row.passages
+    folder, seed = cell_folder(training, row, column), training.recipe.table.seed
+    plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
+    run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
+    run.drop_faults()
+    served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
+
+
 def _is_answered(training: AgentTraining, row: TableRow, column: QuestionSet) -> bool:
-    """Whether a cell has all its runs. Naive RAG, which only searches, is run here."""
+    """Open the run of a cell, without its faults. Returns whether it has all its rows."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
-    if row.passages:
-        plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
-        run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
-        run.drop_faults()
-        served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
-        return True
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
     framed = protocol.template.framed(training.tokenizer)
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)

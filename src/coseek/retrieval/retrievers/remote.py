@@ -183,7 +183,7 @@ class RemoteRetriever:
 
     def _ask(self, queries: list[_Sent], k: int) -> list[list[Hit]]:
         try:
-            answer, index = self._calls.fetch_json_and("POST", "/retrieve", self._body(queries, k), IDENTITY)
+            answer, index = self._calls.fetch_json_with_header("POST", "/retrieve", self._body(queries, k), IDENTITY)
             self._check(index)
             return parse_response(answer, len(queries), k)
         except HttpFailure as error:
