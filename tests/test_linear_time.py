@@ -64,7 +64,10 @@ LIMIT_S = 1.0
 """For a million characters; a short text is given the tenth of it at least."""
 COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py", "analyzer.py"}
 """Files whose patterns depend on marks, of a grammar or of Unicode; the functions that use them are called below."""
-MATCHED_WHOLE = {"coseek.cli.commands.serve._NAMED"}
+MATCHED_WHOLE = {
+    *("coseek.cli.commands.serve._NAMED", "coseek.cli.commands.measure._TREC_FILES"),
+    "coseek.traces.exporting._ATIF_FILES",
+}
 """Patterns that are never searched for."""
 
 UNITS = [

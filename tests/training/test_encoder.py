@@ -305,7 +305,7 @@ def test_the_command_trains_says_where_and_refuses_to_overwrite(
     given_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["agentic-r", f"encoder={given_folders / 'encoder'}", "query_tokens=48", "training.steps=2"]
-    words += ["--labels", str(given_folders / "labels"), "--out", str(tmp_path / "out")]
+    words += ["held_out.share=0.2", "--labels", str(given_folders / "labels"), "--out", str(tmp_path / "out")]
     assert say(*words, "--json") == 0
     assert set(json.loads(capsys.readouterr().out)["searchers"]) == {"BM25", "before", "trained"}
     assert say(*words) == 2
