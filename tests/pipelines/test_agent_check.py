@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coseek.core.errors import ErrorList, SettingError, UserError
+from coseek.core.errors import DataError, ErrorList, SettingError, UserError
 from coseek.core.settings import MOST, Settings, make_settings
 from coseek.pipelines.agent_check import check_recipe, checked_recipe
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
+from coseek.pipelines.estimate import shape_of
 from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import retriever_recipe_names
@@ -132,6 +133,14 @@ def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are
     wrong.of(check_recipe, load_recipe(name))
     assert all("graders.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
     assert all("or make it: coseek train generator --out runs/generator" in sentence for sentence in wrong.sentences)
+
+
+def test_an_estimate_without_the_laptops_reader_says_what_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="or make it: coseek train generator --out runs/generator"):
+        shape_of(load_recipe("s3-laptop"))
 
 
 def test_our_recipe_for_co_training_is_without_mistakes() -> None:

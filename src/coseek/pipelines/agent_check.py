@@ -149,11 +149,15 @@ def _check_data(data: DataSettings) -> None:
     wrong.refuse()
 
 
+def way_to_make(model: Path) -> str:
+    """Say which command makes the model that laptop recipes name; empty for any other."""
+    return f", or make it: coseek train generator --out {model.parent}" if model == LAPTOP_READER else ""
+
+
 def _check_path(named: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
     if not named.path.exists() and named.holds == "model":
-        way = f", or make it: coseek train generator --out {named.path.parent}" if named.path == LAPTOP_READER else ""
-        raise DataError(missing("", named.path, named.setting, named.shipped) + way)
+        raise DataError(missing("", named.path, named.setting, named.shipped) + way_to_make(named.path))
     if problem := problem_of(named):
         made = named.setting in ("data.folder", "data.index")
         way = " (docs/reference/recipes.md says what makes it)" if made else ""

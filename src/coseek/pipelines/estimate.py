@@ -14,6 +14,7 @@ from coseek.core.files import read_json
 from coseek.core.hub import way_out
 from coseek.models.shape import Shape, shape_of_config
 from coseek.models.shipped import model_path, shipped_models
+from coseek.pipelines.agent_check import way_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.training.rl.algorithm import open_algorithm
@@ -54,7 +55,7 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
     size = _QWEN_SIZE.search(folder.name.lower())
     if size is None or size[1] not in QWEN25:
         known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)
-        way = way_out(str(folder), shipped_models())
+        way = way_out(str(folder), shipped_models()) + way_to_make(folder)
         raise DataError(f"there is no {path}, and its shape is known only of {known}; {way}")
     return QWEN25[size[1]], f"the published shape of Qwen2.5-{size[1].upper()}"
 
