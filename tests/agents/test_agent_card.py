@@ -16,5 +16,11 @@ def test_a_policy_is_asked_within_the_budgets_that_it_was_trained_in(tmp_path: P
     assert limits_for(settings) == trained
     other = settings.model_copy(update={"protocol": "s3"})
     assert limits_for(other) == load_protocol("s3", other.prompt_template).limits_over(Limits())
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: search-r1\nabout: mine\n", encoding="utf-8")
+    AgentCard(protocol=str(mine), limits=trained).write(tmp_path)
+    assert limits_for(settings_for(str(tmp_path), protocol=str(mine))) == trained  # by the name it was trained under
+    mine.write_text("extends: search-r1\nlimits: {max_turns: 9}\n", encoding="utf-8")
+    assert limits_for(settings_for(str(tmp_path), protocol=str(mine))).max_turns == 9
     AgentCard().write(tmp_path)
     assert limits_for(settings).passages_per_search == 3

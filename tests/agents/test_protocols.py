@@ -412,12 +412,16 @@ def test_a_protocol_that_shows_no_results_is_refused_when_it_is_loaded(tmp_path:
         with pytest.raises(SettingError, match="no tag for what they find; add one with `author: environment`"):
             load_protocol(mine(tmp_path, text))
     assert load_protocol(mine(tmp_path, f"{UNSHOWN}ends_after_search: true\n")).ends_after_search
+    plain = UNSHOWN.replace('"{question}"', '"{question}", document: "{title}{text}", observation: "{documents}"')
+    assert load_protocol(mine(tmp_path, plain)).grammar.observation == "observation"  # shown without a tag
 
 
 def test_a_brace_in_reasoning_does_not_end_a_turn_with_a_boxed_answer(tmp_path: Path) -> None:
     boxed = MINE.replace("action: answer", "action: answer, open: '\\boxed{', close: '}'") + "free_text: true\n"
     grammar = load_protocol(mine(tmp_path, boxed)).grammar
     assert grammar.stops == ("[/SEARCH]",)
+    calls = MINE.replace('open: "[SEARCH]", close: "[/SEARCH]"', 'open: "Search(", close: ")"')
+    assert ")" in load_protocol(mine(tmp_path, calls)).grammar.stops  # or what it makes up counts as found
     span = grammar.intent("half is \\frac{1}{2}, so \\boxed{\\frac{3}{2}}").span
     assert span is not None and span.text == "\\frac{3}{2}"
 

@@ -10,9 +10,9 @@ from tests.cli.conftest import Type
 from tests.models.http_site import Said, site
 
 from coseek.cli.commands.measure import tags
-from coseek.core.files import JsonObject
+from coseek.core.files import JsonObject, write_jsonl
 from coseek.data.dataset import Dataset
-from coseek.data.question import Question, save_questions
+from coseek.data.question import Question, load_questions, save_questions
 from coseek.data.trec import read_qrels, read_run
 from coseek.retrieval.index import build_index
 
@@ -63,8 +63,21 @@ def test_nobodys_grades_are_replaced_by_others(world: Path, index: Path, tmp_pat
     (out / "qrels.txt").write_text(mine, encoding="utf-8")
     assert "holds other grades than are measured with" in coseek(*words).sentence
     (out / "qrels.txt").unlink()
-    (out / "notes.md").write_text("mine", encoding="utf-8")
-    assert "notes.md, which is no part of a measurement for trec_eval" in coseek(*words).sentence
+    assert ".run without qrels.txt; choose another folder for --trec-out" in coseek(*words).sentence
+
+
+def test_what_lies_beside_a_measurement_for_trec_is_in_nobodys_way(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in (".lock", ".a.run.12345678.part", "notes.md"):  # the first two as a kill leaves them
+        (out / name).touch()
+    rows = [question.to_json() | {"gold_ids": []} for question in load_questions(world / "questions.test.jsonl")]
+    write_jsonl(tmp_path / "questions.jsonl", rows)
+    words = ("measure", tmp_path / "questions.jsonl", index, "--count", 3, "--trec-out", out)
+    each = ("--per-question", out / "each.jsonl")
+    assert coseek(*words, *each).code == coseek(*words, *each).code == 0  # again over qrels.txt without a line
 
 
 def test_every_question_has_its_line(world: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type) -> None:

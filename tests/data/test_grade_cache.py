@@ -37,7 +37,7 @@ def test_a_later_entry_about_the_same_holds(tmp_path: Path) -> None:
     where = sheet(tmp_path)
     write(where, Verdict("q", "a", None, fault="away"), Verdict("q", "b", True))
     write(where, Verdict("q", "a", False))
-    assert where.entries() == {("q", "a"): Verdict("q", "a", False), ("q", "b"): Verdict("q", "b", True)}
+    assert where.entries() == {("q", "a", ""): Verdict("q", "a", False), ("q", "b", ""): Verdict("q", "b", True)}
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped_and_the_others_stay(tmp_path: Path) -> None:

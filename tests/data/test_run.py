@@ -213,3 +213,12 @@ def test_a_training_run_says_where_its_runs_are(inside: str, tmp_path: Path) -> 
     named = f"{tmp_path / inside / 'a'} or {tmp_path / inside / 'b'}"
     with pytest.raises(DataError, match=f"such as {named}$"):
         Run(tmp_path)
+
+
+def test_a_broken_row_in_the_middle_is_named_and_is_no_half_row_at_the_end(tmp_path: Path) -> None:
+    made = stored(tmp_path / "run")
+    text = made.trajectories_path.read_text(encoding="utf-8")
+    first, _, rest = (text * 2).partition("\n")
+    made.trajectories_path.write_text(f"{first.replace('seed', 'sead')}\n{rest.rstrip()}", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: 'seed' is missing"):  # the last row is whole without its newline
+        list(made.trajectories())

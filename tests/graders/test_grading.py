@@ -116,7 +116,10 @@ def test_a_verdict_by_other_gold_answers_is_not_taken_and_one_of_an_older_coseek
     made, sheet = judge(model), verdict_cache(tmp_path, judge(model))
     claims = [Claim(replace(QUESTION, answers=(gold,)), "the town") for gold in ("Velora", "Zun")]
     assert [judge_claims(made, [claim], sheet)["q1", "the town"].right for claim in claims] == [True, False]
-    with sheet.appending() as file:
-        sheet.append(file, Verdict("q1", "the town", True))
-    assert judge_claims(made, claims[1:], sheet)["q1", "the town"].right is True
+    assert judge_claims(made, claims[:1], sheet)["q1", "the town"].right is True  # neither displaced the other
+    older = verdict_cache(tmp_path / "older", made)
+    older.path.parent.mkdir()
+    with older.appending() as file:
+        older.append(file, Verdict("q1", "the town", True))
+    assert judge_claims(made, claims[1:], older)["q1", "the town"].right is True
     assert sum(map(len, model.calls)) == 2

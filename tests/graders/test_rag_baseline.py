@@ -66,7 +66,7 @@ def test_a_second_start_asks_only_what_is_missing_and_a_killed_line_is_dropped(t
     model = Scripted(reads)
     made = make_baselines(tmp_path, [FIRST, SECOND, SECOND], RETRIEVER, generator(model), 2)
     assert [len(batch) for batch in model.calls] == [1]
-    assert made.replies.keys() == {"q1", "q2"}
+    assert {ident for ident, _ in made.replies} == {"q1", "q2"}
     model.calls.clear()
     assert make_baselines(tmp_path, [SECOND], RETRIEVER, generator(model), 2).replies == made.replies
     assert not model.calls
@@ -108,6 +108,13 @@ def test_a_baseline_of_another_question_with_this_id_is_not_taken(tmp_path: Path
         assert make_baselines(tmp_path, [other], RETRIEVER, generator(model), 2).of(other).answer == "Mira Tan"
         assert make_baselines(tmp_path, [FIRST], RETRIEVER, generator(model), 2).of(FIRST).answer == "a town"
     assert sum(map(len, model.calls)) == 2
+
+
+def test_questions_of_two_splits_with_one_id_have_a_baseline_each(tmp_path: Path) -> None:
+    both = [FIRST, replace(SECOND, id=FIRST.id)]
+    made = make_baselines(tmp_path, both, RETRIEVER, generator(Scripted(reads)), 2, judge("no"), "judge")
+    assert [made.of(question).answer for question in both] == ["a town", "Mira Tan"]
+    assert [len(made.verdicts_on(question) or ()) for question in both] == [1, 1]
 
 
 def test_baselines_of_an_older_coseek_are_not_paid_for_again(tmp_path: Path) -> None:
@@ -169,7 +176,7 @@ def test_the_judge_has_his_say_on_what_rag_solves(tmp_path: Path, says: str, kep
 def test_a_judge_is_shown_no_baseline_that_words_settle(tmp_path: Path, accuracy: Accuracy, asked: list[str]) -> None:
     who = judge("yes")
     made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(reads)), 2, who, accuracy)
-    assert made.verdicts is not None and sorted(ident for ident, _ in made.verdicts) == asked
+    assert made.verdicts is not None and sorted(ident for ident, *_ in made.verdicts) == asked
 
 
 @pytest.mark.parametrize(("answer", "closed"), [("Yes.", True), ("no", True), ("False", True), ("Nora", False)])

@@ -16,7 +16,7 @@ from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Corpus, Passage
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, VerdictKey, load_judge_prompt
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.text_model import CachedTextModel
@@ -46,9 +46,9 @@ def judge(model: Scripted | CachedTextModel) -> ModelJudge:
     return ModelJudge(model, load_judge_prompt(asked), asked)
 
 
-def baselines(answers: Mapping[str, str], verdicts: Mapping[tuple[str, str], Verdict] | None = None) -> RagBaselines:
+def baselines(answers: Mapping[str, str], verdicts: Mapping[VerdictKey, Verdict] | None = None) -> RagBaselines:
     return RagBaselines(
-        {ident: GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE
+        {(ident, ""): GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE
     )
 
 
@@ -86,13 +86,13 @@ def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None
 
 def test_a_verdict_that_was_precomputed_on_the_baseline_is_not_asked_again() -> None:
     marker = Scripted(lambda prompt: "no")
-    known = {("q1", "the town"): Verdict("q1", "the town", True)}
+    known = {Claim(QUESTION, "the town").key: Verdict("q1", "the town", True)}
     scoring = EpisodeScorer(
         make_reward(GBR), generator(Scripted(reads)), judge(marker), baselines({"q1": "the town"}, known)
     )
     assert values(scoring([run(found("m", MIRA))])) == [0]
     assert not marker.calls
-    failed = {("q1", "the town"): Verdict("q1", "the town", None, fault="overloaded")}
+    failed = {Claim(QUESTION, "the town").key: Verdict("q1", "the town", None, fault="overloaded")}
     again = EpisodeScorer(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
     assert values(again([run(found("m", MIRA))])) == [1]
     assert len(marker.calls) == 1

@@ -1,6 +1,7 @@
 """Fears about label files: a text that was lost read as another one, rows that an older coseek misreads."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_rows_of_turns_that_the_runs_do_not_have_are_refused_before_anything_is_
     with pytest.raises(DataError, match="which the runs do not have; choose another --out"):
         labels.recover({TurnId("another", 0, 0): ""})
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_rows_of_a_run_that_was_made_anew_and_searches_no_more_are_removed(tmp_path: Path) -> None:
+    with LabelFolder.create(tmp_path, {}, "by hand").appending() as append:
+        append(replace(LABEL, trajectory="of the run before"))
+    labels = LabelFolder(tmp_path)
+    with pytest.raises(DataError, match="which the runs do not have"):
+        labels.recover({}, lambda: {("q", 1)})
+    assert labels.recover({}, lambda: {("q", 0)}) == set() and not list(labels.sets())
 
 
 def test_a_link_to_nothing_is_no_folder_without_dropped_turns(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_a_run_in_a_folder_with_an_equals_sign_is_taken(tmp_path: Path, monkeypa
     (tmp_path / "lr=1e-3" / "run").mkdir(parents=True)
     assert named_run("lr=1e-3/run") == (None, "lr=1e-3/run")
     assert named_run("mine=lr=1e-3/run") == ("mine", "lr=1e-3/run")
+    assert named_run("bm25 k=5=lr=1e-3/run") == ("bm25 k=5", "lr=1e-3/run")
     assert named_run("mine=run") == ("mine", "run") and named_run("run") == (None, "run")
 
 

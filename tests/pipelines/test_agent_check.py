@@ -120,6 +120,13 @@ def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
             checked_recipe("from-nothing", [*changes, adapters])
     with pytest.raises(SettingError, match=r"rl\.policy\.lora trains adapters alone"):
         checked_recipe("from-nothing", [*both, "policy.marks=true", "warm_start=null"])
+    samples = ["policy.folder=base", "policy.marks=true", "warm_start=null", "learn=rejection"]
+    with pytest.raises(SettingError, match=r"rejection\.sft\.learner\.lora trains adapters alone"):
+        checked_recipe("from-nothing", [*samples, "rejection.sft.learner.lora.rank=8"])
+    checked_recipe("from-nothing", [*samples, "rl.policy.lora.rank=8"])  # which is not used
+    staged = [*samples[:3], "stages={one: {rl: {policy: {lora: {rank: 8}}}}}"]
+    with pytest.raises(SettingError, match=r"stages\.one\.rl\.policy\.lora trains adapters alone"):
+        checked_recipe("from-nothing", staged)
     checked_recipe("from-nothing", [*both, adapters])
     checked_recipe("from-nothing", [*both, "policy.marks=true"])  # the warm start has taught the tags
 

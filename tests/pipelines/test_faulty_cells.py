@@ -115,6 +115,27 @@ def test_a_cell_that_an_outage_spoilt_is_measured_again(row: TableRow, tmp_path:
     assert faults == [[True], [False]]
 
 
+class HalfDown(Outage):
+    """An outage for one question."""
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        if self.down and any(self.seen(query) == QUESTION.question for query in queries):
+            raise RetrieverError("the server is gone")
+        return Shelf.search(self, queries, k)
+
+
+@pytest.mark.parametrize("row", [TableRow("rules", "", "search-r1", 0.0), TableRow("RAG k=2", "", "rag", 0.0, 2)])
+def test_a_cell_of_a_folder_that_was_moved_goes_on_and_is_sorted(row: TableRow, tmp_path: Path) -> None:
+    shelf = HalfDown()
+    column = QuestionSet("test", (QUESTION, replace(QUESTION, id="later", question="who else?")), shelf)
+    answer_cell(agent_training(tmp_path / "here", 400), row, column, 0)
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved, shelf.down = agent_training(tmp_path / "there", 400), False
+    answer_cell(moved, row, column, 0)
+    kept = list(Run(cell_folder(moved, row, column)).trajectories())
+    assert [(one.question.id, one.fault) for one in kept] == [(QUESTION.id, None), ("later", None)]
+
+
 def test_a_cell_that_a_kill_left_unsealed_is_sealed(tmp_path: Path) -> None:
     training, shelf, row = agent_training(tmp_path, 400), Outage(), TableRow("rules", "", "search-r1", 0.0)
     shelf.down, column = False, QuestionSet("test", (QUESTION,), shelf)

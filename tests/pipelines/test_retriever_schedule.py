@@ -43,7 +43,10 @@ def test_noise_grows_in_a_retriever_that_lies_under_another_one(name: str, tmp_p
 
 
 def test_no_step_is_sampled_before_the_schedule_has_come_to_it() -> None:
-    schedule = schedule_of(NoisyRetriever(RIGHT, make_settings(NoisySettings, {"over": "-"})))
+    constant, growing = {"start": 0.2, "end": 0.2}, {"start": 0.0, "end": 0.2}
+    made = [make_settings(NoisySettings, {"over": "-", "noise": noise}) for noise in (constant, growing)]
+    steady, schedule = (schedule_of(NoisyRetriever(RIGHT, settings)) for settings in made)
+    check_in_turn(steady, 2)
     with pytest.raises(SettingError, match=r"rollout\.max_steps_behind=2 samples steps before the schedule"):
         check_in_turn(schedule, 2)
     check_in_turn(schedule, 0)

@@ -61,6 +61,13 @@ def test_an_index_whose_words_ended_at_vowel_signs_is_not_searched_in_vain(tmp_p
             load(tmp_path, Corpus([Passage("a", "", "")]), Bm25Settings())
 
 
+def test_a_georgian_index_is_opened(tmp_path: Path) -> None:
+    vocabulary = [one + other for one in "აბგდევზ" for other in "თიკლმ"]
+    (tmp_path / VOCABULARY).write_bytes(WordList.of(sorted(vocabulary)).data)
+    with pytest.raises(DataError, match="is missing"):  # the arrays; its words have no vowel signs to lose
+        load(tmp_path, Corpus([Passage("a", "", "")]), Bm25Settings())
+
+
 def test_the_plural_ending_goes_and_nothing_else() -> None:
     plurals = ["cities", "films", "universities", "eyries", "gas", "virus", "class", "shoes", "is", "running"]
     singulars = ["city", "film", "university", "eyry", "gas", "virus", "class", "shoe", "is", "running"]

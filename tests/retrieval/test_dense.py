@@ -8,10 +8,13 @@ import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError, SettingError
+from coseek.core.files import read_json, write_json
+from coseek.core.fingerprint import fingerprint
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.retrieval.vectors.corpus_encoding import NOTE
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 
 CORPUS = Corpus(
@@ -162,6 +165,16 @@ def test_an_encoder_that_was_trained_on_is_refused(tmp_path: Path, tiny: Path) -
     make_encoder(tiny, pooling="cls")
     with pytest.raises(IndexMismatch, match="pooling 'cls' instead of 'mean'"):
         open_index(tmp_path / "index", CORPUS)
+
+
+def test_an_index_of_coseek_02_is_opened_and_not_encoded_again(tmp_path: Path, tiny: Path) -> None:
+    (tiny / "code.py").write_text("# counts since then", encoding="utf-8")
+    build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny)})
+    note = read_json(tmp_path / "index" / NOTE)
+    older = fingerprint(tiny, older=True)
+    assert note["fingerprint"] == fingerprint(tiny) != older
+    write_json(tmp_path / "index" / NOTE, note | {"fingerprint": older})
+    open_index(tmp_path / "index", CORPUS)
 
 
 def test_an_index_and_its_encoder_may_move_together(tmp_path: Path) -> None:

@@ -199,12 +199,13 @@ def service(url: str, waits: list[float]) -> SearchApi:
 
 def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
     a, b = (Answer(json.dumps({"organic": [{"link": f"http://x/{name}", "title": name}]}).encode()) for name in "ab")
-    site.says("/three", a, Answer(status=400), b)
+    site.says("/three", a, Answer(status=400), b, Answer(status=400))
     retriever = web(site, url=f"{site.url}/three", at_once=1)
-    with pytest.raises(RetrieverError, match="400"):
-        retriever.search(["a", "bad", "b"], 2)
+    for queries in (["a", "bad", "b"], ["bad"]):  # it fails again before the others are asked for
+        with pytest.raises(RetrieverError, match="400"):
+            retriever.search(queries, 2)
     assert [retriever.search([query], 2)[0][0].passage.title for query in "ab"] == ["a", "b"]
-    assert site.count("/three") == 3 and retriever.stats.queries == 2
+    assert site.count("/three") == 4 and retriever.stats.queries == 2
 
 
 def test_what_may_pass_is_asked_again_after_growing_waits(site: Site) -> None:

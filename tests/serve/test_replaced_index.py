@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.serve.live import WEB, in_a_thread
 
+from coseek.adapters.source import open_source
 from coseek.cli.commands.serve import named, sources
 from coseek.core.errors import RetrieverError
 from coseek.core.settings import make_settings
@@ -36,6 +37,13 @@ def watched(source: Path) -> AbstractContextManager[str]:
     settings = make_settings(ServeSettings, {"port": 0, "log": False, "watch_s": 0.02})
     stamps = {name: partial(stamp_of, index_cards(one)) for name, one in sources([str(source)]).items()}
     service = RetrieverService(named([str(source)]), settings, stamps)
+    return in_a_thread(service, make_app(service), bound(settings.host, 0))
+
+
+def in_front(url: str) -> AbstractContextManager[str]:
+    """The URL of a service over another one."""
+    settings = make_settings(ServeSettings, {"port": 0, "log": False})
+    service = RetrieverService(named([url]), settings)
     return in_a_thread(service, make_app(service), bound(settings.host, 0))
 
 
@@ -110,6 +118,20 @@ def test_a_run_over_a_server_whose_index_is_replaced_does_not_go_on_over_the_new
         if cached:  # under no identity but its own
             assert first_id(CachedRetriever(open_retriever(url), lists)).startswith("1-")
         assert first_id(service).startswith("1-")
+
+
+def test_a_service_and_an_adapter_over_a_server_go_on_over_its_new_index(tmp_path: Path) -> None:
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    build_index(version(0, corpus), "bm25", index)
+    with watched(index) as under, in_front(under) as url:
+        adapter, before = open_source(url, 1), WEB.post(f"{url}/retrieve", json=QUERY).headers[IDENTITY]
+        assert first_id(adapter).startswith("0-")
+        update_index(version(1, corpus), index)
+        until(lambda: WEB.post(f"{under}/retrieve", json=QUERY).json()["result"][0][0]["document"]["id"][0] == "1")
+        reply = WEB.post(f"{url}/retrieve", json=QUERY)
+        assert reply.status_code == 200 and reply.json()["result"][0][0]["document"]["id"][0] == "1"
+        assert reply.headers[IDENTITY] == WEB.get(f"{url}/info").json()["identity"] != before
+        assert first_id(adapter).startswith("1-")
 
 
 def test_an_index_inside_a_yaml_file_is_watched_too(tmp_path: Path) -> None:

@@ -307,6 +307,8 @@ def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> 
     assert sorted(row for part in parts for row in part.tolist()) == [*range(8)]
     assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())
     assert len(minibatches(eight, 5, random.Random(1), whole_groups=True)) == 3
+    few = RlSettings(steps=10, questions_per_step=4, minibatches=8, normaliser="group")
+    assert few.updates == 40  # so that the learning-rate schedule is walked to its end
     policy = TableLearner(table(-1.0, -1.0))
     taught(TableBackend(policy), normaliser="group", minibatches=2)
     assert policy.rows_seen == [[0, 1]]

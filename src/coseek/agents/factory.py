@@ -104,7 +104,8 @@ def settings_for(
     if "protocol" not in tree and (tools := tool_files(card.protocol)):  # a pulled folder never causes execution
         raise SettingError(
             f"{tree.get('name')} was trained with a protocol whose tool {tools[0].name} is a Python file, which is run "
-            f"only if you name it: --protocol {card.protocol}"
+            f"only if you name it: --protocol {card.protocol}, or where there is no such option a FILE.yaml with the "
+            f"lines name: {tree.get('name')} and protocol: {card.protocol}"
         )
     whole = {**own, **tree}
     settings = make_settings(AgentSettings, whole, file or "", tuple(typed))
@@ -174,7 +175,18 @@ def _trained_limits(settings: AgentSettings) -> Limits | None:
     if named is None or named == BYTES or is_scripted(named):
         return None
     card = AgentCard.read(model_path(named))
-    return card.limits if card.protocol == settings.protocol else None
+    return card.limits if card.limits is not None and _is_same(card.protocol, settings.protocol) else None
+
+
+def _is_same(name: str, other: str) -> bool:
+    """Whether two names are of one protocol: a model's folder has a copy of a file."""
+    if name == other:
+        return True
+    try:
+        first, second = load_protocol(name), load_protocol(other)
+    except UserError:
+        return False
+    return (first.identity, first.suggested_limits) == (second.identity, second.suggested_limits)
 
 
 def limits_of(agent: Agent) -> Limits:

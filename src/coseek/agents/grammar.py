@@ -91,8 +91,9 @@ class Tag:
             raise DataError(f"a mark of the tag {self.name!r} is longer than {LONGEST_MARK} characters; shorten it")
 
     def _closing(self) -> tuple[str, ...]:
-        """None for a bracket: any other bracket in the agent's reasoning would end its turn."""
-        return (self.closing,) if self.action in _ASKING and not self.is_bracket else ()
+        """None for a bracketed answer: any other bracket in the agent's reasoning would end its turn."""
+        bracketed = self.action is Action.ANSWER and self.is_bracket
+        return (self.closing,) if self.action in _ASKING and not bracketed else ()
 
     def _halting(self) -> tuple[str, ...]:
         """True flags as agents write them. A false one ends no turn: after it the agent goes on to its query. The

@@ -174,6 +174,11 @@ def load_protocol(
         words = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
     else:
         words = PromptTemplate.load(prompt_template, grammar, root, needs)
+    if _lacks_a_tag(file, words):
+        raise SettingError(
+            f"{path}: the protocol has searches or tools and no tag for what they find; add one with "
+            "`author: environment`, or set ends_after_search where a search ends the run"
+        )
     content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
     own = _tool_files(file, path)
     return Protocol(
@@ -254,19 +259,20 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
         raise SettingError(
             f"{path}: tags.{odd}.max_items has no effect on tool calls; set max_queries of the search tool"
         )
-    if _shows_results(file) and not any(tag.author is Author.ENVIRONMENT for tag in tags):
-        raise SettingError(
-            f"{path}: the protocol has searches or tools and no tag for what they find; add one with "
-            "`author: environment`, or set ends_after_search where a search ends the run"
-        )
     return Grammar(
         tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.free_text
     )
 
 
-def _shows_results(file: ProtocolFile) -> bool:
-    """Whether the agent is ever shown what a search or another tool gives."""
+def _lacks_a_tag(file: ProtocolFile, words: PromptTemplate) -> bool:
+    """Whether what a search or another tool gives cannot be shown. Results of searches alone may stand without a tag,
+    where the prompt template has an observation."""
+    actions = {tag.action for tag in file.tags.values()}
+    if any(tag.author is Author.ENVIRONMENT for tag in file.tags.values()):
+        return False
     if any(tree.get("tool") != "search" for tree in file.tools.values()):
         return True
-    searches = file.opens_with_search or any(tag.action in (Action.SEARCH, Action.TOOL) for tag in file.tags.values())
-    return searches and not file.ends_after_search
+    if file.ends_after_search:
+        return False
+    searches = file.opens_with_search or Action.SEARCH in actions
+    return Action.TOOL in actions or (searches and not words.file.observation)

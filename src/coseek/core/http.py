@@ -228,14 +228,11 @@ class HttpClient:
         """Make a call and wait for the bytes of the answer, whatever their format."""
         return _waited(self._begin(lambda answer: answer.text, method, path, body, headers))
 
-    def fetch_json(self, method: Method, path: str, body: JsonObject | None = None) -> Json:
-        """Make a call and wait for its answer, which may be any JSON. An answer that is none is asked for again."""
-        return self.fetch_json_with_header(method, path, body, "")[0]
-
     def fetch_json_with_header(
         self, method: Method, path: str, body: JsonObject | None, header: str
     ) -> tuple[Json, str | None]:
-        """The same, with the value of a header of the answer (its name in small letters)."""
+        """Make a call and wait for its answer, which may be any JSON, with the value of a header (its name in small
+        letters). An answer that is no JSON is asked for again."""
 
         def read(answer: _Answer) -> tuple[Json, str | None]:
             return _json(answer.text), answer.header(header)

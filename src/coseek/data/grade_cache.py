@@ -48,7 +48,7 @@ class GeneratedAnswer:
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self.question_id, str(self.seed), self.context
+        return self.question_id, str(self.seed), self.context, self.asked
 
     def to_json(self) -> JsonObject:
         return _told(self, self.__slots__) | {"passage_ids": list(self.passage_ids)}
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self.question_id, self.response
+        return self.question_id, self.response, self.asked
 
     def to_json(self) -> JsonObject:
         return _told(self, self.__slots__)
@@ -90,12 +90,6 @@ class Verdict:
         assert right is None or isinstance(right, bool)
         question, response, asked = str(row["question_id"]), str(row["response"]), str(row.get("asked", ""))
         return cls(question, response, right, str(row["text"]), _text(row, "fault"), asked)
-
-
-def is_about(entry: GeneratedAnswer | Verdict, asked: str) -> bool:
-    """Whether an entry is about what has this digest. One of an older file has none and is taken by its id alone: it
-    was paid for."""
-    return entry.asked in ("", asked)
 
 
 class GradeEntry(Protocol):

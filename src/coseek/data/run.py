@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, BinaryIO, TypeAlias, cast
 
 from coseek.core import fields
 from coseek.core.errors import DataError
@@ -143,7 +143,7 @@ class Run:
         try:
             yield from parse_rows(path, Trajectory.from_json)
         except DataError as error:
-            if path.is_file() and _is_cut_short(path):
+            if path.is_file() and _ends_in_half_a_row(path):
                 raise DataError(
                     f"{path} ends in half a row; complete the run: the same command with --resume"
                 ) from error
@@ -159,9 +159,10 @@ class Run:
             where = f"{self.trajectories_path}, question {group[0][0][0]!r}"
             yield [parse_row(parse_line(line, where), Trajectory.from_json, where) for line in lines]
 
-    def done(self) -> set[RowKey]:
-        """The keys of all stored trajectories."""
-        return {(trajectory.question.id, trajectory.seed) for trajectory in self.trajectories()}
+    def done(self, with_faults: bool = True) -> set[RowKey]:
+        """The keys of all stored trajectories, or of those without a fault."""
+        stored = self.trajectories()
+        return {(one.question.id, one.seed) for one in stored if with_faults or one.fault is None}
 
     def absorb(self, part: "Run") -> None:
         """Append the trajectories of a run with the same identities that this one lacks. A line that a kill cut short
@@ -243,14 +244,6 @@ class Run:
             _write_record(self.folder, record)
 
 
-def _is_cut_short(path: Path) -> bool:
-    """Whether a file does not end with a newline."""
-    with path.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(0, end - 1))
-        return file.read() not in (b"", b"\n")
-
-
 def _rows(path: Path) -> Iterator[JsonObject]:
     return (row for _, row in read_jsonl(path)) if path.exists() else iter(())
 
@@ -321,13 +314,7 @@ def drop_partial_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        begins = file.seek(0, 2)
-        tail = b""
-        while begins and b"\n" not in tail:  # from the end: the file may be larger than memory
-            size = min(begins, 2**20)
-            begins = file.seek(begins - size)
-            tail = file.read(size) + tail
-        last = tail[tail.rfind(b"\n") + 1 :]
+        begins, last = _last_line(file)
         if not last:
             return
         if last.strip(b"\0") and not last.startswith(b"{"):
@@ -336,7 +323,25 @@ def drop_partial_line(path: Path) -> None:
             file.seek(0, 2)
             file.write(b"\n")
         else:
-            file.truncate(begins + len(tail) - len(last))
+            file.truncate(begins)
+
+
+def _ends_in_half_a_row(path: Path) -> bool:
+    with path.open("rb") as file:
+        _, last = _last_line(file)
+    return bool(last) and not is_json(last)
+
+
+def _last_line(file: BinaryIO) -> tuple[int, bytes]:
+    """What stands behind the last newline of a file, and where it begins."""
+    begins = file.seek(0, 2)
+    tail = b""
+    while begins and b"\n" not in tail:  # from the end: the file may be larger than memory
+        size = min(begins, 2**20)
+        begins = file.seek(begins - size)
+        tail = file.read(size) + tail
+    last = tail[tail.rfind(b"\n") + 1 :]
+    return begins + len(tail) - len(last), last
 
 
 def provenance() -> JsonObject:

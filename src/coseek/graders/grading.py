@@ -1,15 +1,15 @@
 """Grading: a frozen generator answers from an agent's passages, and a judge grades answers. Both outputs are cached in
 files beside the run; a second start computes only what is missing."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from coseek.agents.served_context import served_context
-from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict, is_about
+from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput, ReadingInput
-from coseek.graders.judge import Claim, Judge
+from coseek.graders.judge import Claim, Judge, VerdictKey
 
 BATCH = 64
 """Prompts per batch."""
@@ -68,7 +68,7 @@ def generate_answers(
     answers: dict[tuple[str, int], GeneratedAnswer] = {}
     left = []
     for run, context in wanted:
-        entry = known.get((run.question.id, str(run.seed), context.digest))
+        entry = known.get((run.question.id, str(run.seed), context.digest, ""))
         if entry is None or entry.fault is not None:
             left.append((run, context))
         else:
@@ -87,14 +87,6 @@ def generate_answers(
     return answers
 
 
-def _about(cache: GradeCache[Verdict], asked: Mapping[tuple[str, str], Claim]) -> Iterator[Verdict]:
-    """The stored verdicts on claims, those by their own gold answers alone."""
-    for entry in cache.entries().values():
-        claim = asked.get((entry.question_id, entry.response))
-        if claim is not None and is_about(entry, claim.asked):
-            yield entry
-
-
 def judge_claims(
     judge: Judge,
     claims: Sequence[Claim],
@@ -102,26 +94,36 @@ def judge_claims(
     tell: Tell = no_progress,
     size: int = BATCH,
 ) -> dict[tuple[str, str], Verdict]:
-    """A verdict for every non-empty response, by question id and response; equal claims are judged once.
+    """`verdicts_on` by question id and response, where no two questions share an id."""
+    return {key[:2]: verdict for key, verdict in verdicts_on(judge, claims, cache, tell, size).items()}
 
-    Questions without accepted answers are left out. Faults of the judge are repeated, and so are verdicts on another
-    question of this id or by other gold answers.
+
+def verdicts_on(
+    judge: Judge,
+    claims: Sequence[Claim],
+    cache: GradeCache[Verdict],
+    tell: Tell = no_progress,
+    size: int = BATCH,
+) -> dict[VerdictKey, Verdict]:
+    """A verdict for every non-empty response, by `Claim.key`; equal claims are judged once.
+
+    Questions without accepted answers are left out. Faults of the judge are repeated.
     """
-    asked = {
-        (claim.question.id, claim.response): claim
-        for claim in claims
-        if claim.response.strip() and claim.question.answers
-    }
-    known = {(entry.question_id, entry.response): entry for entry in _about(cache, asked)}
-    verdicts = {key: known[key] for key in asked if key in known and known[key].fault is None}
+    asked = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
+    known = {key: entry for key, entry in cache.entries().items() if entry.fault is None}
+    verdicts: dict[VerdictKey, Verdict] = {}
+    for key, claim in asked.items():
+        if (entry := known.get(key) or known.get(claim.older_key)) is not None:
+            verdicts[key] = entry
     left = [claim for key, claim in asked.items() if key not in verdicts]
     tell(len(verdicts), len(asked))
     if not left and cache.path.exists():
         return verdicts
     with cache.appending() as file:
         for start in range(0, len(left), size):
-            for verdict in judge.judge(left[start : start + size]):
-                verdicts[verdict.question_id, verdict.response] = verdict
+            batch = left[start : start + size]
+            for claim, verdict in zip(batch, judge.judge(batch), strict=True):
+                verdicts[claim.key] = verdict
                 cache.append(file, verdict)
             tell(len(verdicts), len(asked))
     return verdicts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -24,6 +24,9 @@ from coseek.graders.grader import Grader, OracleGrader
 from coseek.models.model_text import read_verdict, repeatable
 from coseek.models.shipped import model_path
 from coseek.models.text_model import TextModel, generate_each
+
+VerdictKey: TypeAlias = tuple[str, str, str]
+"""Question id, response, and the digest of question and gold answers."""
 
 
 class JudgePrompt(PromptFile):
@@ -62,6 +65,16 @@ class Claim:
     def asked(self) -> str:
         """Digest of the question and its gold answers."""
         return digest_of(self.question.question, *self.question.answers)
+
+    @property
+    def key(self) -> VerdictKey:
+        """`Verdict.key` of its verdict."""
+        return self.question.id, self.response, self.asked
+
+    @property
+    def older_key(self) -> VerdictKey:
+        """`Verdict.key` in an older file, whose verdicts are taken by the question's id alone: they were paid for."""
+        return self.question.id, self.response, ""
 
 
 class Judge(Grader, Protocol):

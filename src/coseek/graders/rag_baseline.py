@@ -8,15 +8,16 @@ of 0. A judge's verdicts are in a separate file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.core.files import read_jsonl
 from coseek.core.fingerprint import digest_of
-from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict, is_about
+from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
-from coseek.graders.grading import BATCH, Tell, generated_answer, judge_claims, no_progress, verdict_cache
-from coseek.graders.judge import Claim, Judge
+from coseek.graders.grading import BATCH, Tell, generated_answer, no_progress, verdict_cache, verdicts_on
+from coseek.graders.judge import Claim, Judge, VerdictKey
 from coseek.measure.answers import normalise
 from coseek.measure.searched import Answered, search_questions
 from coseek.retrieval.retriever import Retriever
@@ -33,20 +34,24 @@ PASSES = 2
 """Maximum number of attempts per question in one start."""
 
 
+Replies: TypeAlias = Mapping[tuple[str, str], GeneratedAnswer]
+"""Naive RAG's answers by question id and digest of the question."""
+
+
 @dataclass(frozen=True)
 class RagBaselines:
-    """Naive RAG's answers by question id, and a judge's verdicts on them by question id and response."""
+    """Naive RAG's answers, and a judge's verdicts on them."""
 
-    replies: Mapping[str, GeneratedAnswer]
-    verdicts: Mapping[tuple[str, str], Verdict] | None
-    """`None` where there was no judge."""
+    replies: Replies
+    verdicts: Mapping[VerdictKey, Verdict] | None
+    """By `Claim.key`; `None` where there was no judge."""
     source: Path
     """Their file, for error messages."""
 
     def of(self, question: Question) -> GeneratedAnswer:
         """The baseline of a question. Raises `DataError` for a missing one."""
-        reply = self.replies.get(question.id)
-        if reply is None or not is_about(reply, _asked(question)):
+        reply = _reply_to(question, self.replies)
+        if reply is None:
             raise DataError(
                 f"question {question.id!r} has no baseline in {self.source}; compute the baselines of these questions"
             )
@@ -56,7 +61,7 @@ class RagBaselines:
         """The judge's verdicts on the baseline, by response; without those that are faults."""
         if self.verdicts is None:
             return None
-        verdict = self.verdicts.get((question.id, self.of(question).answer or ""))
+        verdict = self.verdicts.get(Claim(question, self.of(question).answer or "").key)
         return {verdict.response: verdict} if verdict is not None and verdict.fault is None else {}
 
 
@@ -76,24 +81,25 @@ def make_baselines(
     only the answers that `accuracy` leaves to it. A second start computes only what is missing or failed.
     """
     cache = baseline_cache(folder, retriever, generator, k)
-    wanted = {question.id: question for question in questions}
-    known = _known(cache, wanted)
+    wanted = {(question.id, _asked(question)): question for question in questions}.values()
+    known = {(reply.question_id, reply.asked): reply for reply in cache.entries().values()}
     for _ in range(PASSES):
-        left = [question for question in wanted.values() if not _holds(known.get(question.id))]
+        left = [question for question in wanted if not _holds(_reply_to(question, known))]
         tell(len(wanted) - len(left), len(wanted))
         if not left:
             break
         with cache.appending() as file:
             for found in search_questions(retriever, left, k, BATCH):
                 for reply in _answered(generator, found):
-                    known[reply.question_id] = reply
+                    known[reply.question_id, reply.asked] = reply
                     GradeCache.append(file, reply)
-                tell(sum(_holds(known.get(ident)) for ident in wanted), len(wanted))
+                tell(sum(_holds(_reply_to(question, known)) for question in wanted), len(wanted))
     verdicts = None
     if judge is not None:
-        answered = [(question, known[question.id].answer or "") for question in wanted.values()]
+        answers = [(question, _reply_to(question, known)) for question in wanted]
+        answered = [(question, "" if reply is None else reply.answer or "") for question, reply in answers]
         claims = [Claim(*one) for one in answered if left_to_judge(accuracy, *one)]
-        verdicts = judge_claims(judge, claims, verdict_cache(folder, judge))
+        verdicts = verdicts_on(judge, claims, verdict_cache(folder, judge))
     return RagBaselines(known, verdicts, cache.path)
 
 
@@ -125,14 +131,10 @@ def _asked(question: Question) -> str:
     return digest_of(question.question)
 
 
-def _known(cache: GradeCache[GeneratedAnswer], wanted: Mapping[str, Question]) -> dict[str, GeneratedAnswer]:
-    """The stored baselines by question id, without those of other questions with a wanted id."""
-    known: dict[str, GeneratedAnswer] = {}
-    for entry in cache.entries().values():
-        question = wanted.get(entry.question_id)
-        if question is None or is_about(entry, _asked(question)):
-            known[entry.question_id] = entry
-    return known
+def _reply_to(question: Question, replies: Replies) -> GeneratedAnswer | None:
+    """The reply to a question. One of an older file does not name its question and is taken by its id alone: it was
+    paid for."""
+    return replies.get((question.id, _asked(question))) or replies.get((question.id, ""))
 
 
 def _holds(reply: GeneratedAnswer | None) -> bool:

@@ -29,7 +29,7 @@ from coseek.core.files import (
 )
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import check_same_settings
-from coseek.data.run import check_whole_rows, drop_partial_line, provenance
+from coseek.data.run import RowKey, check_whole_rows, drop_partial_line, provenance
 from coseek.data.run_seal import SEAL, bound, files_seal
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
@@ -103,16 +103,22 @@ class LabelFolder:
         """The turns without a label, each with its reason."""
         return _read(self.dropped_path, DroppedTurn.from_json)
 
-    def recover(self, known: Mapping[TurnId, str] | None = None) -> set[TurnId]:
+    def recover(
+        self, known: Mapping[TurnId, str] | None = None, runs: Callable[[], Collection[RowKey]] = tuple
+    ) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets. `known` are the turns of the runs, with the digests of their trajectories: rows of a trajectory that was
-        made anew are removed. A broken row, and one of a turn that is not `known`, is refused before anything is
-        removed, the seal included."""
+        sets. `known` are the turns of the runs, with the digests of their trajectories, and `runs` gives the keys of
+        all trajectories, those without a search included: rows of a trajectory that was made anew are removed. A broken
+        row, and one of a turn that the runs do not have, is refused before anything is removed, the seal included."""
         there: set[tuple[TurnId, str]] = set()
         check_whole_rows(self.dropped_path, lambda row: there.add(_origin_of(DroppedTurn.from_json(row))))
         check_whole_rows(self.sets_path, lambda row: there.add(_origin_of(self._set_of(row))))
         stale = set() if known is None else _stale(there, known)
         others = set() if known is None else {turn for turn, _ in there}.difference(known, stale)
+        if others:  # a run that was made anew may search less than before
+            made = runs()
+            gone = {turn for turn, was in there if was and turn in others and (turn.question_id, turn.seed) in made}
+            stale, others = stale | gone, others - gone
         if others:
             first = min(others, key=lambda turn: turn.key)
             raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")

@@ -2,12 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
+from coseek.data.run import RowKey
 from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import trajectory_digest
@@ -48,13 +49,18 @@ class LabelSummary:
 
 
 def make_labels(
-    labels: LabelFolder, maker: LabelMaker, turns: Iterable[SearchTurn], tally: CallCounts, tell: Tell | None = None
+    labels: LabelFolder,
+    maker: LabelMaker,
+    turns: Iterable[SearchTurn],
+    tally: CallCounts,
+    tell: Tell | None = None,
+    runs: Callable[[], Collection[RowKey]] = tuple,
 ) -> LabelSummary:
     """Label the turns without labels; `turns` are read twice. Rows are appended as they are known and sorted by turn at
-    the end, so that the files do not depend on timing."""
+    the end, so that the files do not depend on timing. `runs`: see `LabelFolder.recover`."""
     began = time.perf_counter()
     order = check_distinct(turns)
-    left = unlabelled(labels, order)
+    left = unlabelled(labels, order, runs)
     over = len(order) - len(left)
 
     def told(done: int, _: int) -> None:
@@ -66,9 +72,11 @@ def make_labels(
     return summary(labels, [*order], tally, time.perf_counter() - began)
 
 
-def unlabelled(labels: LabelFolder, order: Mapping[TurnId, str]) -> dict[TurnId, None]:
+def unlabelled(
+    labels: LabelFolder, order: Mapping[TurnId, str], runs: Callable[[], Collection[RowKey]]
+) -> dict[TurnId, None]:
     """The turns without a label in the folder, which is mended after a kill, in order."""
-    done = labels.recover(order)
+    done = labels.recover(order, runs)
     return dict.fromkeys(turn for turn in order if turn not in done)
 
 

@@ -113,6 +113,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.prepare_data()
             self.make_policy()
         self.workers.wait()
+        if behind := max((stage.recipe.rollout.max_steps_behind for stage in self.stages), default=0):
+            check_in_turn(self._schedule, behind)
         if self.recipe.warm_start is not None:
             self.warm_start()
         for stage in self.stages:
@@ -389,7 +391,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def reinforce(self, stage: Stage) -> None:
         """Reinforcement learning on the training questions."""
         recipe = stage.recipe
-        check_in_turn(self._schedule, recipe.rollout.max_steps_behind)
         settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
         backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
         callbacks: list[Callback] = []

@@ -38,6 +38,7 @@ from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import check_backend
 from coseek.training.rl.backends.verl import NAME as VERL
 from coseek.training.tracker import find_tracker
+from coseek.training.trainer.settings import LearnerSettings
 
 LAPTOP_READER = Path("runs/generator/generator")
 """The frozen generator of the laptop's recipes."""
@@ -113,11 +114,21 @@ def check_settings(recipe: AgentRecipe) -> None:
     wrong.refuse()
 
 
+def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
+    """The setting with the adapters of the first training, and its learner."""
+    if recipe.warm_start is not None:
+        return "warm_start.sft.learner.lora", recipe.warm_start.sft.learner
+    first = stages_of(recipe, Path())[0]
+    inside = f"stages.{first.name}." if first.name and "learn" not in recipe.stages.get(first.name, {}) else ""
+    if first.recipe.learn == "rejection":
+        return f"{inside}rejection.sft.learner.lora", first.recipe.rejection.sft.learner
+    return f"{inside}rl.policy.lora", first.recipe.rl.policy
+
+
 def _check_new_tokens(recipe: AgentRecipe) -> None:
     """Refuse adapters where the first training has vectors of new tokens to learn, which adapters leave as they are."""
-    first = recipe.rl.policy if recipe.warm_start is None else recipe.warm_start.sft.learner
+    setting, first = _first_learner(recipe)
     if recipe.policy.unchanged is None and first.lora is not None:
-        setting = "rl.policy.lora" if recipe.warm_start is None else "warm_start.sft.learner.lora"
         raise SettingError(
             f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
             f"{setting}=null, or train a policy.folder without policy.marks and policy.words"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from coseek.agents.protocol import tool_files
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import identities_of
 from coseek.agents.scripted.rules import RuleAgent
@@ -147,12 +148,13 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
         if training.workers.first:
             _search_cell(training, row, column)
         return
-    if training.workers.agree(lambda: _is_answered(training, row, column)):
+    settings = training.workers.agree(lambda: _unanswered(training, row, column))
+    if settings is None:
         return
     share_run(
         training.workers,
         cell_folder(training, row, column),
-        settings_of(training, row, column),
+        settings,
         agent_of(training, row),
         column.retriever,
         column.questions,
@@ -175,15 +177,16 @@ def _search_cell(training: AgentTraining, row: TableRow, column: QuestionSet) ->
     served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
 
 
-def _is_answered(training: AgentTraining, row: TableRow, column: QuestionSet) -> bool:
-    """Open the run of a cell, without its faults. Returns whether it has all its rows."""
+def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
+    """Open the run of a cell, without its faults. Returns `None` if it has all its rows, else its settings: in those of
+    a folder that was moved since, the policies have other paths."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
     framed = protocol.template.framed(training.tokenizer)
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     run.drop_faults()
-    return run.is_sealed and len(run.done()) == len(column.questions)
+    return None if run.is_sealed and len(run.done()) == len(column.questions) else run.settings
 
 
 def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject:
@@ -467,6 +470,8 @@ def next_commands(training: AgentTraining) -> dict[str, str]:
     """Command → what it does with the trained agent."""
     index = training.recipe.data.index or training.folder / "data.index"
     agent = ["serve", "agent", training.policy_folder(training.compared[1]), "--retriever", index]
+    if tool_files(training.recipe.protocol):  # which run only where they are named
+        agent += ["--protocol", training.recipe.protocol]
     commands = {
         ("view", training.folder): "a page of its episodes and curves",
         (*agent,): "then ask it in a browser at http://127.0.0.1:8000",

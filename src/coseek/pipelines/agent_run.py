@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,7 +89,6 @@ def run_agent(
         kept = Run.begin(out, recorded, resume)
         if agent is None:
             assert cluster is not None
-            kept.drop_faults()
             answer_over(cluster, kept, settings, questions, tell or (lambda *_: None))
             return kept, questions
         run_questions(
@@ -145,14 +145,16 @@ def answer_over(
     questions: Sequence[Question],
     tell: Callable[[int, int], None],
 ) -> None:
-    """`run_questions` over a cluster; sorts the rows by question, then by seed."""
-    order = rows_of(questions, settings.seed, settings.samples)
-    with run.open_for_append(order=[ident for ident, _ in order]) as file:
-        done = run.done()
-        left = [row for row in order if row not in done]
-        parts, ended = [*shares_of(left, cluster)], len(order) - len(left)
-        tell(ended, len(order))
-        for number, rows in cluster.map(RunJob(settings, tuple(questions)), parts):
+    """`run_questions` over a cluster, with `repeat_faults`; sorts the rows by question, then by seed."""
+    order, done = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
+    left = [row for row in order if row not in done]
+    # The workers open the agent, so a first part says which it is, if it is an empty one.
+    parts, ended = [*shares_of(left, cluster)] or [()], len(order) - len(left)
+    tell(ended, len(order))
+    made = cluster.map(RunJob(settings, tuple(questions)), parts)
+    first = next(made)
+    with run.open_for_append(first[1].identities, [ident for ident, _ in order], repeat_faults=True) as file:
+        for number, rows in chain([first], made):
             run.take(file, rows)
             tell(ended := ended + len(parts[number]), len(order))
 

@@ -44,7 +44,8 @@ def identities_of(retriever: Retriever, questions: Sequence[Question], k: int, s
 
 def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: int, seed: int) -> None:
     """Search once with each question; stores runs without tokens that serve the first `k` passages."""
-    with run.open_for_append(identities_of(retriever, questions, k, seed)) as file:
+    order = [question.id for question in questions]
+    with run.open_for_append(identities_of(retriever, questions, k, seed), order) as file:
         done = {ident for ident, _ in run.done()}
         left = [question for question in questions if question.id not in done]
         for batch in search_questions(retriever, left, k, BATCH):

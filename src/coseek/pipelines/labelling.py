@@ -136,7 +136,9 @@ def label_runs(
             maker = shared
         elif isinstance(maker, RolloutMaker):
             turns = maker.roll_out(questions, partial(tell, "runs"))
-        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"))
+        made = [turns.run] if isinstance(turns, StoredTurns) else runs_of(settings)
+        keys = lambda: {key for run in made for key in run.done()}  # noqa: E731
+        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"), keys)
 
 
 def open_maker(

@@ -47,13 +47,13 @@ def scaled(scores: Sequence[float], scale: Scale, places: int = 0, absent: float
 
     `min-max`: (s − min) / (max − min). `z`: (s − min) / standard deviation, that is the z-score shifted to a minimum of
     0. If all scores are equal, each becomes 1. A ranking of fewer than `places` ids is filled up with the score
-    `absent`, by default its lowest: else the one passage that a part finds stands out from nothing.
+    `absent` of all others, where that is known: else the one passage that a part finds stands out from nothing.
     """
     if not scores:
         return []
     values = np.asarray(scores, dtype=np.float64)
-    floor = values.min() if absent is None else absent
-    values = np.concatenate([values, np.full(max(0, places - len(values)), floor)])
+    if absent is not None:
+        values = np.concatenate([values, np.full(max(0, places - len(values)), absent)])
     # Halving before subtracting avoids overflow over the widest float64 range.
     spread = float(values.max() / 2 - values.min() / 2)
     if spread == 0.0:

@@ -34,6 +34,7 @@ class Replica(Retriever, Protocol):
     @property
     def concurrency(self) -> int: ...
     def follow(self) -> None: ...
+    def renew(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -50,6 +51,7 @@ class Replicas:
         self._rests_until = [0.0] * len(servers)
         self._searches = itertools.count()
         self._counting = threading.Lock()
+        self._follows = False
 
     @property
     def identity(self) -> str:
@@ -86,6 +88,7 @@ class Replicas:
 
     def follow(self) -> None:
         """Go on where the servers replace their index."""
+        self._follows = True
         for server in self.servers:
             server.follow()
 
@@ -118,11 +121,7 @@ class Replicas:
         for place in order:
             server = self.servers[place]
             try:
-                if server.served != self._first.served:
-                    raise SettingError(
-                        f"server {place + 1} of {len(self.servers)} searches another index than server "
-                        f"{self.servers.index(self._first) + 1}; serve one index at all of them"
-                    )
+                self._check(place)
                 return server.search(queries, k)
             except RetrieverError as error:
                 said = error
@@ -130,3 +129,17 @@ class Replicas:
                 with self._counting:
                     self.moved += place != order[-1]
         raise said
+
+    def _check(self, place: int) -> None:
+        """Refuse a server of another index than the first one's. While servers that are followed get a new index one by
+        one, those that have it not yet have failed."""
+        server, first = self.servers[place], self._first
+        if server.served != first.served and self._follows:
+            server.renew()
+            first.renew()
+        if server.served != first.served:
+            said = (
+                f"server {place + 1} of {len(self.servers)} searches another index than server "
+                f"{self.servers.index(first) + 1}; serve one index at all of them"
+            )
+            raise RetrieverError(said) if self._follows else SettingError(said)

@@ -131,7 +131,7 @@ def _add_index(app: FastAPI, service: RetrieverService, name: str | None) -> Non
 
 def _info(service: RetrieverService, name: str) -> Callable[[], Awaitable[Response]]:
     async def info() -> Response:
-        return JSONResponse(service.info(name))
+        return JSONResponse(await service.aside(service.index(name).follows, lambda: service.info(name)))
 
     return info
 
@@ -155,7 +155,8 @@ def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Await
             lists = job.lists
         text = await _written(service, _in_place(wish, lists), wish)
         service.held.take(request.scope, len(text))
-        return Response(text, media_type="application/json", headers={IDENTITY: index.identity})
+        identity = await service.aside(index.follows, lambda: index.identity)
+        return Response(text, media_type="application/json", headers={IDENTITY: identity})
 
     return retrieve
 

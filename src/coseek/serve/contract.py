@@ -182,7 +182,7 @@ def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> 
 
 
 def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
-    if context is None:
+    if context is None or context == {}:
         return text
     if not isinstance(context, dict):
         raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quoted(context)}')

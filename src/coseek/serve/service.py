@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit, urlunsplit
@@ -18,7 +19,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
 from coseek.core.visible import visible
 from coseek.retrieval.factory import Stamp
-from coseek.retrieval.retriever import Retriever, fields_read
+from coseek.retrieval.retriever import ReplaceableRetriever, Retriever, fields_read, with_all_under
 from coseek.serve.batching import Batcher
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.settings import ServeSettings
@@ -61,8 +62,16 @@ class Index:
         return cls(retriever, passages, card)
 
     @property
+    def follows(self) -> bool:
+        """Whether it goes on over an index that a server has replaced."""
+        return any(isinstance(one, ReplaceableRetriever) for one in with_all_under(self.retriever))
+
+    @property
     def identity(self) -> str:
-        """The identity of the retriever, which `/info` states, too."""
+        """The identity of the retriever, which `/info` states, too. Where it follows, a server may be asked."""
+        with suppress(RetrieverError):
+            if self.follows:
+                return self.retriever.identity
         return str(self.card["identity"])
 
 
@@ -117,7 +126,8 @@ class RetrieverService(Service[ServeSettings]):
         """The card of an index, with what it reads of a query's context, and the limits of a request."""
         limits = self.settings.model_dump(include=LIMITS)
         said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
-        return {**self.index(name).card, **said, "coseek": __version__}
+        index = self.index(name)
+        return {**index.card, "identity": index.identity, **said, "coseek": __version__}
 
     def close(self, wait_s: float) -> bool:
         self._closing.set()

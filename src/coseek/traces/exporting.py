@@ -33,8 +33,13 @@ def export_run(run: Run, format_name: str, out: Path) -> int:
     run, and for an `out` that holds something else."""
     if format_name not in FORMATS:
         raise UnknownName("trace format", format_name, FORMATS)
+    ending, write = FORMATS[format_name]
+    if ending:
+        check_output_file(out, ending)
+    elif not out.name:
+        raise DataError(f"{out} is no new folder; name one")
     with lock_beside(out, again=False):
-        return FORMATS[format_name](run, out)
+        return write(run, out)
 
 
 def _trajectories(run: Run) -> Iterator[Trajectory]:
@@ -47,7 +52,7 @@ def _trajectories(run: Run) -> Iterator[Trajectory]:
 
 
 def _messages(run: Run, out: Path) -> int:
-    return write_jsonl(_file(out, ".jsonl"), map(message_row, _trajectories(run)))
+    return write_jsonl(out, map(message_row, _trajectories(run)))
 
 
 def _atif(run: Run, out: Path) -> int:
@@ -68,7 +73,7 @@ def _atif(run: Run, out: Path) -> int:
 def _inspect(run: Run, out: Path) -> int:
     trajectories = list(_trajectories(run))
     task = run.folder.resolve().name
-    return write_inspect_log(_file(out, ".eval"), task, run.record, trajectories, agent_name(run) or "none")
+    return write_inspect_log(out, task, run.record, trajectories, agent_name(run) or "none")
 
 
 def agent_name(run: Run) -> str | None:
@@ -80,10 +85,10 @@ def agent_name(run: Run) -> str | None:
     return name if name.startswith(("http://", "https://")) else Path(name).name
 
 
-def _file(out: Path, suffix: str) -> Path:
-    check_output_file(out, suffix)
-    return out
-
-
-FORMATS: Mapping[str, Writer] = {"messages": _messages, "atif": _atif, "inspect": _inspect}
-"""`messages`: JSON lines of chat messages; `atif`: a folder of ATIF documents; `inspect`: an Inspect log (`.eval`)."""
+FORMATS: Mapping[str, tuple[str, Writer]] = {
+    "messages": (".jsonl", _messages),
+    "atif": ("", _atif),
+    "inspect": (".eval", _inspect),
+}
+"""Name → ending of the file, empty for a folder, and writer. `messages`: JSON lines of chat messages; `atif`: ATIF
+documents; `inspect`: an Inspect log."""

@@ -97,9 +97,12 @@ def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], Sc
 
 
 def named_run(text: str) -> tuple[str | None, str]:
-    """The name and the path of `[NAME=]RUN`. The path of a folder may have a `=` in it."""
-    given, equals, path = text.partition("=")
-    return (None, text) if not equals or Path(text).exists() else (given, path)
+    """The name and the path of `[NAME=]RUN`. Both may have a `=` in them: the path is what is there."""
+    parts = text.split("=")
+    if len(parts) == 1 or Path(text).exists():
+        return None, text
+    splits = [("=".join(parts[:at]), "=".join(parts[at:])) for at in range(1, len(parts))]
+    return next((split for split in splits if Path(split[1]).exists()), splits[0])
 
 
 def system_of(run: Run) -> str:

@@ -12,7 +12,7 @@ from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.errors import DataError, SettingError, UserError
-from coseek.core.files import Json, JsonObject, check_output_file, check_replaceable, write_jsonl
+from coseek.core.files import Json, JsonObject, check_not_file, check_output_file, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -37,7 +37,6 @@ METRICS = (
     f"{','.join(HITS)} where no question has gold passages]"
 )
 QRELS = "qrels.txt"
-_TREC_FILES = re.compile(r"qrels\.txt|[^/]+\.run")
 _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -115,7 +114,7 @@ def measure(
     questions = draw(question_filter(select).apply(questions_at(source, split)), count, seed)
     reads = metrics or default_metrics(qrels, questions)
     plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out)
-    check_trec_folder(trec_out, plan)
+    check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
         measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
@@ -263,13 +262,17 @@ def notes(scores: Scores, plan: Plan) -> Iterator[str]:
             yield f"{run}: {lacking} questions are not in the run file; all means leave them out."
 
 
-def check_trec_folder(folder: Path | None, plan: Plan) -> None:
-    """Refuse a folder with other files than `--trec-out` writes, or with other grades."""
+def check_trec_folder(folder: Path | None, plan: Plan, names: Sequence[str]) -> None:
+    """Refuse a folder with other grades than are measured with, or with a run of such a name and no grades."""
     if folder is None:
         return
-    check_replaceable(folder, _TREC_FILES.fullmatch, "a measurement for trec_eval")
+    check_not_file(folder)
     path, gold = folder / QRELS, {trec_id(ident): grades for ident, grades in gold_of(plan).items() if grades}
-    if path.exists() and read_qrels(path) != gold:
+    if not path.exists():
+        for name in names:
+            if (folder / f"{name}.run").exists():
+                raise DataError(f"{folder} holds {name}.run without {QRELS}; choose another folder for --trec-out")
+    elif (read_qrels(path) if path.stat().st_size else {}) != gold:
         raise DataError(f"{path} holds other grades than are measured with; choose another folder for --trec-out")
 
 

@@ -291,7 +291,7 @@ def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:
-        return open_retriever(source)
+        return follow(open_retriever(source))
     on_cpu = device_of(str(card.settings.get("device", AUTO))).type == "cpu"
     together = TOGETHER_CPU if on_cpu else TOGETHER_GPU
     return open_index(path, overrides={"queries_together": together, "devices": list(devices)})

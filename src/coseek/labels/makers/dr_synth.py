@@ -240,11 +240,11 @@ class DrSynth:
             match = exact_match if self.settings.outcome == "em" else cover_match
             return [match(run.answer, run.question.answers) for run in runs]
         claims = [Claim(run.question, run.answer) for run in runs if run.answer is not None]
-        keys = [(claim.question.id, claim.response) for claim in claims]
+        keys = [claim.key if self.verdicts.get(claim.older_key) is None else claim.older_key for claim in claims]
         judge = self.judge
         found = self.verdicts.complete(keys, lambda some: judge.judge([claims[place] for place in some]), BATCH)
         self.parts.tally.add(f"{FAULT}judge", sum(verdict.fault is not None for verdict in found))
-        said = {key: verdict.right for key, verdict in zip(keys, found, strict=True)}
+        said = {key[:2]: verdict.right for key, verdict in zip(keys, found, strict=True)}
         return [False if run.answer is None else said[run.question.id, run.answer] for run in runs]
 
     def _ranking(self, turn: SearchTurn) -> OracleRanking | None:

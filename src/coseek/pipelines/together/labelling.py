@@ -112,7 +112,7 @@ def _begin(
                 f"({made.turns.run.folder}), so there is nothing to label; see to its training first"
             )
         begun.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
-        return RoundLabels(begun[0].record, tuple(order), unlabelled(begun[0], order))
+        return RoundLabels(begun[0].record, tuple(order), unlabelled(begun[0], order, made.turns.run.done))
 
     told = course.workers.agree(begin)
     if begun:

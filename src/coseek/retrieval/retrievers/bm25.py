@@ -322,7 +322,7 @@ def _read_words(folder: Path) -> WordList:
     """The vocabulary. One in which a script of India or its neighbours has words enough, and not one vowel sign, was
     written by a coseek that ended words there, so that a query would find next to nothing."""
     vocabulary = WordList.read(folder / VOCABULARY)
-    signed = vocabulary.between("\u0900", "\u1100")
+    signed = vocabulary.between("\u0900", "\u10a0")
     if len(signed) > max(_FEW_WORDS, _FEW * len(vocabulary)) and "".join(signed).isalnum():
         raise DataError(f"{folder} was made when words ended at vowel signs, as in {signed[0]!r}; {WAY_OUT}")
     return vocabulary

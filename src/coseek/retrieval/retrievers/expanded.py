@@ -74,16 +74,16 @@ class ExpandedRetriever(ModelRetriever):
         outputs = self._write(prompts, self.settings.max_tokens)
         return self.over.search([self._with(query, text) for query, text in zip(queries, outputs, strict=True)], k)
 
-    def _with(self, query: QueryLike, output: str) -> Query:
-        """The query with the text that the model wrote."""
+    def _with(self, query: QueryLike, output: str) -> QueryLike:
+        """The query with the text that the model wrote. A bare query remains the question."""
         after = self._prompt.text_after
         _, mark, behind = output.rpartition(after) if after else ("", "", output)
         text = "" if after and not mark else one_line(unfenced(behind))
         self.stats.queries += 1
         self.stats.unexpanded += not text
-        asked = Query.of(query)
         if not text:
-            return asked
+            return query
+        asked = Query(query, query) if isinstance(query, str) else query
         return replace(asked, text=f"{asked.text} {text}" if self.settings.combine == "append" else text)
 
 

@@ -145,6 +145,10 @@ class RemoteRetriever:
         """Go on where the server replaces its index."""
         self._follows = True
 
+    def renew(self) -> None:
+        """Read the server's `/info` again before the next search."""
+        vars(self).pop("_info", None)
+
     def close(self) -> None:
         """Close the connections."""
         self._calls.close()
@@ -200,7 +204,7 @@ class RemoteRetriever:
             return
         if not self._follows:
             raise RetrieverError(f"{self._name} has replaced its index since it was first asked; begin anew over that")
-        vars(self).pop("_info", None)
+        self.renew()
 
     def _body(self, queries: list[_Sent], k: int) -> JsonObject:
         texts = [text for text, _ in queries]

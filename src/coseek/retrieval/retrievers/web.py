@@ -46,6 +46,7 @@ PROVIDERS = "coseek.retrieval.web.providers"
 MOST_BYTES = 8_000_000
 """The longest answer of a provider that is read."""
 _PAYMENT_REQUIRED = 402
+_MOST_KEPT = 10_000
 
 
 class WebSettings(Settings):
@@ -191,7 +192,8 @@ class Web:
             except RetrieverError as error:
                 faults.append(error)
         if faults:
-            self._kept = {(query, k): results for query, results in found.items()}
+            kept = self._kept | {(query, k): results for query, results in found.items()}
+            self._kept = dict(list(kept.items())[-_MOST_KEPT:])
             raise faults[0]
         return found
 

@@ -242,7 +242,7 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
         then, stored = make_settings(EncoderCard, {**cast(JsonObject, note["card"])}), note["fingerprint"]
     now = EncoderCard.of(source)
     difference = now.difference(then)
-    if difference is None and fingerprint(source) != stored:
+    if difference is None and stored not in (fingerprint(source), fingerprint(source, older=True)):
         difference = "other weights or files"
     if difference is not None:
         raise IndexMismatch(

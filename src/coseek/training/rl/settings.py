@@ -234,5 +234,7 @@ class RlSettings(Settings):
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run, the length of the learning-rate schedule."""
-        return self.steps * self.epochs * self.minibatches
+        """Updates of the whole run, the length of the learning-rate schedule. Under `normaliser=group` a minibatch has
+        at least one group."""
+        most = self.questions_per_step if self.normaliser == "group" else self.minibatches
+        return self.steps * self.epochs * min(self.minibatches, most)
