@@ -1,4 +1,4 @@
-"""A reward of your own: exact match, minus a price for each passage that the agent had to read.
+"""A reward of your own: a gold answer in any capitals, minus a price for each passage that the agent had to read.
 
     python examples/own_reward.py FOLDER
 
@@ -20,7 +20,7 @@ class SETTINGS(coseek.PartSettings):
 
 def reward(trajectory: coseek.Trajectory, settings: SETTINGS) -> float:
     """A pure function of a finished trajectory: no model, clock or random number."""
-    right = trajectory.answer is not None and trajectory.answer in trajectory.question.answers
+    right = (trajectory.answer or "").casefold() in {answer.casefold() for answer in trajectory.question.answers}
     shown = sum(len(search.hits) for search in trajectory.searches)
     return float(right) - settings.price * shown
 

@@ -58,7 +58,7 @@ class AgentSettings(Placement):
     """Which agent runs, and how it samples."""
 
     name: str
-    """A shipped model (`base`), a model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the
+    """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the
     path of its `.py` file."""
     protocol: str
     """A protocol by name, or a YAML file."""

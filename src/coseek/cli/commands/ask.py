@@ -34,7 +34,7 @@ def ask(
     agent: Annotated[
         str,
         typer.Option(
-            help="A shipped model (`base`), a model folder, a URL, a YAML file, or an agent without a model: "
+            help="A model folder, a URL, a YAML file, or an agent without a model: "
             "`extract` quotes the sentence that fits best, `rules` guesses names, dates and numbers."
         ),
     ] = "extract",

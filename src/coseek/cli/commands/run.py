@@ -37,8 +37,7 @@ def run(
     agent: Annotated[
         str,
         typer.Option(
-            help="A shipped model (`base`), a model folder, a URL, a YAML file, or a scripted agent: "
-            f"{', '.join(plugin_names(SCRIPTED))}."
+            help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
         ),
     ],
     retriever: RetrieverName,
