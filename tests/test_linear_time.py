@@ -65,7 +65,7 @@ LIMIT_S = 1.0
 COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py", "analyzer.py"}
 """Files whose patterns depend on marks, of a grammar or of Unicode; the functions that use them are called below."""
 MATCHED_WHOLE = {
-    *("coseek.cli.commands.serve._NAMED", "coseek.cli.commands.measure._TREC_FILES"),
+    "coseek.cli.commands.serve._NAMED",
     "coseek.traces.exporting._ATIF_FILES",
 }
 """Patterns that are never searched for."""

@@ -75,8 +75,10 @@ def test_rows_of_a_run_that_was_made_anew_and_searches_no_more_are_removed(tmp_p
         append(replace(LABEL, trajectory="of the run before"))
     labels = LabelFolder(tmp_path)
     with pytest.raises(DataError, match="which the runs do not have"):
-        labels.recover({}, lambda: {("q", 1)})
-    assert labels.recover({}, lambda: {("q", 0)}) == set() and not list(labels.sets())
+        labels.recover({}, lambda: {("q", 1): "another"})
+    with pytest.raises(DataError, match="which the runs do not have"):  # it is there, and only not drawn this time
+        labels.recover({}, lambda: {("q", 0): "of the run before"})
+    assert labels.recover({}, lambda: {("q", 0): "made anew"}) == set() and not list(labels.sets())
 
 
 def test_a_link_to_nothing_is_no_folder_without_dropped_turns(tmp_path: Path) -> None:

@@ -124,7 +124,9 @@ def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
     with pytest.raises(SettingError, match=r"rejection\.sft\.learner\.lora trains adapters alone"):
         checked_recipe("from-nothing", [*samples, "rejection.sft.learner.lora.rank=8"])
     checked_recipe("from-nothing", [*samples, "rl.policy.lora.rank=8"])  # which is not used
-    staged = [*samples[:3], "stages={one: {rl: {policy: {lora: {rank: 8}}}}}"]
+    with pytest.raises(SettingError, match="learn: demonstrations needs some; give the recipe a warm_start"):
+        checked_recipe("from-nothing", ["warm_start=null", "learn=demonstrations"])
+    staged = [*samples[:3], "stages={one: {learn: rl, rl: {policy: {lora: {rank: 8}}}}}"]
     with pytest.raises(SettingError, match=r"stages\.one\.rl\.policy\.lora trains adapters alone"):
         checked_recipe("from-nothing", staged)
     checked_recipe("from-nothing", [*both, adapters])

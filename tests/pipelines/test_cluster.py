@@ -84,6 +84,14 @@ def test_a_run_on_a_cluster_has_the_rows_of_one_machine_also_when_its_caller_was
     assert told[-1] == (48, 48) and told == sorted(told)
 
 
+def test_a_run_on_a_cluster_that_was_killed_within_a_row_is_completed(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "run", tmp_path / "run")
+    run = Run(tmp_path / "run")
+    run.trajectories_path.write_bytes(run.trajectories_path.read_bytes()[:-40])
+    run_agent(settings_of(base), run.folder, True, cluster=Sending())
+    assert rows(run.folder) == rows(base / "run")
+
+
 def test_rows_of_another_agent_are_refused(base: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
     sent = Run(base / "run").sent()

@@ -1,5 +1,6 @@
 """Cells of a table: what an outage spoilt is measured again, what is whole is not, and nothing is decided by faults."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +14,24 @@ from tests.pipelines.test_together import recipe
 
 from coseek.agents.rollout import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
-from coseek.core.errors import RetrieverError, RunError
+from coseek.core.errors import RetrieverError, RunError, SettingError
 from coseek.core.files import write_jsonl
+from coseek.core.settings import make_settings
 from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
 from coseek.models.model import Tokenizer
+from coseek.models.shipped import model_path
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines import agent_results
 from coseek.pipelines.agent import AgentTraining, QuestionSet
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.agent_results import TableRow, answer_cell, cell_folder
+from coseek.pipelines.agent_results import TableRow, answer_cell, cell_folder, identities_of_row
 from coseek.pipelines.together.pairs import Pair, Pairs
 from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 
 FIRST = Pair(0, 0)
 
@@ -124,16 +130,41 @@ class HalfDown(Outage):
         return Shelf.search(self, queries, k)
 
 
-@pytest.mark.parametrize("row", [TableRow("rules", "", "search-r1", 0.0), TableRow("RAG k=2", "", "rag", 0.0, 2)])
-def test_a_cell_of_a_folder_that_was_moved_goes_on_and_is_sorted(row: TableRow, tmp_path: Path) -> None:
+def by_the_rules(training: AgentTraining, row: TableRow) -> Agent:
+    """The rule-based agent in the place of a policy, which would have to be trained."""
+    protocol = training.recipe.load_protocol(row.protocol)
+    return Agent(
+        protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), identities_of_row(training, row)
+    )
+
+
+@pytest.mark.parametrize("row", [TableRow("after", "trained", "search-r1", 0.0), TableRow("RAG", "", "rag", 0.0, 2)])
+def test_a_cell_of_a_folder_that_was_moved_goes_on_and_is_sorted(
+    row: TableRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_results, "agent_of", by_the_rules)
     shelf = HalfDown()
     column = QuestionSet("test", (QUESTION, replace(QUESTION, id="later", question="who else?")), shelf)
+    shutil.copytree(model_path("base"), tmp_path / "here" / "policy" / "trained")
     answer_cell(agent_training(tmp_path / "here", 400), row, column, 0)
     (tmp_path / "here").rename(tmp_path / "there")
     moved, shelf.down = agent_training(tmp_path / "there", 400), False
     answer_cell(moved, row, column, 0)
     kept = list(Run(cell_folder(moved, row, column)).trajectories())
     assert [(one.question.id, one.fault) for one in kept] == [(QUESTION.id, None), ("later", None)]
+
+
+def test_servers_that_sample_ahead_of_a_schedule_are_refused_before_the_warm_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}"
+    training = AgentTraining(load_recipe("zerosearch-laptop", [ahead]), tmp_path)
+    noisy = make_settings(NoisySettings, {"over": "-", "noise": {"start": 0.0, "end": 0.5}})
+    vars(training)["training_retriever"] = NoisyRetriever(Outage(), noisy)
+    for part in ("prepare_data", "make_policy"):
+        monkeypatch.setattr(AgentTraining, part, lambda _: None)
+    with pytest.raises(SettingError, match="samples steps before the schedule"):
+        training.train()
 
 
 def test_a_cell_that_a_kill_left_unsealed_is_sealed(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.replicas import Replicas
-from coseek.retrieval.retriever import Retriever, follow
-from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings
+from coseek.retrieval.retriever import Retriever
 
 QUICK = {"retriever": "remote", "retries": 0, "connect_s": 1.0}
 QUERIES = [f"query {number}" for number in range(10)]
@@ -69,21 +68,3 @@ def test_a_search_fails_where_all_replicas_do_and_servers_that_state_no_index_ar
         assert texts(open_retriever({**QUICK, "url": [one.url, one.url]}), ["x", "y"]) == [["a"], ["a"]]
     with pytest.raises(SettingError):
         open_retriever({**QUICK, "url": []})
-
-
-class Replaceable(EchoRetriever):
-    identity = "old"
-
-
-def test_servers_that_get_a_new_index_one_by_one_are_followed_and_no_search_is_lost() -> None:
-    echoes = Replaceable(), Replaceable()
-    with live({"main": echoes[0]}) as one, live({"main": echoes[1]}) as two:
-        servers = [RemoteRetriever(RemoteRetrieverSettings(url=url, retries=0)) for url in (one, two)]
-        found = follow(Replicas(servers))
-        asked = texts(found)
-        for server, echo in zip(servers, echoes, strict=True):
-            for read in servers:
-                vars(read)["_info"] = {**read._info, "identity": echo.identity}  # as it was before
-            vars(server)["_info"] = {**server._info, "identity": "new"}
-            assert all(texts(found) == asked for _ in range(4))
-        assert [server.served for server in servers] == ["old", "old"]  # both were asked again

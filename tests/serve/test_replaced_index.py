@@ -134,6 +134,30 @@ def test_a_service_and_an_adapter_over_a_server_go_on_over_its_new_index(tmp_pat
         assert first_id(adapter).startswith("1-")
 
 
+def test_servers_that_get_a_new_index_one_by_one_are_followed_and_no_search_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpora, indexes = [tmp_path / f"{name}.jsonl" for name in "ab"], [tmp_path / name for name in "ab"]
+    for corpus, index in zip(corpora, indexes, strict=True):
+        build_index(version(0, corpus), "bm25", index)
+
+    def asked(retriever: Retriever) -> set[str]:
+        return {first_id(retriever)[0] for _ in range(4)}
+
+    with watched(indexes[1]) as two:
+        with watched(indexes[0]) as one:
+            made = {"retriever": "remote", "url": [one, two], "retries": 0}
+            client, service = open_retriever(made), follow(open_retriever(made))
+            assert asked(client) == asked(service) == {"0"}
+            update_index(version(1, corpora[1]), indexes[1])
+            until(lambda: WEB.post(f"{two}/retrieve", json=QUERY).json()["result"][0][0]["document"]["id"][0] == "1")
+            assert asked(client) == {"0"} and "0" in asked(service)
+        assert asked(service) == {"1"}  # the first one is away, to get the new index
+        with pytest.raises(RetrieverError):  # a run does not go on over two indexes
+            first_id(client)
+    assert caplog.text.count("until then it is left out") == 1
+
+
 def test_an_index_inside_a_yaml_file_is_watched_too(tmp_path: Path) -> None:
     build_index(version(1, tmp_path / "corpus.jsonl"), "bm25", tmp_path / "index")
     (tmp_path / "both.yaml").write_text("retriever: hybrid\nparts: [index, {retriever: noisy, over: index}]\n")

@@ -175,15 +175,16 @@ def _trained_limits(settings: AgentSettings) -> Limits | None:
     if named is None or named == BYTES or is_scripted(named):
         return None
     card = AgentCard.read(model_path(named))
-    return card.limits if card.limits is not None and _is_same(card.protocol, settings.protocol) else None
+    return card.limits if card.limits is not None and _is_of(card, settings) else None
 
 
-def _is_same(name: str, other: str) -> bool:
-    """Whether two names are of one protocol: a model's folder has a copy of a file."""
-    if name == other:
+def _is_of(card: AgentCard, settings: AgentSettings) -> bool:
+    """Whether the settings name the card's protocol, of which a model's folder may have a copy."""
+    if card.protocol == settings.protocol:
         return True
     try:
-        first, second = load_protocol(name), load_protocol(other)
+        first = load_protocol(card.protocol, card.prompt_template)
+        second = load_protocol(settings.protocol, settings.prompt_template)
     except UserError:
         return False
     return (first.identity, first.suggested_limits) == (second.identity, second.suggested_limits)

@@ -70,8 +70,8 @@ class Tag:
     max_items: int | None = None
     """Queries in one search, or documents in one selection."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler. Default: the closing mark, if the tag is a search, tool call or answer and the mark
-    no bracket; every spelling of the whole tag, if it is a true flag."""
+    """Stop strings of the sampler. Default: the closing mark, if the tag is a search or tool call, or an answer
+    without brackets; every spelling of the whole tag, if it is a true flag."""
     of_several: Literal["first", "last"] = "last"
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS

@@ -43,8 +43,8 @@ class TagFile(Settings):
     max_items: int | None = Field(default=None, ge=1)
     """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer (not a bracket) and a
-    whole true flag. With an empty list the agent writes on after an answer, and its last answer counts."""
+    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer (not of a bracketed
+    one) and a whole true flag. With an empty list the agent writes on after an answer, and its last answer counts."""
     of_several: Literal["first", "last"] = "last"
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS
@@ -275,4 +275,5 @@ def _lacks_a_tag(file: ProtocolFile, words: PromptTemplate) -> bool:
     if file.ends_after_search:
         return False
     searches = file.opens_with_search or Action.SEARCH in actions
-    return Action.TOOL in actions or (searches and not words.file.observation)
+    shown = words.file.document and "{documents}" in words.file.observation
+    return Action.TOOL in actions or (searches and not shown)

@@ -88,22 +88,14 @@ def generate_answers(
 
 
 def judge_claims(
-    judge: Judge,
-    claims: Sequence[Claim],
-    cache: GradeCache[Verdict],
-    tell: Tell = no_progress,
-    size: int = BATCH,
+    judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress, size: int = BATCH
 ) -> dict[tuple[str, str], Verdict]:
     """`verdicts_on` by question id and response, where no two questions share an id."""
     return {key[:2]: verdict for key, verdict in verdicts_on(judge, claims, cache, tell, size).items()}
 
 
 def verdicts_on(
-    judge: Judge,
-    claims: Sequence[Claim],
-    cache: GradeCache[Verdict],
-    tell: Tell = no_progress,
-    size: int = BATCH,
+    judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress, size: int = BATCH
 ) -> dict[VerdictKey, Verdict]:
     """A verdict for every non-empty response, by `Claim.key`; equal claims are judged once.
 
@@ -121,8 +113,7 @@ def verdicts_on(
         return verdicts
     with cache.appending() as file:
         for start in range(0, len(left), size):
-            batch = left[start : start + size]
-            for claim, verdict in zip(batch, judge.judge(batch), strict=True):
+            for claim, verdict in zip(left[start:], judge.judge(left[start : start + size]), strict=False):
                 verdicts[claim.key] = verdict
                 cache.append(file, verdict)
             tell(len(verdicts), len(asked))

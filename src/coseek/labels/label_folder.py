@@ -104,12 +104,12 @@ class LabelFolder:
         return _read(self.dropped_path, DroppedTurn.from_json)
 
     def recover(
-        self, known: Mapping[TurnId, str] | None = None, runs: Callable[[], Collection[RowKey]] = tuple
+        self, known: Mapping[TurnId, str] | None = None, runs: Callable[[], Mapping[RowKey, str]] = dict
     ) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets. `known` are the turns of the runs, with the digests of their trajectories, and `runs` gives the keys of
-        all trajectories, those without a search included: rows of a trajectory that was made anew are removed. A broken
-        row, and one of a turn that the runs do not have, is refused before anything is removed, the seal included."""
+        sets. `known` are the turns that are labelled, with the digests of their trajectories, and `runs` gives the
+        digests of all trajectories, those without a search included: rows of a trajectory that was made anew are
+        removed. A broken row, and one of any other turn, is refused before anything is removed, the seal included."""
         there: set[tuple[TurnId, str]] = set()
         check_whole_rows(self.dropped_path, lambda row: there.add(_origin_of(DroppedTurn.from_json(row))))
         check_whole_rows(self.sets_path, lambda row: there.add(_origin_of(self._set_of(row))))
@@ -117,7 +117,11 @@ class LabelFolder:
         others = set() if known is None else {turn for turn, _ in there}.difference(known, stale)
         if others:  # a run that was made anew may search less than before
             made = runs()
-            gone = {turn for turn, was in there if was and turn in others and (turn.question_id, turn.seed) in made}
+            gone = {
+                turn
+                for turn, was in there
+                if was and turn in others and made.get((turn.question_id, turn.seed), was) != was
+            }
             stale, others = stale | gone, others - gone
         if others:
             first = min(others, key=lambda turn: turn.key)

@@ -2,13 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.data.run import RowKey
+from coseek.data.run import RowKey, Run
 from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import trajectory_digest
@@ -54,7 +54,7 @@ def make_labels(
     turns: Iterable[SearchTurn],
     tally: CallCounts,
     tell: Tell | None = None,
-    runs: Callable[[], Collection[RowKey]] = tuple,
+    runs: Callable[[], Mapping[RowKey, str]] = dict,
 ) -> LabelSummary:
     """Label the turns without labels; `turns` are read twice. Rows are appended as they are known and sorted by turn at
     the end, so that the files do not depend on timing. `runs`: see `LabelFolder.recover`."""
@@ -73,7 +73,7 @@ def make_labels(
 
 
 def unlabelled(
-    labels: LabelFolder, order: Mapping[TurnId, str], runs: Callable[[], Collection[RowKey]]
+    labels: LabelFolder, order: Mapping[TurnId, str], runs: Callable[[], Mapping[RowKey, str]]
 ) -> dict[TurnId, None]:
     """The turns without a label in the folder, which is mended after a kill, in order."""
     done = labels.recover(order, runs)
@@ -99,6 +99,12 @@ def label_turns(
             labelled.add(row.turn)
             tell(len(labelled), count)
     tell(count, count)
+
+
+def digests_of(runs: Iterable[Run]) -> dict[RowKey, str]:
+    """The digest of every trajectory of runs."""
+    stored = (trajectory for run in runs for trajectory in run.trajectories())
+    return {(trajectory.question.id, trajectory.seed): trajectory_digest(trajectory) for trajectory in stored}
 
 
 def check_distinct(turns: Iterable[SearchTurn]) -> dict[TurnId, str]:

@@ -119,7 +119,7 @@ def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
     if recipe.warm_start is not None:
         return "warm_start.sft.learner.lora", recipe.warm_start.sft.learner
     first = stages_of(recipe, Path())[0]
-    inside = f"stages.{first.name}." if first.name and "learn" not in recipe.stages.get(first.name, {}) else ""
+    inside = f"stages.{first.name}." if first.name else ""
     if first.recipe.learn == "rejection":
         return f"{inside}rejection.sft.learner.lora", first.recipe.rejection.sft.learner
     return f"{inside}rl.policy.lora", first.recipe.rl.policy
@@ -127,8 +127,10 @@ def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
 
 def _check_new_tokens(recipe: AgentRecipe) -> None:
     """Refuse adapters where the first training has vectors of new tokens to learn, which adapters leave as they are."""
+    if recipe.policy.unchanged is not None or (recipe.warm_start is None and not stages_of(recipe, Path())):
+        return
     setting, first = _first_learner(recipe)
-    if recipe.policy.unchanged is None and first.lora is not None:
+    if first.lora is not None:
         raise SettingError(
             f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
             f"{setting}=null, or train a policy.folder without policy.marks and policy.words"

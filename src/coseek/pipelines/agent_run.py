@@ -17,7 +17,7 @@ from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset, check_gold_ids
 from coseek.data.question import Question, load_questions
-from coseek.data.run import RowKey, Run, RunRows
+from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
 from coseek.data.selection import QuestionFilter, draw
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
@@ -146,6 +146,7 @@ def answer_over(
     tell: Callable[[int, int], None],
 ) -> None:
     """`run_questions` over a cluster, with `repeat_faults`; sorts the rows by question, then by seed."""
+    drop_partial_line(run.trajectories_path)
     order, done = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
     left = [row for row in order if row not in done]
     # The workers open the agent, so a first part says which it is, if it is an empty one.

@@ -25,7 +25,7 @@ from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.labels.cluster_labelling import ClusterMaker, LabelJob
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
+from coseek.labels.labelling import LabelSummary, check_distinct, digests_of, make_labels
 from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.stored_turns import StoredTurns
@@ -137,8 +137,7 @@ def label_runs(
         elif isinstance(maker, RolloutMaker):
             turns = maker.roll_out(questions, partial(tell, "runs"))
         made = [turns.run] if isinstance(turns, StoredTurns) else runs_of(settings)
-        keys = lambda: {key for run in made for key in run.done()}  # noqa: E731
-        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"), keys)
+        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"), partial(digests_of, made))
 
 
 def open_maker(

@@ -3,6 +3,7 @@ while, and its queries are asked elsewhere. Servers of different indexes are ref
 """
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from coseek.data.passage import Hit
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
+
+log = logging.getLogger(__name__)
 
 REST_S = 30.0
 """Seconds for which a server that failed is asked last."""
@@ -52,6 +55,7 @@ class Replicas:
         self._searches = itertools.count()
         self._counting = threading.Lock()
         self._follows = False
+        self._left_out: set[int] = set()
 
     @property
     def identity(self) -> str:
@@ -133,13 +137,22 @@ class Replicas:
     def _check(self, place: int) -> None:
         """Refuse a server of another index than the first one's. While servers that are followed get a new index one by
         one, those that have it not yet have failed."""
-        server, first = self.servers[place], self._first
-        if server.served != first.served and self._follows:
+        server = self.servers[place]
+        if server.served != self._first.served and self._follows:
             server.renew()
-            first.renew()
-        if server.served != first.served:
-            said = (
-                f"server {place + 1} of {len(self.servers)} searches another index than server "
-                f"{self.servers.index(first) + 1}; serve one index at all of them"
-            )
-            raise RetrieverError(said) if self._follows else SettingError(said)
+            self._first.renew()
+            vars(self).pop("_first")  # it may be away to get the new one
+        first = self._first
+        if server.served == first.served:
+            self._left_out.discard(place)
+            return
+        said = (
+            f"server {place + 1} of {len(self.servers)} searches another index than server "
+            f"{self.servers.index(first) + 1}; serve one index at all of them"
+        )
+        if not self._follows:
+            raise SettingError(said)
+        if place not in self._left_out:
+            self._left_out.add(place)
+            log.warning("%s (until then it is left out)", said)
+        raise RetrieverError(said)

@@ -46,7 +46,7 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     _end_episodes_first(app, service)
 
     async def info() -> Response:
-        return JSONResponse(service.info())
+        return JSONResponse(await service.aside(True, service.info))  # a remote retriever is asked what it serves
 
     async def models() -> Response:
         return JSONResponse(service.models())

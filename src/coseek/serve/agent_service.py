@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from coseek import __version__
@@ -14,6 +14,7 @@ from coseek.agents.factory import AgentSettings, open_agent
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.rollout import Agent
+from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question
@@ -79,12 +80,15 @@ class AgentService(Service[AgentServeSettings]):
 
     def info(self) -> JsonObject:
         agent, retriever = self._opened()
+        identity = ""
+        with suppress(RetrieverError):  # of a server that does not answer; searches say so
+            identity = retriever.identity
         return {
             "name": self.name,
             "protocol": agent.protocol.name,
             **agent.identities,
             "retriever": retriever.name,
-            "retriever_identity": retriever.identity,
+            "retriever_identity": identity,
             "limits": dump_settings(self.limits),
             "coseek": __version__,
         }

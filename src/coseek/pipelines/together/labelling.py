@@ -23,7 +23,7 @@ from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder, absorb_lines
-from coseek.labels.labelling import check_distinct, label_turns, summary, unlabelled
+from coseek.labels.labelling import check_distinct, digests_of, label_turns, summary, unlabelled
 from coseek.labels.maker import RUN, LabelMaker, RolloutMaker
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.stored_turns import StoredTurns
@@ -112,7 +112,8 @@ def _begin(
                 f"({made.turns.run.folder}), so there is nothing to label; see to its training first"
             )
         begun.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
-        return RoundLabels(begun[0].record, tuple(order), unlabelled(begun[0], order, made.turns.run.done))
+        left = unlabelled(begun[0], order, lambda: digests_of([made.turns.run]))
+        return RoundLabels(begun[0].record, tuple(order), left)
 
     told = course.workers.agree(begin)
     if begun:
@@ -225,11 +226,17 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
         return RoundTurns(StoredTurns(run, protocol, asked), shares)
     if workers.first and not place.questions.exists():
         save_questions(place.questions, questions)
-    about: JsonObject = {"questions": str(place.questions), "samples": settings.samples}
+
+    def begun() -> JsonObject:
+        if (place.run / "run.yaml").exists():  # of a folder that may have been moved since; its parts are compared
+            return Run(place.run).settings
+        about: JsonObject = {"questions": str(place.questions), "samples": settings.samples}
+        return course.run_settings(number, number - 1, about, settings.temperature)
+
     run = share_run(
         workers,
         place.run,
-        course.run_settings(number, number - 1, about, settings.temperature),
+        workers.agree(begun),
         course.speaker(number, settings.temperature),
         course.search(number - 1),
         questions,

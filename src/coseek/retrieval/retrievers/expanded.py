@@ -81,9 +81,11 @@ class ExpandedRetriever(ModelRetriever):
         text = "" if after and not mark else one_line(unfenced(behind))
         self.stats.queries += 1
         self.stats.unexpanded += not text
+        asked = Query.of(query)
+        bare = asked == Query(asked.text)
         if not text:
-            return query
-        asked = Query(query, query) if isinstance(query, str) else query
+            return asked.text if bare else asked
+        asked = replace(asked, question=asked.text) if bare else asked
         return replace(asked, text=f"{asked.text} {text}" if self.settings.combine == "append" else text)
 
 
