@@ -8,8 +8,8 @@ from coseek.retrieval.retriever import Retriever, follow
 
 
 def open_source(source: Source, k: int) -> Retriever:
-    """Open an index folder, a URL, a YAML file or a mapping. Raises `UserError`, also for a wrong `k`. No run
-    is recorded of its searches, so they go on where a server replaces its index."""
+    """Open an index folder, a URL, a YAML file or a mapping. Raises `UserError`, also for a wrong `k`. No run is
+    recorded of its searches, so they go on where a server replaces its index."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise SettingError(f"the number of passages must be at least 1, not {k!r}")
     return follow(open_retriever(source))

@@ -58,8 +58,7 @@ class AgentSettings(Placement):
     """Which agent runs, and how it samples."""
 
     name: str
-    """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the
-    path of its `.py` file."""
+    """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""
     protocol: str
     """A protocol by name, or a YAML file."""
     prompt_template: str

@@ -113,7 +113,7 @@ def verdicts_on(
         return verdicts
     with cache.appending() as file:
         for start in range(0, len(left), size):
-            for claim, verdict in zip(left[start:], judge.judge(left[start : start + size]), strict=False):
+            for claim, verdict in zip(left[start : start + size], judge.judge(left[start : start + size]), strict=True):
                 verdicts[claim.key] = verdict
                 cache.append(file, verdict)
             tell(len(verdicts), len(asked))

@@ -141,7 +141,7 @@ class Replicas:
         if server.served != self._first.served and self._follows:
             server.renew()
             self._first.renew()
-            vars(self).pop("_first")  # it may be away to get the new one
+            vars(self).pop("_first", None)  # it may be away to get the new one; another thread may have seen it, too
         first = self._first
         if server.served == first.served:
             self._left_out.discard(place)
