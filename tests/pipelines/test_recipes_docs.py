@@ -8,7 +8,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_every_recipe_that_the_page_calls_measured_is_in_the_log() -> None:
     page = (DOCS / "reference" / "recipes.md").read_text(encoding="utf-8")
-    (measured,) = re.findall(r"Measured, with entries in the \[log\]\(\.\./LOG\.md\): (.*?)\.", page, flags=re.DOTALL)
+    (measured,) = re.findall(r"^Measured: (.*?)\s\(\[log\]\(\.\./LOG\.md\)\)\.", page, flags=re.DOTALL | re.MULTILINE)
     names = re.findall(r"`([\w-]+)`", measured)
     pages = [DOCS / "LOG.md", *(DOCS.parent / "bench" / "results").glob("log-*.md")]  # the log, and its older entries
     log = "".join(page.read_text(encoding="utf-8") for page in pages).casefold()
