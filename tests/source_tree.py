@@ -1,4 +1,4 @@
-"""Source tree: the project's Python files and what they import, read from the files. For test_house and bench/house."""
+"""Source tree: the project's Python files and what they import. For test_architecture and bench/architecture.py."""
 
 import ast
 import gc
@@ -65,33 +65,33 @@ def dotted(node: ast.AST, known: Mapping[str, str]) -> str:
     return ""
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """The rooms of coseek a file imports."""
+def imported_packages(path: Path) -> set[str]:
+    """The packages of coseek a file imports."""
     return {module.split(".")[1] for module in imported_modules(path) if module.startswith("coseek.")}
 
 
-def room_imports(folder: str) -> dict[str, set[str]]:
-    """Room → other rooms it imports, one level below `folder` (such as `training`; empty for the package itself).
+def package_imports(folder: str) -> dict[str, set[str]]:
+    """Package → other packages it imports, one level below `folder` (such as `training`; empty for the package itself).
 
-    A subfolder is one room; a file directly in the folder is a room of its own.
+    A subfolder is one package; a file directly in the folder is a package of its own.
     """
     base = PACKAGE / folder if folder else PACKAGE
     prefix = ("coseek", *folder.split("/")) if folder else ("coseek",)
-    rooms = {path.relative_to(base).parts[0].removesuffix(".py") for path in base.rglob("*.py")}
-    found: dict[str, set[str]] = {room: set() for room in rooms - {"__init__", "__main__"}}
+    packages = {path.relative_to(base).parts[0].removesuffix(".py") for path in base.rglob("*.py")}
+    found: dict[str, set[str]] = {package: set() for package in packages - {"__init__", "__main__"}}
     for path in base.rglob("*.py"):
-        room = path.relative_to(base).parts[0].removesuffix(".py")
-        for module in imported_modules(path) if room in found else ():
+        package = path.relative_to(base).parts[0].removesuffix(".py")
+        for module in imported_modules(path) if package in found else ():
             parts = tuple(module.split("."))
             if parts[: len(prefix)] == prefix and len(parts) > len(prefix):
                 other = parts[len(prefix)]
-                if other in found and other != room:
-                    found[room].add(other)
+                if other in found and other != package:
+                    found[package].add(other)
     return found
 
 
-def circles(imports: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Groups of rooms that import each other, directly or by way of others."""
+def cycles(imports: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Groups of packages that import each other, directly or by way of others."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -102,7 +102,7 @@ def circles(imports: Mapping[str, Set[str]]) -> list[list[str]]:
                 todo.append(other)
         return seen
 
-    below = {room: reached(room) for room in imports}
-    on_circle = [room for room in imports if room in below[room]]
-    groups = {frozenset(other for other in below[room] if room in below[other]) for room in on_circle}
+    below = {package: reached(package) for package in imports}
+    on_cycle = [package for package in imports if package in below[package]]
+    groups = {frozenset(other for other in below[package] if package in below[other]) for package in on_cycle}
     return sorted(sorted(group) for group in groups)

@@ -11,7 +11,7 @@ import typer
 from bench.picture import picture
 from bench.road import HEADER, rows
 from tests.source_tree import PACKAGE, ROOT
-from tests.test_house import FLOORS
+from tests.test_architecture import LAYERS
 
 from coseek.cli.main import COMMANDS
 from coseek.core.registry import find_plugin, plugin_names
@@ -125,11 +125,11 @@ def test_every_recipe_has_a_line_in_the_documentation() -> None:
     assert [name for name in sorted(names) if not {f"`{name}`", f"`{name.removesuffix('-laptop')}`"} & written] == []
 
 
-def test_the_page_of_the_house_has_the_floors_of_the_test() -> None:
-    page = (ROOT / "docs" / "explanation" / "house.md").read_text(encoding="utf-8")
-    told = {room: int(floor) for floor, room in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, flags=re.MULTILINE)}
-    there = {room: floor for room, floor in FLOORS.items() if list(PACKAGE.glob(f"{room}*"))}
-    assert {room: told.get(room) for room in there} == there
+def test_the_page_on_the_architecture_has_the_layers_of_the_test() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    told = {package: int(layer) for layer, package in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, flags=re.MULTILINE)}
+    there = {package: layer for package, layer in LAYERS.items() if list(PACKAGE.glob(f"{package}*"))}
+    assert {package: told.get(package) for package in there} == there
 
 
 def test_the_line_counts_of_own_mechanisms_are_about_right() -> None:

@@ -1,11 +1,11 @@
-"""What the house's counts are made of: circles of imports, and look-alike stretches."""
+"""What the counts of the source tree are made of: cycles of imports, and look-alike stretches."""
 
 import re
 from pathlib import Path
 
 import pytest
-from bench.house import code_lines, floors, stretch
-from tests.source_tree import circles, room_imports
+from bench.architecture import code_lines, layers, stretch
+from tests.source_tree import cycles, package_imports
 
 ONE = """
 def mean(values):
@@ -30,18 +30,18 @@ def middle(numbers):
 '''
 
 
-def test_rooms_that_import_each_other_by_way_of_a_third_are_one_circle() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
-    assert circles({"a": {"b"}, "b": set()}) == []
+def test_packages_that_import_each_other_by_way_of_a_third_are_one_cycle() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert cycles({"a": {"b"}, "b": set()}) == []
 
 
-def test_floors_are_the_rooms_of_the_longest_way_down() -> None:
+def test_layers_are_the_packages_of_the_longest_way_down() -> None:
     imports: dict[str, set[str]] = {"top": {"middle", "file"}, "middle": {"file"}, "file": {"low"}, "low": set()}
-    assert floors(imports, {"top", "middle", "low"}) == 3
+    assert layers(imports, {"top", "middle", "low"}) == 3
 
 
-def test_the_rooms_of_the_package_import_something() -> None:
-    imports = room_imports("")
+def test_the_packages_of_coseek_import_something() -> None:
+    imports = package_imports("")
     assert "core" in imports["data"] and "cli" not in imports["core"]
 
 

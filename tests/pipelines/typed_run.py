@@ -1,4 +1,4 @@
-"""What one of several workers runs in the tests of this room: a command as it is typed."""
+"""What one of several workers runs in the tests of this folder: a command as it is typed."""
 
 import os
 from contextlib import redirect_stdout

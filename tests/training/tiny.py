@@ -1,4 +1,4 @@
-"""Small real things that the tests of this room share: hand-made trajectories and a tiny network."""
+"""Small real things that the tests of this folder share: hand-made trajectories and a tiny network."""
 
 import random
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 The driver makes runs that hold every invariant; an audit says whether a file still does, after a crash, a disk, an
 editor or a program that is not ours. What needs a tokenizer, a protocol, questions or a corpus is handed in
-(`AuditParts`), since this room knows none of them.
+(`AuditParts`), since this package knows none of them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,5 +1,5 @@
-"""Invariants of one trajectory, checked from itself and the limits of its run. Decoding is handed in, since this room
-knows no tokenizer.
+"""Invariants of one trajectory, checked from itself and the limits of its run. Decoding is handed in, since this
+package knows no tokenizer.
 """
 
 import math

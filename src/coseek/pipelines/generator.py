@@ -25,27 +25,27 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
 
     def draw(self, generator: Generator) -> Draw:
         recipe = self.recipe
-        return ExampleWriter(self.rooms, generator, self.tokenizer, recipe.sft.curriculum, recipe.passages).draw
+        return ExampleWriter(self.samplers, generator, self.tokenizer, recipe.sft.curriculum, recipe.passages).draw
 
     @cached_property
-    def rooms(self) -> list[WorldSampler]:
+    def samplers(self) -> list[WorldSampler]:
         """The throw-away worlds."""
-        rooms = []
+        samplers = []
         self.progress.stage("worlds", self.recipe.worlds)
         for number in range(self.recipe.worlds):
             seed = derive_seed(self.recipe.seed, "generator world", number) % 2**31
-            rooms.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
+            samplers.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
             self.progress.advance(number + 1)
-        return rooms
+        return samplers
 
     def texts(self) -> Iterable[str]:
         """Passages, questions and examples."""
         texts: list[str] = []
         rng = random.Random(f"{self.recipe.seed}/texts")
-        for room in self.rooms[:TOKENIZER_WORLDS]:
-            texts += [f"{passage.title} :{passage.text}" for passage in room.world.corpus]
-            for question in room.questions:
-                example = room.example_of(question, 2, rng)
+        for sampler in self.samplers[:TOKENIZER_WORLDS]:
+            texts += [f"{passage.title} :{passage.text}" for passage in sampler.world.corpus]
+            for question in sampler.questions:
+                example = sampler.example_of(question, 2, rng)
                 texts += [f" Question : {question.question} So", example.written]
         return texts
 

@@ -210,12 +210,14 @@ class ReaderTraining(TrainingRun[R], ABC):
         return right
 
     def _runs(
-        self, generator: Generator, asked: Sequence[Question], room: ExampleSampler, count: int, gold: bool = True
+        self, generator: Generator, asked: Sequence[Question], sampler: ExampleSampler, count: int, gold: bool = True
     ) -> list[Trajectory]:
         """Answer each question once, from `count` passages: its gold ones among others, or BM25's top ones."""
         seed = self.recipe.table.seed
         given = [
-            room.passages(one, count, random.Random(f"{seed}/{one.id}")) if gold else tuple(room.found[one.id][:count])
+            sampler.passages(one, count, random.Random(f"{seed}/{one.id}"))
+            if gold
+            else tuple(sampler.found[one.id][:count])
             for one in asked
         ]
         runs: list[Trajectory] = []
@@ -230,14 +232,14 @@ class ReaderTraining(TrainingRun[R], ABC):
         """Score the trained generator on the test split of the held-out world."""
         model = load_model(self.trained_folder, self.recipe)
         generator = self.generator_of(model, "trained")
-        room = WorldSampler(self.held_out, "test")
-        asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)
+        sampler = WorldSampler(self.held_out, "test")
+        asked = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
         usual = self.recipe.table.passages
         runs = {
-            "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, room, count)
+            "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, sampler, count)
             for count in (usual, *self.recipe.table.others)
         }
-        runs[f"naive RAG, top {usual}"] = self._runs(generator, asked, room, usual, gold=False)
+        runs[f"naive RAG, top {usual}"] = self._runs(generator, asked, sampler, usual, gold=False)
         return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
 
     def write_results(self, scores: Scores) -> Table:

@@ -1,4 +1,4 @@
-"""The house: floors, sizes and names, read from the files themselves."""
+"""The architecture: layers, sizes and names, read from the files themselves."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.source_tree import PACKAGE, ROOT, imported_rooms, nodes, parsed, sources
+from tests.source_tree import PACKAGE, ROOT, imported_packages, nodes, parsed, sources
 
 import coseek
 from coseek.cli.extras import EXTRA_OF
@@ -20,7 +20,7 @@ from coseek.core.errors import MissingExtra
 from coseek.core.registry import plugin_names
 from coseek.core.settings import Settings
 
-FLOORS = {
+LAYERS = {
     "core": 0,
     "data": 1,
     "hardware": 1,
@@ -37,20 +37,19 @@ FLOORS = {
     "synthesis": 8,
     "training": 9,
     "pipelines": 10,
-    "studies": 11,
     "serve": 11,
     "view": 11,
     "cli": 11,
     "library": 12,
     "adapters": 12,
 }
-"""Room → floor. A room imports itself and rooms on lower floors, nothing else."""
+"""Package → layer. A package imports itself and packages on lower layers, nothing else."""
 
 NEIGHBOURS = {
     ("cli", "serve"): "the command line starts the services",
     ("cli", "view"): "the command line writes and serves the viewer's page",
 }
-"""The only ways between two rooms of one floor, each with its reason."""
+"""The only ways between two packages of one layer, each with its reason."""
 
 TORCH_FREE = (
     "core", "data", "hardware", "world", "retrieval", "agents", "rewards", "measure", "traces", "hub", "graders",
@@ -61,18 +60,18 @@ LONG: dict[str, str] = {}
 """Files over 500 lines and functions (`file:function`) over 60, each with its reason."""
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    assert rooms <= FLOORS.keys()
+def test_every_package_has_a_layer() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert packages <= LAYERS.keys()
 
 
-def test_rooms_import_only_floors_below() -> None:
+def test_packages_import_only_lower_layers() -> None:
     wrong = []
     for path in sources("src/coseek"):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for other in imported_rooms(path) if room in FLOORS else ():
-            below = other not in FLOORS or FLOORS[other] < FLOORS[room]
-            if not (other == room or below or (room, other) in NEIGHBOURS):
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for other in imported_packages(path) if package in LAYERS else ():
+            below = other not in LAYERS or LAYERS[other] < LAYERS[package]
+            if not (other == package or below or (package, other) in NEIGHBOURS):
                 wrong.append(f"{path.relative_to(ROOT)} imports {other}")
     assert not wrong, "\n".join(wrong)
 
@@ -136,16 +135,16 @@ def test_importing_coseek_imports_nothing_heavy() -> None:
     assert run_python(f"import coseek, sys; print([name for name in {heavy!r} if name in sys.modules])") == "[]\n"
 
 
-def test_rooms_that_need_no_torch_import_none() -> None:
-    rooms = tuple(f"coseek.{room}." for room in TORCH_FREE)
+def test_packages_that_need_no_torch_import_none() -> None:
+    packages = tuple(f"coseek.{package}." for package in TORCH_FREE)
     code = f"""
 import coseek, importlib, pkgutil, sys
 for found in pkgutil.walk_packages(coseek.__path__, 'coseek.', onerror=lambda name: None):
-    if found.name.startswith({rooms!r}):
+    if found.name.startswith({packages!r}):
         importlib.import_module(found.name)
         assert 'torch' not in sys.modules, found.name
 """
-    # walk_packages imports the packages it walks through, the torch rooms' `__init__` among them: those are free too.
+    # walk_packages imports the packages it walks through; the `__init__` of those with torch is free of it, too.
     run_python(code)
 
 

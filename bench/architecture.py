@@ -1,7 +1,7 @@
-"""House: counts that say how well the source tree is kept, each beside its bar. Exit 1 when one is over its bar.
+"""Counts that say how well the source tree is kept, each beside its bar. Exit 1 when one is over its bar.
 
-    python -m bench.house                 the counts
-    python -m bench.house --stretches     and every look-alike stretch
+    python -m bench.architecture                 the counts
+    python -m bench.architecture --stretches     and every look-alike stretch
 
 A look-alike stretch is a maximal run of at least six code lines that two places share once names, numbers and strings
 are replaced by placeholders, with at least four different lines among them. Imports, comments and docstrings are not
@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.source_tree import PACKAGE, ROOT, circles, imported_rooms, nodes, parsed, room_imports, sources
-from tests.test_house import FLOORS, NEIGHBOURS
+from tests.source_tree import PACKAGE, ROOT, cycles, imported_packages, nodes, package_imports, parsed, sources
+from tests.test_architecture import LAYERS, NEIGHBOURS
 
 MOST_REPEATS = 35
-"""Half of the 70 that this rule counts in the tree before the house was redrawn (commit 8ba5a95)."""
+"""Half of the 70 that this rule counts in the tree before the architecture was redrawn (commit 8ba5a95)."""
 SHORTEST, LEAST_SHAPES = 6, 4
 """Lines of a look-alike stretch, and different lines among them."""
 LAYOUT = (token.NEWLINE, tokenize.NL, token.INDENT, token.DEDENT, tokenize.COMMENT, token.ENDMARKER, token.ENCODING)
@@ -76,12 +76,12 @@ def all_counts(only_barred: bool = False) -> Iterator[Count]:
     upward = upward_imports()
     yield Count("imports upward or beside", len(upward), 0, tuple(upward))
     for folder in ("", "training", "pipelines"):
-        found = circles(room_imports(folder))
-        name = f"circles inside {folder}" if folder else "circles between rooms"
+        found = cycles(package_imports(folder))
+        name = f"cycles inside {folder}" if folder else "cycles between packages"
         yield Count(name, len(found), 0, tuple(" ⇄ ".join(group) for group in found))
-    rooms = {path.parent.name for path in (PACKAGE / "training").glob("*/*.py")}
-    yield Count("rooms of training", len(rooms), 5, tuple(sorted(rooms)))
-    yield Count("floors of training", floors(room_imports("training"), rooms), 3)
+    packages = {path.parent.name for path in (PACKAGE / "training").glob("*/*.py")}
+    yield Count("packages of training", len(packages), 5, tuple(sorted(packages)))
+    yield Count("layers of training", layers(package_imports("training"), packages), 3)
     yield Count("words in docs", sum(words(path) for path in (ROOT / "docs").rglob("*.md")), 28_000)
     yield Count("words in README.md", words(ROOT / "README.md"), 900)
     code = sources("src", "tests", "bench")
@@ -113,25 +113,25 @@ def classes_twice() -> list[str]:
 
 
 def upward_imports() -> list[str]:
-    """Imports of rooms on the same or a higher floor, but for the exceptions with a reason."""
+    """Imports of packages on the same or a higher layer, but for the exceptions with a reason."""
     found = []
     for path in sources("src/coseek"):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for other in sorted(imported_rooms(path)) if room in FLOORS else ():
-            above = other in FLOORS and other != room and FLOORS[other] >= FLOORS[room]
-            if above and (room, other) not in NEIGHBOURS:
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for other in sorted(imported_packages(path)) if package in LAYERS else ():
+            above = other in LAYERS and other != package and LAYERS[other] >= LAYERS[package]
+            if above and (package, other) not in NEIGHBOURS:
                 found.append(f"{path.relative_to(ROOT)} imports {other}")
     return found
 
 
-def floors(imports: Mapping[str, Set[str]], rooms: Set[str]) -> int:
-    """Rooms on the longest way down from one of them to another. Single files are no floors; on a circle, all rooms."""
-    if circles(imports):
-        return len(rooms)
+def layers(imports: Mapping[str, Set[str]], packages: Set[str]) -> int:
+    """Packages on the longest way down from one of them to another. Single files are no layers; on a cycle, all."""
+    if cycles(imports):
+        return len(packages)
 
     @cache
-    def depth(room: str) -> int:
-        return (room in rooms) + max((depth(other) for other in imports[room]), default=0)
+    def depth(package: str) -> int:
+        return (package in packages) + max((depth(other) for other in imports[package]), default=0)
 
     return max(map(depth, imports), default=0)
 
