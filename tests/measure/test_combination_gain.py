@@ -10,7 +10,7 @@ from coseek.data.question import Question
 from coseek.measure.combination_gain import CombinationGain
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
 from coseek.measure.plots import Series, line_plot
-from coseek.measure.score import ScoredRow, ScoredRun, collect
+from coseek.measure.score import UNREAD, ScoredRow, ScoredRun, collect
 from coseek.measure.table import interval_json, show
 
 QUESTIONS = [replace(QUESTION, id=f"q{n}") for n in range(8)]
@@ -65,6 +65,16 @@ def test_the_table_says_score_context_recall_and_lead_of_every_point() -> None:
     assert [cell.partition(" ")[0] for cell in agent[2:]] == ["0.875", "2.5", "25.0", "0.750", "–"]
     assert (one[-1], matched[-1]) == (show(lead("one").difference), show(lead("matched").difference))
     assert table.notes == ("Means with 95 % bootstrap intervals over questions.",)
+
+
+def test_a_lead_counts_no_answer_without_a_verdict_also_if_it_is_covered() -> None:
+    def judged(name: str, unread: int, right: list[int]) -> ScoredRun:
+        values = [{"gen_acc": 1.0} if one else {} if unread else {"gen_acc": 0.0} for one in right]
+        rows = zip(QUESTIONS, values, strict=True)
+        return collect(name, [(question, "answered", {UNREAD: float(unread), **found}) for question, found in rows])
+
+    gain = replace(small(), metric="gen_acc", agent=judged("agent", 1, EM["one"]))
+    assert gain.gain(judged("matched", 0, EM["matched"])) is None  # the agent's only known answer would lead by 1
 
 
 def test_what_a_point_leaves_out_is_said_below_the_table() -> None:

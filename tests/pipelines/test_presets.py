@@ -11,8 +11,10 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason
+from coseek.graders.context_budget import ContextBudget
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.estimate import PROMPT_TOKENS
+from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.retrieval.retrievers.simulated import SimulatedSettings
 
 
@@ -33,6 +35,15 @@ def contexts(*overrides: str) -> int:
 def test_the_paper_s_s3_serves_nine_contexts_and_its_program_twelve() -> None:
     assert contexts() == contexts("preset=paper") == 9
     assert contexts("preset=code") == 12
+
+
+def test_s3_blocks_without_a_selection_reach_the_generator_whole() -> None:
+    recipe = load_recipe("s3")
+    budget, blocks = recipe.graders.generator, 1 + recipe.limits.max_turns  # the opening search, too
+    assert budget is not None
+    passages = [Passage(f"d{n}", f"T{n}", f"word{n} " * 130) for n in range(blocks * recipe.limits.passages_per_search)]
+    given, _ = ContextBudget(budget.max_context_tokens, budget.max_passages).fill(passages)
+    assert len(passages) == 24 and [one.text.count(" ") for one in given] == [129] * 24
 
 
 def test_five_simulated_documents_reach_the_agent_of_zerosearch_whole() -> None:
@@ -59,6 +70,19 @@ def test_a_preset_stands_in_the_record_as_the_settings_that_it_means() -> None:
     grpo = load_recipe("search-r1-grpo", ["preset=code"])
     assert (grpo.protocol, grpo.rl.entropy, grpo.rl.algorithm) == ("search-r1-code", 0.001, "grpo")
     assert (grpo.rl.kl_clamp, load_recipe("search-r1-ppo", ["preset=code"]).rl.kl_clamp) == (10, None)
+
+
+def test_a_preset_of_a_co_trainings_agent_is_applied_below_what_the_recipe_says_and_a_misspelt_one_refused() -> None:
+    agent = load_together_recipe("agentic-r", ["agent.preset=code", "agent.rl.entropy=0.5"]).agent
+    assert (agent.preset, agent.protocol, agent.rl.top_p, agent.rl.old_logprobs) == (
+        "code", "search-r1-code", 0.95, "recompute",
+    )  # fmt: skip
+    assert (agent.limits.max_turn_tokens, agent.rl.steps, agent.rl.entropy) == (800, 400, 0.5)
+    assert agent.reward == {"exact_match": 1.0}
+    named = load_together_recipe("agentic-r", ["agent=search-r1-ppo", "agent.preset=code"]).agent
+    assert (named.protocol, named.rl.steps) == ("search-r1-code", 600)
+    with pytest.raises(SettingError, match="no preset 'cod'; did you mean"):
+        load_together_recipe("agentic-r", ["agent.preset=cod"])
 
 
 @pytest.mark.parametrize("name", ["s3", "search-r1-ppo", "search-r1-grpo"])

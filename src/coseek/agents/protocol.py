@@ -73,7 +73,7 @@ class ProtocolFile(Settings):
     """The environment first searches the question and shows the results."""
     retries: bool = False
     """A turn without a valid action is answered with a request to try again, which counts as a turn; otherwise it ends
-    the run."""
+    the run, as one does that a limit cut."""
     ends_after_search: bool = False
     """The first search ends the run; its passages are the result."""
     reason_in_documents: bool = False

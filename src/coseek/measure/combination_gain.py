@@ -13,7 +13,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.question_groups import ALL, macro_groups
-from coseek.measure.score import MetricSummary, ScoredRun, Scores, macro_summaries, summarise
+from coseek.measure.score import MetricSummary, ScoredRun, Scores, comparable_values, macro_summaries, summarise
 from coseek.measure.table import Table, dataset_table, interval_json, left_out, metrics_json, scores_json, show
 
 
@@ -53,12 +53,9 @@ class CombinationGain:
         return Scores(tuple(means), by_dataset=(*self.datasets, *macro_groups(self.datasets)))
 
     def gain(self, other: ScoredRun) -> Difference | None:
-        """Paired difference agent − other on their common questions."""
-        sides = [
-            {ident: row.metrics[self.metric] for ident, row in run.questions.items() if self.metric in row.metrics}
-            for run in (other, self.agent)
-        ]
-        return paired_difference(sides[0], sides[1], np.random.default_rng(self.seed))
+        """Paired difference agent − other on their common questions; of a judged metric, where both have a verdict."""
+        theirs, ours = (comparable_values(run, self.metric, self.idents) for run in (other, self.agent))
+        return paired_difference(theirs, ours, np.random.default_rng(self.seed))
 
     def table(self) -> Table:
         """One row per point: score, size of the generator's context, and the agent's gain over it."""

@@ -433,7 +433,7 @@ def compare(
     seed: int,
 ) -> Comparison:
     """`other` − `first` for each metric, on their common questions of a group."""
-    pairs = {name: (_values(first, name, idents), _values(other, name, idents)) for name in metrics}
+    pairs = {name: (comparable_values(first, name, idents), comparable_values(other, name, idents)) for name in metrics}
     found = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
     differences = {name: difference for name, difference in found.items() if difference is not None}
     shared = [ident for ident in idents if ident in first.questions and ident in other.questions]
@@ -441,7 +441,7 @@ def compare(
     return Comparison(other.name, first.name, group, differences, unread)
 
 
-def _values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dict[str, float]:
+def comparable_values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dict[str, float]:
     """Values of a metric by question. Questions without a verdict are left out of judged metrics, also if cover-EM
     decides GenAcc: otherwise only right answers would remain."""
     rows = ((ident, run.questions[ident]) for ident in idents if ident in run.questions)

@@ -404,15 +404,16 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
     return apply_overrides(tree, overrides), "" if path.parent == RECIPES else path
 
 
-def recipe_tree(given: Json, file: Path) -> JsonObject:
-    """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe."""
+def recipe_tree(given: Json, file: Path, preset: JsonObject) -> JsonObject:
+    """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe. `preset`
+    is `{preset: NAME}` of the command line, or empty."""
     if isinstance(given, str):
         tree = _read(_base_path(given, file), ())
     elif isinstance(given, dict):
-        tree = _laid_over_base(given, file, ())
+        tree = _laid_over_base({**given, **preset}, file, ())
     else:
         raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {given!r}")
-    return _with_preset(tree, tree)
+    return _with_preset({**tree, **preset}, tree)
 
 
 def _read(path: Path, above: Sequence[Path]) -> JsonObject:

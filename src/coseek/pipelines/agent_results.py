@@ -275,8 +275,10 @@ def metric_of(training: AgentTraining) -> str:
     if by_generator(training):
         return "gen_acc" if recipe.graders.judge is not None else "cover_em"
     paid = {part.name for part in make_reward(recipe.reward).parts}
-    silent = not answers_itself(recipe.protocol)
-    return "recall" if "gold_recall" in paid or silent else "em"
+    if answers_itself(recipe.protocol):
+        return "recall" if "gold_recall" in paid else "em"
+    # Where the data names no gold passages, recall is undefined and found answers are paid.
+    return "answer_hit" if {"answer_hit", "rank_tiers"} & paid else "recall"
 
 
 def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, Table]:

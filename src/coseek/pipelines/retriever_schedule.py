@@ -35,6 +35,11 @@ def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> Non
         )
 
 
+def tell(retriever: ScheduledRetriever, step: int, steps: int) -> None:
+    """Tell a retriever that step `step` of `steps`, from 1, begins: the first has its first rate, the last its last."""
+    retriever.progress(step - 1, max(1, steps - 1))
+
+
 class RetrieverSchedule(Callback):
     """Tells a retriever that changes over the run how far the run is."""
 
@@ -42,4 +47,4 @@ class RetrieverSchedule(Callback):
         self._retriever = retriever
 
     def before_step(self, report: StepReport) -> None:
-        self._retriever.progress(report.step - 1, report.steps)
+        tell(self._retriever, report.step, report.steps)

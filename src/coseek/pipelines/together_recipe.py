@@ -200,15 +200,18 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
         tree = inside
     typed = apply_overrides({}, [text for text in overrides if "." not in text.partition("=")[0]])
     inner = [text for text in overrides if "." in text.partition("=")[0]]
-    resolved = {**_resolved(tree, file), **_resolved(typed, Path("the command line"))}
+    # A preset lies below the other settings of the agent, so it is known before they are read.
+    named = [text.removeprefix("agent.") for text in inner if text.partition("=")[0] == "agent.preset"]
+    preset = apply_overrides({}, named)
+    resolved = {**_resolved(tree, file, preset), **_resolved(typed, Path("the command line"), preset)}
     return make_settings(
         TogetherRecipe, apply_overrides(resolved, inner), "" if file.parent == RECIPES else file, overrides
     )
 
 
-def _resolved(tree: JsonObject, file: Path) -> JsonObject:
-    """Read the recipes that are only named; paths are relative to the file."""
-    inside = {"agent": lambda given: recipe_tree(given, file), "start": _start, "retriever": _retriever}
+def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
+    """Read the recipes that are only named; paths are relative to the file. `preset`: `{preset: NAME}`, the agent's."""
+    inside = {"agent": lambda given: recipe_tree(given, file, preset), "start": _start, "retriever": _retriever}
     return {
         name: inside[name](value) if name in inside and value is not None else value for name, value in tree.items()
     }
