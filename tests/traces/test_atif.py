@@ -108,6 +108,18 @@ def test_a_document_of_another_system_is_scored_by_a_path_to_its_gold_answer(tmp
     assert audit_run(tmp_path / "run").violations == ()
 
 
+def test_what_a_system_event_says_is_no_result_of_a_search(tmp_path: Path) -> None:
+    document = json.loads(json.dumps(FOREIGN))
+    found = document["steps"][1]["observation"]["results"]
+    found.insert(0, {"source_call_id": None, "content": "Container restarted."})
+    atif.Trajectory.model_validate(document)
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    import_traces([tmp_path / "one.json"], tmp_path / "run")
+    (run,) = Run(tmp_path / "run").trajectories()
+    assert [hit.passage.text for hit in run.searches[0].hits] == ["A play by Goethe."]
+    assert "Container restarted." in [segment.text for segment in run.segments]
+
+
 @pytest.mark.parametrize("steps", [None, [], [{"source": "robot"}], ["x"]])
 def test_a_broken_document_is_left_out_with_its_reason(tmp_path: Path, steps: object) -> None:
     (tmp_path / "bad.json").write_text(json.dumps({**FOREIGN, "steps": steps}))

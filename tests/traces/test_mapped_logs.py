@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.traces.chats import write_log
+from tests.traces.chats import imported, search_chat, write_log
 
+from coseek.agents.served_context import served_context
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
+from coseek.measure.score import score_trajectory
 from coseek.traces.found_passages import hits_by_query
 from coseek.traces.importing import import_traces, trace_settings
 
@@ -87,3 +89,39 @@ def test_scores_are_kept_only_where_they_rank() -> None:
     assert [hit.score for hit in hits_by_query(rows, 1)[0]] == [3, 2.5]
     assert [hit.score for hit in hits_by_query(rows[::-1], 1)[0]] == [1, 0.5]
     assert [hit.score for hit in hits_by_query(json.dumps(["a", "b"]), 1)[0]] == [1, 0.5]
+
+
+def test_different_passages_that_a_log_gives_one_id_stay_apart_in_a_run(tmp_path: Path) -> None:
+    first, last = "A play.", "It is by Goethe."
+    found: list[list[Json]] = [[{"id": 1, "text": first}], [{"id": 1, "text": last}, {"id": 2, "text": first}]]
+    steps: list[Json] = [{"query": f"q{number}", "results": rows} for number, rows in enumerate([*found, found[0]])]
+    row: JsonObject = {"question": "Who wrote Faust?", "answers": ["Goethe"], "gold_ids": ["1"], "steps": steps}
+    (run,), _ = imported(tmp_path, [row], steps="steps")
+    ids = [[hit.passage.id for hit in search.hits] for search in run.searches]
+    assert ids[0] == ids[2] == ["1"] and ids[1][0].startswith("1#") and ids[1][1] == "2"
+    assert run.evidence == ("1", *ids[1])
+    scores = score_trajectory(run)
+    assert (scores["passages"], scores["answer_hit"], scores["recall"]) == (3, 1, 1)
+    assert [passage.text for passage in served_context(run)] == [first, last]
+    assert audit_run(tmp_path / "run").violations == ()
+
+
+def test_two_chunks_of_one_page_are_two_passages_of_its_address() -> None:
+    page = "https://x.org/faust"
+    rows: list[Json] = [{"url": page, "content": "one"}, {"id": page, "content": "two"}, {"url": page, "text": "one"}]
+    (hits,) = hits_by_query(rows, 1)
+    assert [hit.passage.text for hit in hits] == ["one", "two"] and len({hit.passage.id for hit in hits}) == 2
+    assert [hit.passage.url for hit in hits] == [page, page]
+
+
+def test_an_id_of_coseeks_own_hits_goes_to_no_passage_of_another_tool(tmp_path: Path) -> None:
+    chat = search_chat()
+    own: list[Json] = [{"id": "faust", "title": "", "text": "Ours.", "score": 1.0}]
+    call: JsonObject = {"id": "b", "function": {"name": "search", "arguments": {"query": "Faust"}}}
+    more: list[JsonObject] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "b", "content": "Ours.", "hits": own},
+    ]
+    (run,), _ = imported(tmp_path, [{"messages": [*chat[:4], *more, chat[4]]}])
+    ((theirs, egmont), (ours,)) = ([hit.passage.id for hit in search.hits] for search in run.searches)
+    assert (ours, egmont) == ("faust", "egmont") and theirs.startswith("faust#")

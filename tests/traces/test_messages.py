@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import SCRIPTS, WIDE, Shelf, play
+from tests.agents.playing import QUESTION, SCRIPTS, WIDE, Shelf, play
+from tests.agents.test_tools import tool
+from tests.agents.test_visits import visited
 from tests.traces.chats import HOSTILE, imported, own_runs, random_chat, search_chat, stored, write_log
 
 from coseek.agents.actions import NOT_FOUND
@@ -16,12 +18,16 @@ from coseek.agents.replay import ReplayPoint
 from coseek.agents.search_turns import replay_queries
 from coseek.agents.served_context import served_context
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, read_jsonl
+from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.run import Run
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import Author, Search, StopReason, Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.score import score_trajectory
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.generator_table import identities_of, naive_rag
+from coseek.pipelines.stored_runs import in_tokens_of
 from coseek.retrieval.query import QueryLike
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL
@@ -246,6 +252,91 @@ def test_a_run_that_was_only_to_search_is_after_import_no_wrong_answer(tmp_path:
     before = play("s3", *SCRIPTS["s3"])
     after = there_and_back(tmp_path, before, name)
     assert after.question.answers and not {"em", "f1"} & score_trajectory(after).keys()
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+@pytest.mark.parametrize("protocol", ["s3", "deepretrieval"])
+def test_a_search_that_was_cut_off_is_after_import_no_wrong_answer_either(
+    tmp_path: Path, protocol: str, name: str
+) -> None:
+    before = play(protocol, SCRIPTS["s3"][0] if protocol == "s3" else "<think>a</think>", limits=ONE_TURN)
+    assert before.stop is not StopReason.COMPLETE
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert (after.stop, after.agent_protocol, after.protocol) == (before.stop, protocol, PROTOCOL)
+        scores = score_trajectory(after)
+        assert after.question.answers and not {"em", "cover_em", "f1", "declined"} & scores.keys()
+        assert (scores["answer_hit"], scores["searches"]) == (len(before.searches) > 0, len(before.searches))
+    assert audit_run(tmp_path / "twice" / "again").violations == ()
+
+
+def test_a_log_makes_no_file_the_protocol_of_a_run(tmp_path: Path) -> None:
+    named: list[Json] = [f"{tmp_path}/own.yaml", f"{'x' * 5000}.yml", 7, "", "unknown", "s3"]
+    rows: list[JsonObject] = [{"messages": [*search_chat()[:4]], "run": {"protocol": one}} for one in named]
+    runs, _ = imported(tmp_path, [row | {"answers": ["Goethe"]} for row in rows])
+    assert [run.logged_protocol for run in runs] == [None, None, None, None, "unknown", "s3"]
+    assert ["em" in score_trajectory(run) for run in runs] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_what_only_a_visit_showed_is_evidence_after_export_too(tmp_path: Path, name: str) -> None:
+    before = visited(tool("visit", id="n4"), tool("visit", id="n5"), tool("visit", id="n9"))
+    assert len(before.visits) == 2 and before.evidence == ("n4", "n3", "n5", "n6")
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert (after.visits, after.evidence) == (before.visits, before.evidence)
+        assert served_context(after) == served_context(before)
+    assert audit_run(tmp_path / "twice" / "again").violations == ()
+
+
+def test_an_imported_run_with_visits_is_sound_in_a_learners_tokens_too(tmp_path: Path) -> None:
+    run = there_and_back(tmp_path, visited(tool("visit", id="n4")), "messages")
+    protocol = load_protocol(PROTOCOL)
+    learned = in_tokens_of(run, protocol, ByteTokenizer(protocol.grammar.special_tokens), WIDE)
+    assert learned.visits and list(check_trajectory(learned)) == []
+    assert (run.agent_protocol, learned.agent_protocol) == ("react", PROTOCOL)
+
+
+def test_a_log_cannot_tell_of_visits_that_no_message_shows(tmp_path: Path) -> None:
+    def visit(turn: Json, ident: str, *shown: str) -> JsonObject:
+        return {"turn": turn, "id": ident, "passages": [{"id": one, "text": one} for one in shown]}
+
+    chat = search_chat()
+    chat.insert(4, {"role": "user", "content": "A page."})
+    told: list[Json] = [visit(2, "a", "a"), visit(1, "b", "c"), visit(1, "d", "d"), visit(-1, "e", "e")]
+    rows: list[JsonObject] = [{"messages": [*chat], "run": {"visits": told}}]
+    rows += [{"messages": [*chat], "run": {"visits": [visit(True, "a", "a")]}}]
+    (run, odd), _ = imported(tmp_path, rows)
+    assert [one.id for one in run.visits] == ["d"] and run.evidence == ("faust", "egmont", "d")
+    assert odd.visits == () and audit_run(tmp_path / "run").violations == ()
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_a_cell_of_naive_rag_comes_back_with_what_it_found(tmp_path: Path, name: str) -> None:
+    run = Run.create(tmp_path / "cell", {})
+    run.bind(identities_of(Shelf(), [QUESTION], 2, 0))
+    naive_rag(run, Shelf(), [QUESTION], 2, 0)
+    (before,) = run.trajectories()
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert (after.question, after.searches) == (before.question, before.searches)
+        assert score_trajectory(after)["answer_hit"] == 1
+        assert served_context(after) == served_context(before)
+    assert audit_run(tmp_path / "twice" / "again").violations == ()
+    lost = replace(before, stop=StopReason.RETRIEVER_ERROR, searches=(Search("Ada", fault="away", turn=0),))
+    assert there_and_back(tmp_path / "lost", lost, name).fault is not None
+
+
+def test_a_result_without_an_id_takes_no_call_from_the_result_that_names_it(tmp_path: Path) -> None:
+    chat = search_chat()
+    told: JsonObject = {"role": "tool", "content": "The tool server has restarted."}
+    (named,), _ = imported(tmp_path, [{"messages": [*chat[:3], told, *chat[3:]]}])
+    assert [hit.passage.id for hit in named.searches[0].hits] == ["faust", "egmont"]
+    assert [segment.text for segment in named.segments if segment.tag == "message"] == [told["content"]]
+    (tmp_path / "b").mkdir()
+    bare = {key: value for key, value in chat[3].items() if key != "tool_call_id"}
+    (unnamed,), _ = imported(tmp_path / "b", [{"messages": [*chat[:3], bare, chat[4]]}])
+    assert unnamed.searches == named.searches
 
 
 def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:

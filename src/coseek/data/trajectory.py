@@ -172,6 +172,10 @@ class Visit:
     passages: tuple[Passage, ...]
     """All that were shown, in the order of the document."""
 
+    def shows(self, ident: str) -> bool:
+        """Whether a passage with this id is among those that were shown."""
+        return any(passage.id == ident for passage in self.passages)
+
     def to_json(self) -> JsonObject:
         return {"turn": self.turn, "id": self.id, "passages": [passage.to_json() for passage in self.passages]}
 
@@ -227,6 +231,13 @@ class Trajectory:
     """Visits that showed more than the passage that a search had found."""
     messages: tuple[JsonObject, ...] = ()
     """The messages of an imported conversation, exactly as the log has them; empty for runs of coseek."""
+    logged_protocol: str | None = None
+    """The protocol that an imported log names, where its segments are written in the tags of another."""
+
+    @property
+    def agent_protocol(self) -> str:
+        """The protocol that its agent spoke."""
+        return self.logged_protocol or self.protocol
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -294,6 +305,8 @@ class Trajectory:
             row["cost_usd"] = self.cost_usd
         if self.messages:
             row["messages"] = list(self.messages)
+        if self.logged_protocol is not None:
+            row["logged_protocol"] = self.logged_protocol
         return row
 
     @classmethod
@@ -323,6 +336,7 @@ class Trajectory:
             evidence=_idents(row.get("evidence")),
             visits=tuple(Visit.from_json(part) for part in fields.objects({"visits": [], **row}, "visits")),
             messages=tuple(fields.objects({"messages": [], **row}, "messages")),
+            logged_protocol=fields.text_or_none(row, "logged_protocol"),
         )
 
 

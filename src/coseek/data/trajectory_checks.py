@@ -194,23 +194,23 @@ def _calls(trajectory: Trajectory) -> Iterator[str]:
         yield f"a tool call failed before the last turn ({turn}), and a failed call ends a run"
 
 
-def _turns_before(trajectory: Trajectory, tag: str) -> list[int]:
-    """The number of the agent's turn in front of each segment by the environment with this tag."""
+def _turns_before(trajectory: Trajectory, *tags: str) -> list[int]:
+    """The number of the agent's turn in front of each segment by the environment with one of these tags."""
     found, turn = list[int](), 0
     for segment in trajectory.segments:
         turn += segment.author is Author.AGENT
-        if segment.author is Author.ENVIRONMENT and segment.tag == tag:
+        if segment.author is Author.ENVIRONMENT and segment.tag in tags:
             found.append(turn)
     return found
 
 
 def _visits(trajectory: Trajectory) -> Iterator[str]:
-    """Each visit that showed a document has its page, behind the turn that made it."""
-    pages, turns = _turns_before(trajectory, PAGE), [visit.turn for visit in trajectory.visits]
+    """Each visit that showed a document has its page, behind the turn that made it; in an imported run as a message."""
+    pages, turns = _turns_before(trajectory, PAGE, MESSAGE), [visit.turn for visit in trajectory.visits]
     if not set(turns) <= set(pages) or turns != sorted(set(turns)):
         yield f"documents were visited in the turns {turns}, and pages are shown behind the turns {pages}"
     for visit in trajectory.visits:
-        if visit.id not in {passage.id for passage in visit.passages}:
+        if not visit.shows(visit.id):
             yield f"a visit of {visit.id!r} in turn {visit.turn} did not show it"
 
 

@@ -79,9 +79,9 @@ def score_trajectory(
         scores["confidence"] = sure
     if question.answers:
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
-    # An imported run is written in a protocol with answers, also one whose agent completed a search and has none.
+    # An imported run is written in a protocol with answers. Where its log names no other, a completed search has none.
     completed = bool(trajectory.messages) and trajectory.stop is StopReason.COMPLETE
-    answers = asked or trajectory.answer is not None or (answers_itself(trajectory.protocol) and not completed)
+    answers = asked or trajectory.answer is not None or (answers_itself(trajectory.agent_protocol) and not completed)
     if answers:
         scores["declined"] = trajectory.declined
     if question.answers and answers:

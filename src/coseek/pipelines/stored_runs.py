@@ -57,7 +57,7 @@ def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limi
             ids = protocol.template.block_ids(tokenizer, opening, *shown) + tail
         logprobs = (segment.logprobs if same else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
-    return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=())
+    return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None)
 
 
 def _ids(text: str, protocol: Protocol, tokenizer: Tokenizer, is_turn: bool) -> tuple[int, ...]:

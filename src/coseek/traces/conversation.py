@@ -18,7 +18,7 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.evidence import met_passages, ranked
-from coseek.data.passage import Hit
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import (
     MESSAGE,
@@ -30,6 +30,7 @@ from coseek.data.trajectory import (
     Segment,
     StopReason,
     Trajectory,
+    Visit,
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer
@@ -80,6 +81,10 @@ class Conversation:
     """Ids of the found passages, best first, where coseek wrote the log."""
     selected_ids: tuple[str, ...] = ()
     """Ids of the passages that the agent chose over the whole run, where coseek wrote the log."""
+    visits: tuple[Visit, ...] = ()
+    """What visits showed, where coseek wrote the log."""
+    protocol: str | None = None
+    """Name of the protocol that the agent spoke, where the log has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +174,18 @@ def turns_of(messages: Sequence[JsonObject]) -> tuple[int, list[ChatTurn]]:
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[LoggedCall], dict[int, int]]:
     """The calls of a turn, and which message behind it (by position) holds the result of which call (by number).
 
-    A result names its call by id; one without an id belongs to the first call that has no result yet.
+    A result names its call by id; those without an id belong to the calls that no result names, in order.
     """
     calls = [call for at in turn.written for call in calls_in(messages[at])]
     left = dict(enumerate(calls))
     matched: dict[int, int] = {}
-    for at in turn.behind:
-        if messages[at]["role"] in ("tool", "function"):
-            ident = messages[at].get("tool_call_id")
-            number = next((n for n, call in left.items() if ident is None or call.ident == ident), None)
-            if number is not None:
-                matched[at] = number
-                del left[number]
+    results = [at for at in turn.behind if messages[at]["role"] in ("tool", "function")]
+    for at in sorted(results, key=lambda at: messages[at].get("tool_call_id") is None):  # those with an id first
+        ident = messages[at].get("tool_call_id")
+        number = next((n for n, call in left.items() if ident is None or call.ident == ident), None)
+        if number is not None:
+            matched[at] = number
+            del left[number]
     return calls, matched
 
 
@@ -237,6 +242,14 @@ class _Writer:
     calls: list[Call] = field(default_factory=list)
     answer: str | None = None
     ending: str = "the log ends without an answer"
+    told: set[int] = field(default_factory=set)
+    """Numbers of the turns with a message behind them that is no result: a page that was visited is one."""
+    known: dict[str, Passage] = field(init=False)
+    """The passages so far by id, those that coseek wrote first: what others call the same gives way to them."""
+
+    def __post_init__(self) -> None:
+        own = [Search("", own_hits(message["hits"]) or ()) for message in self.chat.messages if "hits" in message]
+        self.known = met_passages((*self.chat.opening, *own), self.chat.visits)
 
     def prompt(self, begin: int) -> None:
         """Everything that stands before the agent's first turn."""
@@ -280,7 +293,7 @@ class _Writer:
         else:
             stop, detail = self._unanswered(), self.ending
         format_error = grammar.format_error(grammar.spans(self.segments))
-        met = met_passages(self.searches, ())
+        met, visits = met_passages(self.searches, ()), self._visits()
         chosen = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]
         selected = tuple(dict.fromkeys(ident for ident in chosen if ident in met))
         return Trajectory(
@@ -297,9 +310,16 @@ class _Writer:
             exact=False,
             calls=tuple(self.calls),
             selected_ids=selected,
-            evidence=ranked(self.searches, chat.evidence or selected),
+            evidence=ranked(self.searches, chat.evidence or selected, visits),
+            visits=visits,
             messages=chat.messages,
+            logged_protocol=None if chat.protocol == self.reader.protocol.name else chat.protocol,
         )
+
+    def _visits(self) -> tuple[Visit, ...]:
+        """The visits of the log that can have been, one a turn: each showed what it asked for, in a message."""
+        found = {visit.turn: visit for visit in self.chat.visits if visit.turn in self.told and visit.shows(visit.id)}
+        return tuple(found[turn] for turn in sorted(found))
 
     def _is_decline(self, answer: str) -> bool:
         """Whether an answer declines. A log that calls it an answer is believed: its agent may have no such words."""
@@ -349,6 +369,7 @@ class _Writer:
         for at in turn.behind:
             text = text_of(messages[at].get("content"))
             if at not in matched:
+                self.told.add(number)
                 blocks.append((MESSAGE, self._escape(text)))
                 continue
             call = calls[matched[at]]
@@ -371,7 +392,7 @@ class _Writer:
         else:
             own = own_hits(message.get("hits"))
             told = message["hits"] if "hits" in message else text_of(message.get("content"))
-            found = hits_by_query(told, len(queries)) if own is None else [own] * len(queries)
+            found = hits_by_query(told, len(queries), self.known) if own is None else [own] * len(queries)
             given = message.get("selected")
             chosen = None if own is None or not isinstance(given, list) else given
             self.searches += [

@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
 
 from coseek.core.errors import DataError
 from coseek.core.fields import objects
@@ -11,8 +13,8 @@ from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
-from coseek.data.trajectory import Search
 
+T = TypeVar("T")
 LISTS = ("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data")
 """Keys of an object whose list holds the passages, the first that is there."""
 IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "url", "link")
@@ -32,19 +34,22 @@ def own_hits(value: Json) -> tuple[Hit, ...] | None:
     return None
 
 
-def searches_of(value: Json) -> tuple[Search, ...]:
-    """The searches that coseek wrote with a run, as they were; none where they are somebody else's."""
+def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...]:
+    """What coseek wrote with a run, searches or visits, as it was; none where it is somebody else's."""
     with suppress(DataError, *WRONG_SHAPE):
-        return tuple(Search.from_json(row) for row in objects({"searches": value}, "searches"))
+        return tuple(read(row) for row in objects({"rows": value}, "rows"))
     return ()
 
 
-def hits_by_query(result: Json, queries: int) -> list[tuple[Hit, ...]]:
-    """The hits of each query of one call. A result that is not a list for each query counts for all of them."""
-    value = _unwrapped(_parsed(result))
+def hits_by_query(result: Json, queries: int, known: dict[str, Passage] | None = None) -> list[tuple[Hit, ...]]:
+    """The hits of each query of one call. A result that is not a list for each query counts for all of them.
+
+    `known` holds the passages of the conversation so far by id, and gets those of this call.
+    """
+    value, known = _unwrapped(_parsed(result)), {} if known is None else known
     if isinstance(value, list) and len(value) == queries and all(isinstance(each, list) for each in value):
-        return [_hits(each) for each in value]
-    return [_hits(value)] * queries
+        return [_hits(each, known) for each in value]
+    return [_hits(value, known)] * queries
 
 
 def _parsed(value: Json) -> Json:
@@ -63,18 +68,28 @@ def _unwrapped(value: Json) -> Json:
     return value
 
 
-def _hits(value: Json) -> tuple[Hit, ...]:
+def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
     """Each passage once, best first. Scores are the source's if all are numbers that do not rise, else 1 / rank."""
     rows = value if isinstance(value, list) else [value]
     found: dict[str, tuple[Passage, float]] = {}
     for row in rows:
         passage = _passage(row)
         if passage is not None:
+            passage = _told_apart(passage, known)
             found.setdefault(passage.id, (passage, _score(row)))
     scores = [score for _, score in found.values()]
     if not (all(map(math.isfinite, scores)) and scores == sorted(scores, reverse=True)):
         scores = [1 / rank for rank in range(1, len(scores) + 1)]
     return tuple(Hit(passage, score) for (passage, _), score in zip(found.values(), scores, strict=True))
+
+
+def _told_apart(passage: Passage, known: dict[str, Passage]) -> Passage:
+    """The passage, with a digest behind its id where that is known with another title or text: a log's ids may be ranks
+    or addresses."""
+    while known.setdefault(passage.id, passage) != passage:
+        meta = {**passage.meta, "url": passage.url} if passage.url else passage.meta
+        passage = replace(passage, id=f"{passage.id}#{digest_of(passage.title, passage.text)[:8]}", meta=meta)
+    return passage
 
 
 def _passage(row: Json) -> Passage | None:

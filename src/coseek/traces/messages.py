@@ -33,7 +33,7 @@ def messages_of(run: Trajectory) -> list[JsonObject]:
             messages += _turn(run, turn, segment, _behind(run.segments, at))
         elif turn == 0:
             messages.append(_user(segment.text))
-    return messages
+    return messages or [_user(run.question.question)]  # naive RAG writes and reads nothing, and a log needs a message
 
 
 def message_row(run: Trajectory) -> JsonObject:
@@ -44,11 +44,13 @@ def message_row(run: Trajectory) -> JsonObject:
 def about(run: Trajectory) -> JsonObject:
     """What a conversation does not say of its run. Importing the file again reads it."""
     answer = reply_of(run) if run.declined else run.answer  # a declined run is read back by what it said
-    ended: JsonObject = {"protocol": run.protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
+    ended: JsonObject = {"protocol": run.agent_protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
     if run.stop.is_fault:
         ended["fault"] = run.stop_detail or str(run.stop)
     if opening := [search.to_json() for search in run.searches if search.turn == 0]:
         ended["opening"] = cast(list[Json], opening)
+    if run.visits:
+        ended["visits"] = [visit.to_json() for visit in run.visits]
     ended |= {"evidence": [*evidence_of(run)], "selected_ids": [*run.selected_ids]}
     return {"question": run.question.to_json(), "run": ended}
 
