@@ -4,6 +4,7 @@ import pytest
 from tests.agents.playing import QUESTION, Shelf, typist
 
 from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.replay import ReplayPoint
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import reasoning_of, replay_queries
 from coseek.data.passage import Corpus, Passage
@@ -39,6 +40,21 @@ def test_a_search_carries_the_question_the_reasoning_in_front_of_it_and_what_cam
         Query("Bob", QUESTION.question, "and Bob ?", (ada,)),
         Query("Eve", QUESTION.question, "so", (ada, bob)),
     ]
+
+
+def test_later_searches_are_told_which_earlier_ones_were_made_in_one_turn() -> None:
+    protocol, retriever = load_protocol("qagent", "laptop"), shelf()
+    turns = (
+        "<plan>a</plan><search><query>Ada</query><query>Bob</query></search>",
+        "<reflection>b</reflection><search><query>Ada</query></search>",
+        "<reflection>c</reflection><search><query>Bob</query></search>",
+    )
+    trajectory = run(*turns, "<reflection>d</reflection><answer>1815</answer>", retriever=retriever, protocol=protocol)
+    asked = [Query.of(query) for query in retriever.asked]
+    shared = [[turn.same_turn for turn in query.history] for query in asked]
+    assert shared == [[], [], [False, True], [False, True, False]]
+    assert replay_queries(trajectory, protocol) == asked
+    assert ReplayPoint.of(trajectory, 3, protocol).episode(0, 1).history == list(asked[3].history)
 
 
 def test_a_search_that_failed_is_said_again_too() -> None:

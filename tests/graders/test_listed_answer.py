@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_lines, read_scores
+from coseek.graders.sub_answer import sure
 
 
 @given(st.permutations(range(1, 9)), st.lists(st.integers(0, 100), min_size=8, max_size=8), st.data())
@@ -83,6 +84,26 @@ def test_one_line_for_each_number() -> None:
     assert read_lines("[2] not sure\n\n [1]: 12 May 1871\n", 2) == ("12 May 1871", "not sure")
     for text in ("[1] a", "[1] a\n[1] b", "[1] a\nb", "[1] a\n[2]", "[1] a\n[2] b\n[3] c"):
         assert isinstance(read_lines(text, 2), Unreadable), text
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("Not sure.", None),
+        ("not sure (the agent went wrong)", None),
+        ("Not sure, could be 1815", None),
+        ("**Unsure**: 1815 or 1816", None),
+        ("not certain", None),
+        ("Unknown.", None),
+        ("N/A", None),
+        ("Unknown Pleasures", "Unknown Pleasures"),
+        ("None but the Brave", "None but the Brave"),
+        ("Unsurely", "Unsurely"),
+        ("Not surely 1815", "Not surely 1815"),
+    ],
+)
+def test_a_doubt_with_its_reason_is_no_sub_answer_and_a_title_is_one(line: str, answer: str | None) -> None:
+    assert sure(line) == answer
 
 
 @pytest.mark.parametrize(

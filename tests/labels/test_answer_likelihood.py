@@ -273,6 +273,18 @@ def test_passages_that_do_not_fit_are_not_weighed_as_if_they_had_been_read(tmp_p
     assert isinstance(labels[0], DroppedTurn) and labels[0].reason == "too-long"
 
 
+@pytest.mark.parametrize(("method", "whole"), [("scarlet", 25), ("replug", 7), ("llm-embedder", 7)])
+def test_a_passage_that_lost_its_last_word_is_not_weighed_as_if_it_were_whole(
+    method: str, whole: int, tmp_path: Path
+) -> None:
+    given: dict[str, object] = {} if method == "replug" else {"above": -99.0}
+    table = Table(lambda titles: -float(len(titles)))
+    (fits,) = maker(method, tmp_path / "fits", table, max_context_tokens=whole, **given).label([turn()])
+    (cut,) = maker(method, tmp_path / "cut", table, max_context_tokens=whole - 1, **given).label([turn()])
+    assert not (isinstance(fits, DroppedTurn) and fits.reason == "too-long")
+    assert isinstance(cut, DroppedTurn) and cut.reason == "too-long" and len(table.asked) == 1
+
+
 def test_copies_of_a_passage_are_one_candidate() -> None:
     copy = Passage("p9", " Ada", "Ada was  born in 1815 .")
     found = distinct([Candidate(passage, rank) for rank, passage in enumerate([*PASSAGES[:2], copy], start=1)])

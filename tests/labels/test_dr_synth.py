@@ -3,13 +3,14 @@
 The checks read the run and the world, and derive every rule anew."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.agents.playing import typist
 from tests.scripted import Scripted
 
 from coseek.agents.limits import Limits
@@ -18,7 +19,7 @@ from coseek.agents.rollout import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn
-from coseek.core.errors import DataError, RetrieverError, SettingError
+from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
@@ -67,9 +68,15 @@ def speaker() -> AgentWithLimits:
     return AgentWithLimits(Agent(protocol, model), LIMITS, "expert")
 
 
-def maker(folder: Path, retriever: Retriever | None = None, scorer: str = "oracle", **given: object) -> DrSynth:
+def maker(
+    folder: Path,
+    retriever: Retriever | None = None,
+    scorer: str = "oracle",
+    speaks: Callable[[], AgentWithLimits] = speaker,
+    **given: object,
+) -> DrSynth:
     world().save(folder / "world")
-    parts = LabelResources(folder, retriever or bm25(), speaker, scorer, folder / "world")
+    parts = LabelResources(folder, retriever or bm25(), speaks, scorer, folder / "world")
     return open(make_settings(DrSynthSettings, given), parts)
 
 
@@ -347,11 +354,55 @@ def test_a_ranker_that_fails_labels_nothing_and_is_asked_again_at_the_next_start
     made = maker(tmp_path, scorer="some model", reject=False)
     made.parts.__dict__["writer"] = Scripted(lambda prompt: "", fault="the server is gone")
     assert labels_of(made) == []
+    assert made.parts.tally.faults["run"] == len(questions()), "no agent goes on with a list that no label is of"
     again = maker(tmp_path, scorer="some model", reject=False)
-    again.parts.__dict__["writer"] = unreadable_for("no such word")
+    again.parts.__dict__["writer"] = Scripted(backwards)
     found = labels_of(again)
     assert len(found) == sum(len(run.searches) for run in runs_of(tmp_path).values())
-    assert all(isinstance(one, LabelSet) for one in found)
+    assert_labels_of_what_was_read(found, tmp_path)
+
+
+def test_a_run_in_which_the_ranker_failed_for_one_query_of_a_turn_is_made_anew_before_it_is_labelled(
+    tmp_path: Path,
+) -> None:
+    def says(prompt: str) -> str:
+        if "Search query: born" in prompt:
+            raise ModelError("the server is gone")
+        return backwards(prompt)
+
+    some = questions()[:2]
+    made = maker(tmp_path, speaks=asks_two, scorer="some model", reject=False)
+    made.parts.__dict__["writer"] = Scripted(says)
+    assert labels_of(made, some) == [] and made.parts.tally.faults["run"] == 2
+    for run in runs_of(tmp_path).values():
+        assert [search.fault for search in run.searches] == [None, "the server is gone"] and not run.stop.is_fault
+    again = maker(tmp_path, speaks=asks_two, scorer="some model", reject=False)
+    again.parts.__dict__["writer"] = Scripted(backwards)
+    assert len(again.left(some)) == 2
+    found = labels_of(again, some)
+    assert len(found) == 4
+    assert_labels_of_what_was_read(found, tmp_path)
+
+
+def backwards(prompt: str) -> str:
+    """The reverse of the order as listed."""
+    return " > ".join(f"[{number}]" for number in range(passages_in(prompt), 0, -1))
+
+
+def asks_two() -> AgentWithLimits:
+    """An agent that asks two queries in its one turn with searches."""
+    protocol = load_protocol("react")
+    call = '<tool_call>{"name": "search", "arguments": {"query": ["film", "born"]}}</tool_call>'
+    model = typist(protocol, f"<think>a</think>{call}", "<think>b</think><answer>1815</answer>")
+    return AgentWithLimits(Agent(protocol, model), LIMITS, "asks two")
+
+
+def assert_labels_of_what_was_read(found: Sequence[Labelled], folder: Path) -> None:
+    runs = runs_of(folder)
+    for one in found:
+        assert isinstance(one, LabelSet)
+        hits = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search].hits
+        assert [candidate.passage for candidate in one.candidates[: len(hits)]] == [hit.passage for hit in hits] != []
 
 
 def test_gold_evidence_can_rank_and_questions_without_it_are_refused(tmp_path: Path) -> None:

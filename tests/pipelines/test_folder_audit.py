@@ -1,5 +1,6 @@
 """The audit of what lies beside runs: labels, grades, log-probabilities, metrics and checkpoints."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,25 @@ def test_labels_are_made_again_from_the_run_the_retriever_and_the_scores(labels:
     changed(copied / "labels.jsonl", lambda rows: rows.clear())
     assert audit(copied).count == len(list(read_jsonl(labels / "labels.jsonl")))
     assert "is missing from the runs" in said(copied)
+
+
+def asked_at_once(rows: list[JsonObject]) -> None:
+    """Make the first two searches of every run two queries of its first turn."""
+    for row in rows:
+        row["searches"][1]["turn"] = 1  # type: ignore[index, call-overload]
+
+
+def test_labels_that_are_older_than_the_turns_of_a_history_are_no_fault(tmp_path: Path) -> None:
+    (run,) = make_runs(tmp_path, [(RULES, "react")], count=2)
+    changed(run / "trajectories.jsonl", asked_at_once)
+    settings, own = label_settings([str(run)], {}, {"method": "gold"})
+    label_runs(settings, own, tmp_path / "labels")
+    path = unsealed(tmp_path / "labels") / "labels.jsonl"
+    text = path.read_text(encoding="utf-8")
+    old = re.sub(r',\s*"same_turn":\s*true', "", text)
+    assert old != text and audit(tmp_path / "labels").count == 0
+    path.write_text(old, encoding="utf-8")
+    assert audit(tmp_path / "labels").count == 0
 
 
 def test_a_label_folder_is_bound_by_its_seal_and_every_row_by_its_digest(labels: Path, tmp_path: Path) -> None:

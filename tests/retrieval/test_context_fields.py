@@ -16,7 +16,7 @@ from coseek.retrieval.views import VIEWS, find_view, render_view
 
 NAMES = [*VIEWS, "last-1-turns", "last-2-turns", "last-3-turns"]
 WORDS = st.sampled_from(["", "a", "a b", "who was  he ?", "[SEP]", "one two three four five"])
-TURN = st.builds(PastTurn, WORDS, WORDS, st.lists(WORDS, max_size=3).map(tuple))
+TURN = st.builds(PastTurn, WORDS, WORDS, st.lists(WORDS, max_size=3).map(tuple), st.booleans())
 QUERY = st.builds(Query, WORDS, WORDS, WORDS, st.lists(TURN, max_size=4).map(tuple))
 
 

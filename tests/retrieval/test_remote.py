@@ -31,7 +31,7 @@ from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverS
 ROOT = Path(__file__).resolve().parents[2]
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
 Answer: TypeAlias = Callable[[str, JsonObject], "Reply | Json"]
-DEEP = Query("x", "Who?", "A poet", (PastTurn("Ada", "why", ("doc",)),))
+DEEP = Query("x", "Who?", "A poet", (PastTurn("Ada", "why", ("doc",)), PastTurn("Bob", "why", (), True)))
 
 
 class Foreign:

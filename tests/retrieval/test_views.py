@@ -32,7 +32,7 @@ LONG = Query(
 ALL = [*VIEWS, "last-1-turns", "last-2-turns", "last-17-turns"]
 
 text = st.text(st.sampled_from("ab[]SEP \n黑.é\u2028"), max_size=25)
-turns = st.builds(PastTurn, text, text, st.lists(text, max_size=3).map(tuple))
+turns = st.builds(PastTurn, text, text, st.lists(text, max_size=3).map(tuple), st.booleans())
 queries = st.builds(Query, text.filter(str.strip), text, text, st.lists(turns, max_size=4).map(tuple))
 
 
@@ -88,6 +88,20 @@ def test_the_last_turn_alone_is_reasoning_and_query_and_many_are_all(query: Quer
 
 def test_the_last_turns_are_numbered_from_one() -> None:
     assert render_view("last-2-turns", LONG).splitlines()[:2] == ["Turn 1 reasoning: t1 t2", "Turn 1 query: b1 b2"]
+
+
+def test_a_turn_of_several_queries_is_one_turn_with_one_reasoning() -> None:
+    first = (PastTurn("a1", "s"), PastTurn("a2", "s", ("d1", "d2"), True), PastTurn("a3", "s", ("e1",), True))
+    told = "Turn 1 reasoning: s\nTurn 1 query: a1\nTurn 1 query: a2\nTurn 1 query: a3\n"
+    second = Query("b1", "q", "t", first)
+    third = Query("c1", "q", "u", (*first, PastTurn("b1", "t")))
+    assert render_view("last-2-turns", second) == f"{told}Reasoning: t\nQuery: b1"
+    assert render_view("last-2-turns", third) == "Turn 1 reasoning: t\nTurn 1 query: b1\nReasoning: u\nQuery: c1"
+    whole = f"{told}Turn 2 reasoning: t\nTurn 2 query: b1\nReasoning: u\nQuery: c1"
+    assert render_view("last-3-turns", third) == render_view("prior-queries+reasonings", third) == whole
+    every = render_view("prior-queries+reasonings+documents", second, bare=True)
+    assert every == "s\na1\na2\nd1\nd2\na3\ne1\nt\nb1"
+    assert render_view("question+history", third) == "q [SEP] a1 [SEP] a2 [SEP] a3 [SEP] b1 [SEP] c1"
 
 
 def test_a_query_without_a_past_is_still_a_query_in_every_view() -> None:

@@ -247,6 +247,21 @@ def test_what_led_to_a_query_reaches_the_retriever(client: httpx.Client, echo: E
     assert echo.batches == [[Query("x", "Who was her father?", "A poet, I think", past), Query("y")]]
 
 
+def test_a_client_that_does_not_say_which_searches_share_a_turn_means_that_none_does(
+    client: httpx.Client, echo: EchoRetriever
+) -> None:
+    echo.batches.clear()
+    rows = [{"query": "a"}, {"query": "b"}]
+    for history in (rows, [rows[0], {**rows[1], "same_turn": True}]):
+        client.post("/retrieve", json={"queries": ["x"], "topk": 1, "contexts": [{"history": history}]})
+    old, new = (Query.of(query) for (query,) in echo.batches)
+    assert (len(old.past_turns()), len(new.past_turns())) == (2, 1)
+    assert [Query.from_json(query.to_json()) for query in (old, new)] == [old, new]
+    assert "same_turn" not in json.dumps(old.to_json()), "digests of queries with one search a turn stay as they were"
+    odd = {"queries": ["x"], "contexts": [{"history": [{"query": "a", "same_turn": 1}]}]}
+    assert "true or false" in refused(client.post("/retrieve", json=odd), 422)
+
+
 def test_a_fault_of_the_retriever_is_a_502_with_its_sentence(client: httpx.Client) -> None:
     assert "the shelf fell down" in refused(client.post("/retrieve", json={"queries": ["x", "fail"]}), 502)
     assert client.get("/health").json()["faults"] >= 1

@@ -79,10 +79,11 @@ class Episode:
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
     def keep(self, found: TurnSearches) -> None:
-        """Record searches whose results are shown or which failed."""
+        """Record the searches of one turn whose results are shown or which failed."""
         self.searches += found.searches
         self.history += [
-            make_past_turn(query, search) for query, search in zip(found.queries, found.searches, strict=True)
+            make_past_turn(query, search, place > 0)
+            for place, (query, search) in enumerate(zip(found.queries, found.searches, strict=True))
         ]
 
     def select(self, numbers: Sequence[int] | None) -> None:

@@ -8,7 +8,7 @@ from itertools import chain
 
 from coseek.agents.episode import Episode
 from coseek.agents.protocol import Protocol
-from coseek.agents.search_turns import make_past_turn, replay_queries, turn_number
+from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.evidence import ranked
@@ -100,7 +100,7 @@ class ReplayPoint:
             searches=list(searches),
             calls=[call for call in run.calls if call.turn < (self.searches[self.place].turn or 0)],
             visits=[visit for visit in run.visits if visit.turn < (self.searches[self.place].turn or 0)],
-            history=[make_past_turn(query, search) for query, search in zip(self.asked, searches, strict=False)],
+            history=list(self.asked[self.block.start].history),
             side_contexts=list(run.side_contexts[: self.side_contexts]),
             tokens=len(self.ids),
             turns=self.turns,

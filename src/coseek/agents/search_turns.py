@@ -75,9 +75,9 @@ def make_query(question: Question, history: Sequence[PastTurn], text: str, writt
     return Query(text, question.question, reasoning_of(grammar, written), tuple(history))
 
 
-def make_past_turn(query: Query, search: Search) -> PastTurn:
+def make_past_turn(query: Query, search: Search, same_turn: bool) -> PastTurn:
     """Build the history entry of a finished search, for the queries of later turns."""
-    return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits))
+    return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits), same_turn)
 
 
 def reasoning_of(grammar: Grammar, written: str) -> str:
@@ -114,7 +114,7 @@ def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
             turn, before = now, place
         asked = make_query(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
         queries.append(asked)
-        history.append(make_past_turn(asked, search))
+        history.append(make_past_turn(asked, search, place > before))
     return queries
 
 

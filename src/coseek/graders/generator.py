@@ -95,6 +95,8 @@ class GeneratorContext:
     prompt: str
     passage_ids: tuple[str, ...]
     tokens: int
+    truncated: bool
+    """Whether the last passage is not whole."""
 
     @property
     def digest(self) -> str:
@@ -159,13 +161,15 @@ class Generator:
 def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> GeneratorContext:
     """The whole prompt with as many passages as the budget allows."""
     given, tokens = budget.fill(asked.passages)
+    whole = {(passage.id, one_line(passage.text)) for passage in asked.passages}
+    truncated = any((passage.id, passage.text) not in whole for passage in given)
     shown = (
         fill_template(prompt.passage, number=str(number), title=passage.title, text=passage.text)
         for number, passage in enumerate(given, start=1)
     )
     passages = "".join(shown) or prompt.no_passages
     text = fill_template(prompt.prompt, passages=passages.rstrip("\n"), question=one_line(asked.question))
-    return GeneratorContext(text, tuple(passage.id for passage in given), tokens)
+    return GeneratorContext(text, tuple(passage.id for passage in given), tokens, truncated)
 
 
 def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:

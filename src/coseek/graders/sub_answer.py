@@ -20,7 +20,10 @@ from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ask_with_retry
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
 
-_NOT_SURE = frozenset({"", "not sure", "unsure", "not certain", "unknown", "none", "n/a"})
+_UNSURE = ("not sure ", "unsure ", "not certain ")
+"""What outputs without a sub-answer begin with, whatever follows."""
+_NO_ANSWER = frozenset({"", "unknown", "none", "n/a"})
+"""The other outputs without a sub-answer. A title may begin with these words."""
 _NO_WORD = re.compile(r"[^\w/]+")
 
 
@@ -140,7 +143,7 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
 def sure(answer: str) -> str | None:
     """The sub-answer, or `None` where it says that the model is not sure."""
     words = " ".join(_NO_WORD.sub(" ", answer.casefold()).split())
-    return None if words in _NOT_SURE else answer
+    return None if words in _NO_ANSWER or f"{words} ".startswith(_UNSURE) else answer
 
 
 def _digest(prompt: str) -> str:

@@ -204,7 +204,11 @@ class LikelihoodMaker:
             return DroppedTurn(turn.id, "too-few", f"{len(candidates)} passages were found")
         lists = self.rule.lists([candidate.passage for candidate in candidates])
         contexts = self.scorer.contexts(turn.question, lists)
-        if any(len(context.passage_ids) < len(one) for context, one in zip(contexts, lists, strict=True)):
+        # Likelihoods are compared between lists of the same texts, so every passage must be read whole.
+        if any(
+            context.truncated or len(context.passage_ids) < len(one)
+            for context, one in zip(contexts, lists, strict=True)
+        ):
             most = self.settings.max_context_tokens
             return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
         scored = self.scorer.score(turn.question, contexts)

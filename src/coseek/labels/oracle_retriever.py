@@ -55,8 +55,8 @@ class OracleRanking:
 
     @property
     def shown(self) -> list[Passage]:
-        """Passages for the agent: in the ranker's order, or in the retriever's where there is none."""
-        if self.unreadable or self.fault is not None:
+        """Passages for the agent: in the ranker's order, or in the retriever's where that is unreadable."""
+        if self.unreadable:
             found = [candidate for candidate in self.candidates if candidate.rank]
             return [candidate.passage for candidate in sorted(found, key=lambda one: one.rank)]
         return [candidate.passage for candidate in self.candidates]
@@ -222,11 +222,16 @@ class OracleRetriever:
         return json.dumps(Query.of(query).to_json())
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """The first `k` passages of the ranker's order, with scores 1, 1/2, 1/3, …"""
+        """The first `k` passages of the ranker's order, with scores 1, 1/2, 1/3, … Raises `RetrieverError` for a fault
+        of the ranker: an agent that read another list would get labels of one that it never saw."""
         turns = [(self._question(Query.of(query)), Query.of(query)) for query in queries]
+        rankings = self._rankings.of(turns)
+        for ranking in rankings:
+            if ranking.fault is not None:
+                raise RetrieverError(ranking.fault)
         return [
             [Hit(passage, 1.0 / place) for place, passage in enumerate(ranking.shown[:k], start=1)]
-            for ranking in self._rankings.of(turns)
+            for ranking in rankings
         ]
 
     def _question(self, query: Query) -> Question:

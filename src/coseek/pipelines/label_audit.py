@@ -7,7 +7,7 @@ is computed again by a model folder; a server is never asked, and a file of the 
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -24,6 +24,7 @@ from coseek.labels.label_set import TRAJECTORY, DroppedTurn, LabelSet
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule
 from coseek.labels.text_store import text_key
 from coseek.pipelines.labelling import LabelSettings, label_runs
+from coseek.retrieval.query import Query
 
 R = TypeVar("R", LabelSet, DroppedTurn)
 Key: TypeAlias = tuple[str, ...]
@@ -197,8 +198,15 @@ def _not_made_again(settings: LabelSettings, own: JsonObject, retriever: str | N
 
 
 def _as_old_as(row: JsonObject, ours: JsonObject) -> JsonObject:
-    """Our row without the digest of its trajectory where the stored row is older than that."""
-    return {name: value for name, value in ours.items() if name != TRAJECTORY or name in row}
+    """Our row without the digest of its trajectory, and without the turns of its history, where the stored row is older
+    than these."""
+    kept = {name: value for name, value in ours.items() if name != TRAJECTORY or name in row}
+    stored = row.get("query")
+    if isinstance(stored, dict) and not any(search.same_turn for search in Query.from_json(stored).history):
+        made = Query.from_json(cast(JsonObject, ours["query"]))
+        history = tuple(replace(search, same_turn=False) for search in made.history)
+        kept["query"] = replace(made, history=history).to_json()
+    return kept
 
 
 def _rounded(ours: Json, theirs: Json) -> Json:

@@ -1,6 +1,7 @@
 """Context fields: the parts of a query's context that a retriever reads. What it does not read need not be sent."""
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, TypeAlias, cast, get_args
 
 from coseek.core.files import Json, JsonObject
@@ -36,10 +37,14 @@ class ContextFields:
         """The query without the fields that are not read."""
         asked = Query.of(query)
         level = _PAST.index(self.past)
-        skipped = 0 if self.turns is None else max(0, len(asked.history) - self.turns + 1)
         history = tuple(
-            PastTurn(turn.query, turn.reasoning if level > 1 else "", turn.documents if level > 2 else ())
-            for turn in (asked.history[skipped:] if level else ())
+            PastTurn(
+                search.query,
+                search.reasoning if level > 1 else "",
+                search.documents if level > 2 else (),
+                search.same_turn,
+            )
+            for search in chain.from_iterable(asked.past_turns(self.turns) if level else ())
         )
         return Query(
             asked.text, asked.question if self.question else "", asked.reasoning if self.reasoning else "", history
@@ -68,13 +73,13 @@ def fitted(query: Query, max_chars: int) -> Query:
     then past turns, oldest first. So a retriever whose view is truncated further sees the same text.
     """
     excess = query.context_chars - max_chars
-    history = list(query.history)
-    for place, turn in enumerate(history):
-        documents = list(turn.documents)
-        while excess > 0 and documents:
-            excess -= len(documents.pop())
-        history[place] = replace(turn, documents=tuple(documents))
-    while excess > 0 and history:
-        oldest = history.pop(0)
-        excess -= len(oldest.query) + len(oldest.reasoning)
-    return replace(query, history=tuple(history))
+    turns = query.past_turns()
+    for turn in turns:
+        for place, search in reversed([*enumerate(turn)]):
+            documents = list(search.documents)
+            while excess > 0 and documents:
+                excess -= len(documents.pop())
+            turn[place] = replace(search, documents=tuple(documents))
+    while excess > 0 and turns:
+        excess -= sum(len(search.query) + len(search.reasoning) for search in turns.pop(0))
+    return replace(query, history=tuple(chain.from_iterable(turns)))

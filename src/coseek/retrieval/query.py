@@ -14,20 +14,25 @@ from coseek.core.files import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class PastTurn:
-    """An earlier search turn of the same episode."""
+    """An earlier search of the same episode."""
 
     query: str
     reasoning: str = ""
     """The agent's text before the query in that turn, without tags."""
     documents: tuple[str, ...] = ()
     """The passages that the search returned, best first: `Passage.contents`."""
+    same_turn: bool = False
+    """Whether the turn of the search before it made this one, too. In rows that are older than this field every search
+    is a turn."""
 
     def to_json(self) -> JsonObject:
-        return {"query": self.query, "reasoning": self.reasoning, "documents": list(self.documents)}
+        row: JsonObject = {"query": self.query, "reasoning": self.reasoning, "documents": list(self.documents)}
+        return {**row, "same_turn": True} if self.same_turn else row
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "PastTurn":
-        return cls(_text(row, "query"), _text(row, "reasoning"), tuple(_texts(row, "documents")))
+        documents = tuple(_texts(row, "documents"))
+        return cls(_text(row, "query"), _text(row, "reasoning"), documents, _flag(row, "same_turn"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,22 @@ class Query:
     reasoning: str = ""
     """The agent's text before the query in this turn, without tags."""
     history: tuple[PastTurn, ...] = ()
-    """Earlier search turns, oldest first."""
+    """The searches of earlier turns, oldest first."""
 
     @classmethod
     def of(cls, asked: "QueryLike") -> "Query":
         return cls(asked) if isinstance(asked, str) else asked
+
+    def past_turns(self, latest: int | None = None) -> list[list[PastTurn]]:
+        """`history` by turn, since a turn may make several searches; with `latest`, of that many latest turns, the
+        current one included."""
+        turns: list[list[PastTurn]] = []
+        for search in self.history:
+            if search.same_turn and turns:
+                turns[-1].append(search)
+            else:
+                turns.append([search])
+        return turns if latest is None else turns[max(0, len(turns) - latest + 1) :]
 
     @property
     def context_chars(self) -> int:
@@ -104,6 +120,13 @@ def _text(row: JsonObject, name: str) -> str:
     if value is not None and not isinstance(value, str):
         raise DataError(f"the {name!r} of a query is a text, not {value!r}")
     return value or ""
+
+
+def _flag(row: JsonObject, name: str) -> bool:
+    value = row.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"the {name!r} of a query is true or false, not {value!r}")
+    return bool(value)
 
 
 def _texts(row: JsonObject, name: str) -> list[str]:

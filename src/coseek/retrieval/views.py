@@ -76,14 +76,14 @@ class QueryView:
 
     def pieces(self, query: Query) -> list[Piece]:
         """The pieces of a query: question, past turns oldest first, reasoning, query."""
-        skipped = 0 if self.turns is None else max(0, len(query.history) - self.turns + 1)
         pieces = [Piece(Role.QUESTION, query.question)] if self.question else []
-        for number, turn in enumerate(query.history[skipped:] if self.past else (), start=1):
+        for number, turn in enumerate(query.past_turns(self.turns) if self.past else (), start=1):
             if self.past != "queries":
-                pieces.append(Piece(Role.PAST_REASONING, turn.reasoning, number))
-            pieces.append(Piece(Role.PAST_QUERY, turn.query, number))
-            if self.past == "documents":
-                pieces += [Piece(Role.DOCUMENT, document, number) for document in turn.documents]
+                pieces.append(Piece(Role.PAST_REASONING, turn[0].reasoning, number))
+            for search in turn:
+                pieces.append(Piece(Role.PAST_QUERY, search.query, number))
+                if self.past == "documents":
+                    pieces += [Piece(Role.DOCUMENT, document, number) for document in search.documents]
         if self.reasoning:
             pieces.append(Piece(Role.REASONING, query.reasoning))
         return [*pieces, Piece(Role.QUERY, query.text)]

@@ -60,7 +60,16 @@ def _request(limits: ServeSettings) -> JsonObject:
 _STRING: JsonObject = {"type": "string"}
 _TURN: JsonObject = {
     "type": "object",
-    "properties": {"query": _STRING, "reasoning": _STRING, "documents": {"type": "array", "items": _STRING}},
+    "properties": {
+        "query": _STRING,
+        "reasoning": _STRING,
+        "documents": {"type": "array", "items": _STRING},
+        "same_turn": {
+            "type": "boolean",
+            "default": False,
+            "description": "Whether the turn of the search before it made this one, too.",
+        },
+    },
 }
 _CONTEXT: JsonObject = {
     "type": "object",

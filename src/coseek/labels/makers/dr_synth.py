@@ -9,8 +9,8 @@ AgentIR, section 3.3 and appendix B. At each search turn of a new run:
 
 Only runs with a right answer are kept: by strict EM, or by another `outcome`. Choices that the paper leaves open: a
 retrieved gold passage moves to the front and keeps its rank; a copy of the positive under another id is no negative;
-without an order from the ranker the agent reads the retriever's, and the turn is dropped. A run with a fault gives
-no labels and is repeated at the next start.
+where the ranker's order is unreadable the agent reads the retriever's, and the turn is dropped. A run with a fault, the
+ranker's included, gives no labels and is repeated at the next start.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
