@@ -7,7 +7,7 @@ import pytest
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.pipelines.retriever_schedule import check_in_turn, schedule_of, tell
+from coseek.pipelines.retriever_schedule import check_in_turn, schedule_of, tell_step
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
@@ -45,7 +45,7 @@ def test_noise_grows_in_a_retriever_that_lies_under_another_one(name: str, tmp_p
 def test_the_last_step_has_the_last_rate_also_of_a_training_of_one() -> None:
     def rate(step: int, steps: int) -> float:
         noisy = NoisyRetriever(RIGHT, make_settings(NoisySettings, {"over": "-", "noise": {"start": 0, "end": 1}}))
-        tell(noisy, step, steps)
+        tell_step(noisy, step, steps)
         return sum([hit.passage.id for hit in hits] != ["0", "1"] for hits in noisy.search(QUERIES, 2)) / len(QUERIES)
 
     assert (rate(1, 4), rate(4, 4), rate(1, 1)) == (0.0, 1.0, 0.0)

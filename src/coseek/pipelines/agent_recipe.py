@@ -399,14 +399,18 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
     """A recipe as plain values, and the file for error messages; empty for coseek's."""
     path = recipe_path(name)
     tree = _read(path, ())
-    chosen = apply_overrides({}, [one for one in overrides if one.partition("=")[0] == "preset"])
-    tree = _with_preset({**tree, **chosen}, tree)
+    tree = _with_preset({**tree, **chosen_preset(overrides)}, tree)
     return apply_overrides(tree, overrides), "" if path.parent == RECIPES else path
+
+
+def chosen_preset(overrides: Sequence[str]) -> JsonObject:
+    """`{preset: NAME}` where the overrides choose one, else empty."""
+    return apply_overrides({}, [one for one in overrides if one.partition("=")[0] == "preset"])
 
 
 def recipe_tree(given: Json, file: Path, preset: JsonObject) -> JsonObject:
     """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe. `preset`
-    is `{preset: NAME}` of the command line, or empty."""
+    is that of the command line (`chosen_preset`)."""
     if isinstance(given, str):
         tree = _read(_base_path(given, file), ())
     elif isinstance(given, dict):

@@ -35,7 +35,7 @@ def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> Non
         )
 
 
-def tell(retriever: ScheduledRetriever, step: int, steps: int) -> None:
+def tell_step(retriever: ScheduledRetriever, step: int, steps: int) -> None:
     """Tell a retriever that step `step` of `steps`, from 1, begins: the first has its first rate, the last its last."""
     retriever.progress(step - 1, max(1, steps - 1))
 
@@ -47,4 +47,4 @@ class RetrieverSchedule(Callback):
         self._retriever = retriever
 
     def before_step(self, report: StepReport) -> None:
-        tell(self._retriever, report.step, report.steps)
+        tell_step(self._retriever, report.step, report.steps)

@@ -16,7 +16,7 @@ from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings
 from coseek.measure.score import METRICS
-from coseek.pipelines.agent_recipe import AgentRecipe, recipe_tree
+from coseek.pipelines.agent_recipe import AgentRecipe, chosen_preset, recipe_tree
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
@@ -201,8 +201,7 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
     typed = apply_overrides({}, [text for text in overrides if "." not in text.partition("=")[0]])
     inner = [text for text in overrides if "." in text.partition("=")[0]]
     # A preset lies below the other settings of the agent, so it is known before they are read.
-    named = [text.removeprefix("agent.") for text in inner if text.partition("=")[0] == "agent.preset"]
-    preset = apply_overrides({}, named)
+    preset = chosen_preset([text.removeprefix("agent.") for text in inner if text.startswith("agent.")])
     resolved = {**_resolved(tree, file, preset), **_resolved(typed, Path("the command line"), preset)}
     return make_settings(
         TogetherRecipe, apply_overrides(resolved, inner), "" if file.parent == RECIPES else file, overrides
@@ -210,7 +209,7 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
 
 
 def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
-    """Read the recipes that are only named; paths are relative to the file. `preset`: `{preset: NAME}`, the agent's."""
+    """Read the recipes that are only named; paths are relative to the file. `preset` is the agent's."""
     inside = {"agent": lambda given: recipe_tree(given, file, preset), "start": _start, "retriever": _retriever}
     return {
         name: inside[name](value) if name in inside and value is not None else value for name, value in tree.items()

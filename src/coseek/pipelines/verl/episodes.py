@@ -23,7 +23,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import ChatTemplate
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.grader_settings import GraderSettings, open_graders
-from coseek.pipelines.retriever_schedule import schedule_of, tell
+from coseek.pipelines.retriever_schedule import schedule_of, tell_step
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.episodes import EpisodeBatch, score
@@ -120,7 +120,7 @@ class EpisodeHost:
     async def play(self, question: Question, place: Place, generate: Generate) -> EpisodeBatch:
         """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
         if self._schedule is not None and place.training:
-            tell(self._schedule, place.step, self.settings.rl.steps)
+            tell_step(self._schedule, place.step, self.settings.rl.steps)
         seed = place.seed(question, self.settings)
         run = await self._drivers[place.training].run_episode(question, seed, generate)
         batch = await asyncio.to_thread(score, [0], [run], self._scoring)  # graders are asked over the network
