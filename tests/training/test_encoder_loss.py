@@ -205,6 +205,7 @@ def gradients(
     loss: RetrieverLoss,
     dropout: float,
     checkpointing: bool = False,
+    bfloat16: bool = False,
     numbers: Sequence[int] = range(10),
 ) -> dict[str, torch.Tensor]:
     """Gradients of one batch of hand-made rows."""
@@ -218,7 +219,15 @@ def gradients(
     rows = [TrainingExample.of(label(number, targets=kl), lambda query: query.text) for number in numbers]
     builder = FeatureBuilder(model, EncoderCard.of(folder))
     fed = Collator(builder, in_batch=True, kl=kl, in_batch_rows=loss.in_batch_rows)(rows)
-    objective = RetrieverObjective(model, loss, micro_batch_tokens=tokens, cached=cached, normalise=True)
+    objective = RetrieverObjective(
+        model,
+        loss,
+        micro_batch_tokens=tokens,
+        cached=cached,
+        normalise=True,
+        bfloat16=bfloat16,
+        checkpointing=checkpointing,
+    )
     features: list[Features] = []
     for side in ("query", "passage"):
         tensors = {name.removeprefix(f"{side}_"): value for name, value in fed.items() if name.startswith(f"{side}_")}
@@ -280,6 +289,31 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
     for name, gradient in found[0].items():
         assert float((gradient - found[1][name]).abs().max()) < 1e-6 * max(1.0, size), name
     assert kept[1] < 0.5 * kept[0]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_gradients_in_bfloat16_are_near_also_where_layers_are_recomputed(
+    tmp_path: Path, dropout: float, checkpointing: bool
+) -> None:
+    """Attention runs in float32, but not in a layer that runs again after the forward pass."""
+    folder, loss = make_encoder(tmp_path / "encoder"), RetrieverLoss(temperature=0.5)
+    exact, rough = (
+        gradients(
+            folder,
+            tokens=60,
+            cached=True,
+            loss=loss,
+            dropout=dropout,
+            checkpointing=checkpointing,
+            bfloat16=bfloat16,
+        )
+        for bfloat16 in (False, True)
+    )
+    size = max(float(gradient.norm()) for gradient in exact.values())
+    assert any(not torch.equal(rough[name], gradient) for name, gradient in exact.items())
+    for name, gradient in exact.items():
+        assert float((rough[name] - gradient).norm()) < 0.05 * size, name
 
 
 def test_rows_in_blocks_have_the_gradient_of_accumulated_batches(tmp_path: Path) -> None:

@@ -316,6 +316,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             cached=settings.cached,
             normalise=self.card.normalise,
             bfloat16=precision_of(settings.precision, Use.TRAINING, device=self.recipe.device) == "bfloat16",
+            checkpointing=settings.checkpointing,
             workers=self.workers,
         )
         objective.sums |= notes.sums

@@ -20,6 +20,7 @@ gradients over W workers (DDP), so the loss is multiplied by W.
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TypeAlias, cast
 
 import torch
@@ -33,6 +34,7 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import RunError, SettingError
 from coseek.training.encoder.recipe import RetrieverLoss
+from coseek.training.trainer.autocast import bfloat16_autocast
 from coseek.training.trainer.workers import ALONE, Workers
 
 Features: TypeAlias = dict[str, Tensor]
@@ -83,6 +85,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         cached: bool,
         normalise: bool,
         bfloat16: bool = False,
+        checkpointing: bool = False,
         workers: Workers = ALONE,
     ) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         self.mini_batch_size = 1  # unused: micro-batches are limited by tokens
         self.mini_batch_num_tokens = micro_batch_tokens
         self._settings, self._cached, self._workers = settings, cached, workers
-        self._normalise, self._bfloat16 = normalise, bfloat16
+        self._normalise, self._bfloat16, self._checkpointing = normalise, bfloat16, checkpointing
         self.sums: dict[str, float] = {}
         """Sums behind `pop_metrics`. Checkpoints store them, so a resumed run completes the current row of metrics."""
 
@@ -119,8 +122,8 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
         """Encode some texts; normalise the vectors if the encoder's card says so."""
-        device = sentence_feature["input_ids"].device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._bfloat16):
+        device = sentence_feature["input_ids"].device
+        with bfloat16_autocast(device, checkpointing=self._checkpointing) if self._bfloat16 else nullcontext():
             reps_ND, state = super().embed_minibatch(
                 sentence_feature, begin, end, with_grad, copy_random_state, random_state
             )

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.models.lora import merge_adapters
+from coseek.training.trainer.autocast import pad_length
 from coseek.training.trainer.batch import Batch, before
 from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
 from coseek.training.trainer.learner import Entropy, Learner
@@ -30,9 +31,9 @@ class ValueModule(nn.Module):
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
         """Return a value at each position, shape BT; undefined where the next token is not wanted."""
-        with reduced_last_layer(self.trunk, self.reduced, before(wanted_BT)):
-            hidden_BTD: Tensor = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
-        values_BT: Tensor = self.head(hidden_BTD)[..., 0]
+        with reduced_last_layer(self.trunk, self.reduced, before(pad_length(wanted_BT))):
+            hidden_BTD: Tensor = self.trunk(input_ids=pad_length(ids_BT), use_cache=False).last_hidden_state
+        values_BT: Tensor = self.head(hidden_BTD)[:, : ids_BT.shape[1], 0]
         return values_BT
 
 

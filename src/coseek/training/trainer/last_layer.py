@@ -15,8 +15,9 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from coseek.training.trainer.attention import Attention, ReplacedAttention
+from coseek.training.trainer.autocast import pad_positions
 from coseek.training.trainer.workers import layers_of
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
@@ -85,11 +86,11 @@ def reduced_last_layer(trunk: nn.Module, names: Sequence[str], wanted_BT: Tensor
     at_N = wanted_BT.flatten().nonzero()[:, 0]
 
     def pick(values: Tensor) -> Tensor:
-        return values.flatten(0, 1).index_select(0, at_N)[None]
+        return pad_positions(values.flatten(0, 1).index_select(0, at_N))[None]
 
     def put_back(values: Tensor) -> Tensor:
         everywhere = values.new_zeros(wanted_BT.numel(), *values.shape[2:])
-        return everywhere.index_copy(0, at_N, values[0]).view(*wanted_BT.shape, *values.shape[2:])
+        return everywhere.index_copy(0, at_N, values[0, : len(at_N)]).view(*wanted_BT.shape, *values.shape[2:])
 
     attend = _attention_at(wanted_BT)
     with ExitStack() as stack:
@@ -117,12 +118,20 @@ def _attention_at(wanted_BT: Tensor) -> Attend:
     return attend
 
 
-class _Attention(TorchFunctionMode):
-    """Replaces causal attention without a mask. Other calls are unchanged."""
+class _Attention(ReplacedAttention):
+    """Replaces causal attention without a mask, from `enter` to `leave`."""
 
     def __init__(self, attend: Attend) -> None:
-        super().__init__()
-        self.attend = attend
+        def causal_or_other(*args: object, **named: object) -> object:
+            if len(args) == 3 and named.get("is_causal") and named.get("attn_mask") is None:
+                queries, keys, values = args
+                assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
+                if queries.shape[2] == keys.shape[2]:
+                    return attend(queries, keys, values, named)
+            other: Attention = F.scaled_dot_product_attention
+            return other(*args, **named)
+
+        super().__init__(causal_or_other)
         self._on = ExitStack()
 
     def enter(self) -> None:
@@ -131,21 +140,6 @@ class _Attention(TorchFunctionMode):
     def leave(self) -> None:
         """Leave the mode. Safe if it was never entered, as when a layer fails before that."""
         self._on.close()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        named = kwargs or {}
-        if func is F.scaled_dot_product_attention and len(args) == 3 and named.get("is_causal"):
-            queries, keys, values = args
-            assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
-            if named.get("attn_mask") is None and queries.shape[2] == keys.shape[2]:
-                return self.attend(queries, keys, values, named)
-        return func(*args, **named)
 
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:

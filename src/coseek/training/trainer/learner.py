@@ -21,6 +21,7 @@ from coseek.hardware.precision import Precision, Use
 from coseek.hardware.speed import precision_of
 from coseek.models.shape import shape_of_config
 from coseek.training.trainer.activations import micro_batch_tokens
+from coseek.training.trainer.autocast import bfloat16_autocast
 from coseek.training.trainer.batch import Batch, micro_batches
 from coseek.training.trainer.optimiser import Optimiser, OptimiserState
 from coseek.training.trainer.settings import LearnerSettings
@@ -244,8 +245,7 @@ class Learner(ABC):
     def _autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
             return nullcontext()
-        # A pass uses each weight once, so a cache of the cast weights would only hold them all at the same time.
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+        return bfloat16_autocast(self.device, checkpointing=self.settings.checkpointing)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from coseek.core.errors import DataError
+from coseek.training.trainer.autocast import pad_positions
 
 Head: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -66,7 +67,8 @@ def _logits(hidden_BTD: Tensor, head: Head, wanted_BT: Tensor, temperature: floa
     """
     if bool(wanted_BT[:, 0].any()):
         raise DataError("the first token of a row has nothing before it, so it has no log-probability")
-    logits_NV = head(hidden_BTD[:, :-1][wanted_BT[:, 1:]])
+    hidden_ND = hidden_BTD[:, :-1][wanted_BT[:, 1:]]
+    logits_NV = head(pad_positions(hidden_ND))[: len(hidden_ND)]
     if logits_NV.dtype is not torch.float64:
         logits_NV = logits_NV.float()
     return logits_NV if temperature == 1.0 else logits_NV / temperature

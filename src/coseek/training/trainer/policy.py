@@ -18,6 +18,7 @@ from coseek.models.lora import adapters_disabled, merge_adapters, merged_state_d
 from coseek.models.model import Tokenizer
 from coseek.models.pretrained import DTYPES, quiet
 from coseek.models.sampler import Sampler, SamplerSettings, make_engine
+from coseek.training.trainer.autocast import pad_length
 from coseek.training.trainer.batch import Batch, before
 from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
 from coseek.training.trainer.learner import Entropy, Learner, untied
@@ -197,6 +198,10 @@ class Scorer(nn.Module):
         self.reduced = reduced
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+        length = ids_BT.shape[1]
+        return self._outputs(pad_length(ids_BT), pad_length(wanted_BT), entropy)[..., :length]
+
+    def _outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
         if self.is_plain:
             trunk = self.model.base_model
             with reduced_last_layer(trunk, self.reduced, before(wanted_BT)):
