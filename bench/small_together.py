@@ -33,14 +33,14 @@ agent:
       tokens_per_step: 1500
       checkpoint_every: 2
       log_every: 1
-      learner: {optimiser: {lr: 1.0e-4}}
+      learner: {precision: float32, optimiser: {lr: 1.0e-4}}
   rl:
     steps: 3
     questions_per_step: 4
     group_size: 3
     checkpoint_every: 1
     evaluate_every: 0
-    policy: {optimiser: {lr: 1.0e-3}}
+    policy: {precision: float32, optimiser: {lr: 1.0e-3}}
   reward: {exact_match: 1.0, gold_recall: 0.5, valid: 0.3}
   table: {dev_questions: 6}
 start:

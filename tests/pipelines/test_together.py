@@ -32,7 +32,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("together") / "first"
-    taught(folder, 200)
+    taught(folder, 300)  # with 200 a round may be left without a label set
     return folder
 
 
