@@ -1,12 +1,14 @@
 """Updates in bfloat16 on a CPU: with padding to few shapes and attention in float32, against neither, and float32.
 
     python -m bench.shapes
-    python -m bench.shapes --threads 1 --steps 40 --bar 1.2
+    python -m bench.shapes --threads 1 --steps 30 --turns 2
 
-The network has the shape of the shipped base model. Rows are as long as demonstrations, so two batches hardly ever have
-the same shape. Each side has batches of its own, since what one compiled would serve the others. The sides take turns
-in one process; a turn is `--steps` updates of 2,000 tokens. Exits 1 when both together are less than `--bar` times as
-fast as bfloat16 without them. Where bfloat16 is slow (`coseek doctor`) it shows nothing.
+First a product of a shape that is new and of one that is known, and attention with its gradient in both precisions.
+Then updates. The network has the shape of the shipped base model, and rows are as long as demonstrations, so hardly
+two batches have the same shape. Each side has batches of its own, since what one compiled would serve the others; the
+padded ones share their few shapes, as more updates of one run would. The sides take turns in one process; a turn is
+`--steps` updates of 2,000 tokens. Exits 1 when both together are less than `--bar` times as fast as bfloat16 without
+them. Where bfloat16 is slow (`coseek doctor`) it shows nothing.
 """
 
 import argparse
@@ -14,10 +16,13 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 from coseek.hardware.host import Host
 from coseek.hardware.placement import Placement
@@ -71,6 +76,32 @@ class Side:
         return drawn.select(self.rng.choice(micro_batches(lengths_B, TOKENS)))
 
 
+def show_parts() -> None:
+    """Milliseconds of the two parts: means of products over 100 shapes, the median of attention over 20 turns."""
+    weight_OI = torch.randn(320, 128).bfloat16()
+    first, again = (
+        _ms(lambda: [torch.ones(1600 + row, 128, dtype=torch.bfloat16) @ weight_OI.T for row in range(100)]) / 100
+        for _ in range(2)
+    )
+    print(
+        f"a bfloat16 product of 1,600 to 1,700 rows, 128 to 320: {first:.2f} ms a new shape, {again:.2f} ms a known one"
+    )
+    for dtype in (torch.bfloat16, torch.float32):
+        taken = [_ms(partial(_attend, dtype)) for _ in range(20)]
+        print(f"attention and its gradient, 7 rows of 252 tokens, {dtype}: {statistics.median(taken):.1f} ms")
+
+
+def _attend(dtype: torch.dtype) -> None:
+    queries, keys, values = (torch.randn(7, 4, 252, 32, dtype=dtype, requires_grad=True) for _ in range(3))
+    F.scaled_dot_product_attention(queries, keys, values, is_causal=True).sum().backward()
+
+
+def _ms(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e3
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40, help="updates in a turn")
@@ -79,6 +110,7 @@ def main() -> int:
     parser.add_argument("--bar", type=float, default=1.2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    show_parts()
     bare = Side("bfloat16, neither", "bfloat16", padded=False, in_float32=False)
     both = Side("bfloat16, both", "bfloat16", padded=True, in_float32=True)
     sides = [

@@ -9,6 +9,9 @@ from torch.overrides import TorchFunctionMode
 Attention: TypeAlias = Callable[..., object]
 """A function with the arguments of `scaled_dot_product_attention`."""
 
+KNOWN: Attention = F.scaled_dot_product_attention
+"""The function that networks call."""
+
 
 class ReplacedAttention(TorchFunctionMode):
     """In this mode `attend` is called in place of `scaled_dot_product_attention`. Other functions are unchanged."""
@@ -24,5 +27,4 @@ class ReplacedAttention(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        known: Attention = F.scaled_dot_product_attention
-        return (self.attend if func is known else func)(*args, **(kwargs or {}))
+        return (self.attend if func is KNOWN else func)(*args, **(kwargs or {}))

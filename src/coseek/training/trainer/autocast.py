@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coseek.training.trainer.attention import Attention, ReplacedAttention
+from coseek.training.trainer.attention import KNOWN, ReplacedAttention
 
 LENGTHS = 16
 """Rows are padded to a multiple of this many tokens."""
@@ -53,9 +53,8 @@ def _padded(values: Tensor, dim: int, multiple: int) -> Tensor:
 
 
 def _attention_in_float32(*args: object, **named: object) -> object:
-    attend: Attention = F.scaled_dot_product_attention
     with torch.autocast("cpu", enabled=False):
-        return attend(*map(_widened, args), **{name: _widened(value) for name, value in named.items()})
+        return KNOWN(*map(_widened, args), **{name: _widened(value) for name, value in named.items()})
 
 
 def _widened(value: object) -> object:

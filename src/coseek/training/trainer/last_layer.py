@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coseek.training.trainer.attention import Attention, ReplacedAttention
+from coseek.training.trainer.attention import KNOWN, ReplacedAttention
 from coseek.training.trainer.autocast import pad_positions
 from coseek.training.trainer.workers import layers_of
 
@@ -128,8 +128,7 @@ class _Attention(ReplacedAttention):
                 assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
                 if queries.shape[2] == keys.shape[2]:
                     return attend(queries, keys, values, named)
-            other: Attention = F.scaled_dot_product_attention
-            return other(*args, **named)
+            return KNOWN(*args, **named)
 
         super().__init__(causal_or_other)
         self._on = ExitStack()
