@@ -14,16 +14,6 @@ from tests.cli.test_resume import stop_midway
 SMALL = "index-bm25,run,label-gold,export-atif,score"
 
 
-def test_every_command_of_the_campaign_is_a_command_of_ours_and_is_named_once() -> None:
-    from coseek.cli.main import COMMANDS
-    from coseek.core.registry import plugin_names
-
-    words = [command.words.split()[0] for command in chosen("")]
-    assert set(plugin_names(COMMANDS)) - set(words) == {"ask", "search", "serve"}
-    names = [command.name for command in chosen("")]
-    assert len(set(names)) == len(names)
-
-
 def test_a_missing_file_counts_as_a_difference() -> None:
     assert differing({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
 
