@@ -9,6 +9,9 @@ from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.cli.main import main
 from coseek.core.files import read_jsonl
+from coseek.data.dataset import Dataset
+from coseek.pipelines.agent_recipe import DataSettings
+from coseek.pipelines.data_folder import make_data
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -155,4 +158,52 @@ def test_what_a_new_user_mistypes_is_one_sentence_with_the_way_out(
     done = type_in(capsys, "train", "retriever", "documents", *words)
     assert done.code == 2
     assert said in done.sentence
+    assert not Path("runs").exists()
+
+
+def asked_set(folder: Path, **splits: int) -> None:
+    """A data set of 30 short passages with questions of some splits."""
+    folder.mkdir()
+    names = [f"Town{number}" for number in range(30)]
+    rows = [{"id": name, "title": name, "text": f"{name} is a town at the river Lim{name}."} for name in names]
+    Path(folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, count in splits.items():
+        asked = [
+            {"id": f"{split}{place}", "question": f"Where is {name}?", "answers": [f"Lim{name}"], "gold_ids": [name]}
+            for place, name in enumerate(names[:count])
+        ]
+        (folder / f"questions.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+
+
+def test_a_data_set_without_a_dev_split_gets_one_from_its_training_questions_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    asked_set(tmp_path / "set", train=20, test=5)
+    data = DataSettings(folder=str(tmp_path / "set"))
+    lines: list[str] = []
+    make_data(data, tmp_path / "made", lines.append)
+    make_data(data, tmp_path / "made", lines.append)
+    assert len(lines) == 1 and "dev" in lines[0]
+    made = Dataset(tmp_path / "made")
+    ids = {split: {one.id for one in made.questions(split)} for split in ("train", "dev", "test")}
+    assert [len(ids[split]) for split in ids] == [18, 2, 5]
+    assert ids["train"] | ids["dev"] == {one.id for one in Dataset(tmp_path / "set").questions("train")}
+    assert Dataset(tmp_path / "set").splits == ["test", "train"], "what was given stays as it is"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("agent", "documents", "data.folder=set", "--dry-run"), marks=pytest.mark.slow),
+        ("agent", "documents", "data.folder=set"),
+        ("together", "documents", "agent.data.folder=set"),
+    ],
+)
+def test_a_data_set_with_too_few_questions_to_measure_by_is_refused_before_the_warm_start(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_set(Path("set"), train=2)
+    done = type_in(capsys, "train", *command)
+    assert done.code == 2
+    assert "2 training questions" in done.err and "--generator" in done.err
     assert not Path("runs").exists()

@@ -9,6 +9,7 @@ from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, 
 from coseek.core.hub import missing
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings, without
+from coseek.data.dataset import Dataset
 from coseek.data.imports import format_names
 from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
@@ -24,7 +25,7 @@ from coseek.pipelines.agent_recipe import (
     paths_of,
     recipe_source,
 )
-from coseek.pipelines.data_folder import check_data_folder
+from coseek.pipelines.data_folder import check_data_folder, missing_splits
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
 from coseek.pipelines.verl.config import check_verl
@@ -76,7 +77,17 @@ def check_paths(recipe: AgentRecipe) -> None:
             wrong.of(check_data_folder, str(named.path), named.setting, recipe.data.train)
         else:
             wrong.of(_check_path, named)
+    wrong.of(_check_measured, recipe.data)
     wrong.refuse()
+
+
+def _check_measured(data: DataSettings) -> None:
+    """Refuse a folder that lacks a split to measure by and from whose training questions none can be set aside."""
+    if data.folder is None or not (folder := Path(data.folder).expanduser()).is_dir():
+        return
+    dataset = Dataset(folder)
+    if data.synthesis is None or data.train in dataset.splits:
+        missing_splits(dataset, data)
 
 
 def check_settings(recipe: AgentRecipe) -> None:
@@ -236,8 +247,12 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
     """Refuse an encoder, labels or a data set that are not there."""
     wrong = ErrorList()
     if recipe.data is not None:
-        wrong.of(check_data_folder, recipe.data.folder, "data.folder", recipe.data.train)
-        for name in recipe.data.questions:
+        data = recipe.data
+        wrong.of(check_data_folder, data.folder, "data.folder", data.train)
+        for split, usual in ((data.dev, "dev"), (data.test, "test")):
+            if not wrong.errors:
+                wrong.of(check_data_folder, data.folder, "data.folder", split, usual)
+        for name in data.questions:
             if not Path(name).expanduser().exists():
                 wrong.errors.append(DataError(f"there is no {name}, which data.questions names; check the path"))
     if recipe.encoder is not None:

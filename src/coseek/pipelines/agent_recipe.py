@@ -376,7 +376,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
             return  # they are made
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
-        for setting, split in [*splits, ("data.dev", data.dev), ("data.test", data.test)]:
+        for setting, split in splits:  # `missing_splits` looks at the others
             yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")
 
 

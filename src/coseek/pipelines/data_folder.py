@@ -1,16 +1,24 @@
 """Data folder: a user's data set, checked before anything is trained, with questions made from it where it has none."""
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import atomic_folder
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.data.question import Question
+from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.selection import draw
 from coseek.pipelines.agent_recipe import DataSettings
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import synthesize
 from coseek.world.world import make_world
+
+SET_ASIDE = 0.1
+"""Share of the training questions that a missing dev or test split gets."""
+_USUAL = {"dev": "dev", "test": "test"}
 
 
 def check_data_folder(name: str, setting: str = "", split: str = "train", usual: str = "train") -> None:
@@ -36,7 +44,10 @@ def check_data_folder(name: str, setting: str = "", split: str = "train", usual:
 
 
 def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> None:
-    """Make `folder`, the data set of an agent's training, unless it is there or the recipe's own holds all."""
+    """Make `folder`, the data set of an agent's training, unless it is there or the recipe's own holds all splits.
+
+    Raises `DataError` where a split would be missing or empty, before anything is trained on the others.
+    """
     if data.folder is not None and data.synthesis is not None:
         make_questions(data.folder, folder, data.train, data.synthesis, say)
     if data.world is not None and not folder.exists():
@@ -44,6 +55,66 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
     if data.imported is not None and not folder.exists():
         sources = [Path(source).expanduser() for source in data.imported.sources]
         import_data(data.imported.format, sources, folder, shares=data.imported.shares)
+    used = Dataset(folder if data.folder is None or folder.exists() else Path(data.folder).expanduser())
+    if missing := missing_splits(used, data):
+        _set_aside(used, data.train, missing, folder)
+        say(
+            f"{used.folder} has no questions in its split {' and '.join(missing)}; a tenth of the training questions "
+            f"is set aside for each ({folder})"
+        )
+
+
+def missing_splits(dataset: Dataset, data: DataSettings) -> list[str]:
+    """The splits to measure by that have no question and are set aside from the training questions.
+
+    Raises `DataError` where there are too few training questions for that, and `SettingError` for a split that was
+    named and does not exist.
+    """
+    names = {"dev": data.dev, "test": data.test}
+    missing = [name for name in dict.fromkeys(names.values()) if not _has_questions(dataset, name)]
+    for setting, name in names.items():
+        if name in missing and name not in dataset.splits and name != _USUAL[setting]:
+            raise SettingError(f"{dataset.lacks(name)} (data.{setting})")
+    if not missing:
+        return []
+    count = len(load_questions(dataset.split_path(data.train))) if data.train in dataset.splits else 0
+    if count <= len(missing):
+        raise DataError(
+            f"{dataset.folder} has {count} training question{'' if count == 1 else 's'} and none in its split "
+            f"{' and '.join(missing)}; training needs all of them: make more questions (coseek data synthesize DIR "
+            "--out OUT --generator MODEL_OR_URL), add documents, or name splits that it has with data.dev=SPLIT "
+            "data.test=SPLIT"
+        )
+    return missing
+
+
+def _has_questions(dataset: Dataset, split: str) -> bool:
+    if split not in dataset.splits:
+        return False
+    with dataset.split_path(split).open(encoding="utf-8") as lines:
+        return any(line.strip() for line in lines)
+
+
+def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) -> None:
+    """Write the data set `out`: the same, with a share of the training questions as each missing split."""
+    left = load_questions(dataset.split_path(train))
+    share = max(1, round(SET_ASIDE * len(left)))
+    splits: dict[str, list[Question]] = {}
+    for name in missing:
+        splits[name] = draw(left, min(share, len(left) - 1), 0)
+        taken = {one.id for one in splits[name]}
+        left = [one for one in left if one.id not in taken]
+
+    def fill(part: Path) -> None:
+        for file in filter(Path.is_file, dataset.folder.iterdir()):
+            try:
+                os.link(file, part / file.name)  # a corpus may be large
+            except OSError:  # another file system
+                shutil.copyfile(file, part / file.name)
+        for name, asked in {train: left, **splits}.items():
+            save_questions(part / f"questions.{name}.jsonl", asked)
+
+    atomic_folder(out, fill)
 
 
 def make_questions(
@@ -69,7 +140,7 @@ def make_questions(
     return out
 
 
-def own_questions(given: str, used: Path) -> dict[str, list[Question]]:
+def own_questions(given: str, used: Path, train: str) -> dict[str, list[Question]]:
     """Name → the questions that the given data set had before others were made (`used`): people's, to measure by."""
-    own = Dataset(given)
-    return {} if own.folder == used else {f"own-{split}": own.questions(split) for split in own.splits}
+    own = Dataset(Path(given).expanduser())
+    return {} if own.folder == used or train in own.splits else {f"own-{split}": own.questions(split) for split in own.splits}

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from coseek.agents.protocol import Protocol
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
@@ -29,6 +29,7 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
+from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, work_of
 from coseek.pipelines.fitting import FULL, ways_out
@@ -157,6 +158,8 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
+        if recipe.data.folder is not None and not any(problem for _, problem in paths):
+            paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
         steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     looks = [
@@ -164,6 +167,15 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         for (name, one), step in zip(whole, steps, strict=True)
     ]
     return DryRun(recipe, paths, shape, source, tuple(looks))
+
+
+def _data_problem(recipe: AgentRecipe, folder: Path) -> str:
+    """Why the training would get no data set with all splits; empty if it would. Makes it as the training does."""
+    try:
+        make_data(recipe.data, folder / "data", lambda _: None)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 # --- one step in small

@@ -114,7 +114,7 @@ class RetrieverData:
         """Name → questions with gold passages: the test split, the user's own ones, and further files."""
         data, settings = self.dataset, self.settings
         found = {settings.test: data.questions(settings.test)} if settings.test in data.splits else {}
-        found |= own_questions(settings.folder, data.folder)
+        found |= own_questions(settings.folder, data.folder, settings.train)
         for name in settings.questions:
             path = Path(name).expanduser()
             found[name] = Dataset(path).questions("test") if path.is_dir() else load_questions(path)
