@@ -1,17 +1,21 @@
-# Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both stand on `make env`.
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both stand on `make env`. `make demo`
+# comes before them and installs the core alone.
 
 PYTHON ?= python3
 BIN    := .venv/bin
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "coseek needs Python 3.11 or newer; name one: make env PYTHON=python3.12")'
 STAMP  := .venv/made-from-these-files
+CORE   := .venv/core-made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl
 
 help:
+	@echo "make demo         install the core alone (60 MB, no torch), then watch a question being answered"
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make test-core    test what needs no torch, in .venv-core-PYTHON for each Python (PYTHONS=…)"
@@ -39,10 +43,20 @@ env: $(STAMP)
 
 # torch comes first and under the pin, so that no other part can draw in another build of it.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "coseek needs Python 3.11 or newer; name one: make env PYTHON=python3.12")'
+	@$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $(CORE) $@
+
+# What `make env` makes holds the core; what is made here is completed by `make env`.
+demo: $(CORE)
+	@$(BIN)/coseek demo
+
+$(CORE): pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 env-locked: requirements.lock
@@ -50,7 +64,7 @@ env-locked: requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $(STAMP)
+	@touch $(CORE) $(STAMP)
 
 $(TOOLS)/made-from-these-files: constraints.txt
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)

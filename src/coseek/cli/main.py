@@ -219,7 +219,8 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "New here? `coseek quickstart` trains a small search agent; `coseek doctor` shows what works here.",
+            "New here? `coseek demo` shows a search agent at work; `coseek quickstart` trains one.",
+            "`coseek doctor` shows what works here.",
             "`coseek --install-completion` lets this shell complete commands and options.",
         ]
     )

@@ -1,0 +1,192 @@
+"""Answer a two-hop question step by step, beside what one search finds: seconds, no training, no download."""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import coseek
+from coseek.agents.factory import limits_of, open_agent, settings_for
+from coseek.agents.rollout import rollout
+from coseek.agents.search_turns import reasoning_of
+from coseek.agents.sources import holds
+from coseek.cli.terminal import new_app, shell_word, stdout_console
+from coseek.core.errors import SettingError
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Trajectory
+from coseek.measure.answers import exact_match
+from coseek.retrieval.index import build_index
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+app = new_app()
+
+AGENT = "expert"
+PASSAGES = 3
+"""Passages per search, for the agent and for the single search."""
+WIDTH = 88
+"""Columns at most, also where the output is a file or a pipe."""
+_BEFORE, _AFTER = re.compile(r" ([,.:;?!)])"), re.compile(r"([(#]) ")
+HEAD, GOOD, BAD, FAINT = "bold", "bold green", "bold red", "dim"
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What the demonstration shows."""
+
+    passages: int
+    """Passages in the world."""
+    once: Sequence[Hit]
+    """What one search with the question finds."""
+    steps: Trajectory
+    thoughts: Sequence[str]
+    """The agent's thoughts, one per turn."""
+    two_hop: int
+    """Two-hop questions in the world's test set."""
+    complete_once: int
+    """Questions for which one search finds every passage needed."""
+    complete_in_steps: int
+    """Questions for which the agent's searches do."""
+
+
+@app.command()
+def demo(
+    number: Annotated[int, typer.Argument(metavar="[NUMBER]", help="The two-hop question to answer, from 1.")] = 26,
+) -> None:
+    """Answer a two-hop question step by step, beside what one search finds.
+
+    Makes a small world, indexes it with BM25 and runs a scripted agent over it. Nothing is recorded, trained or
+    downloaded; it needs neither torch nor a GPU.
+    """
+    console = stdout_console()
+    console.width = min(console.width, WIDTH)
+    show(play(number), console)
+
+
+def play(number: int) -> Demonstration:
+    """Make the world, and answer its two-hop test questions with one search and with the agent."""
+    world = make_world(WorldSettings(size="tiny"))
+    questions = [question for question in world.questions["test"] if question.hops == 2]
+    if not 1 <= number <= len(questions):
+        raise SettingError(f"the demo has questions 1 to {len(questions)}, not {number}")
+    agent = open_agent(settings_for(AGENT))
+    limits = limits_of(agent).model_copy(update={"passages_per_search": PASSAGES})
+    with TemporaryDirectory() as folder:
+        index = build_index(world.corpus, "bm25", Path(folder) / "index")
+        once = index.search([question.question for question in questions], PASSAGES)
+        runs = rollout(agent, index, questions, [0] * len(questions), limits)
+    steps = runs[number - 1]
+    grammar = agent.protocol.grammar
+    return Demonstration(
+        len(world.corpus),
+        once[number - 1],
+        steps,
+        [reasoning_of(grammar, segment.text) for segment in steps.segments if segment.author is Author.AGENT],
+        len(questions),
+        sum(complete(question, hits) for question, hits in zip(questions, once, strict=True)),
+        sum(complete(run.question, [hit for search in run.searches for hit in search.hits]) for run in runs),
+    )
+
+
+def complete(question: Question, hits: Sequence[Hit]) -> bool:
+    """Whether the hits hold every passage that the answer needs."""
+    return set(question.gold_ids) <= {hit.passage.id for hit in hits}
+
+
+def show(found: Demonstration, console: Console) -> None:
+    """Print the single search, the steps, the counts, and three ways to go on."""
+    console.print(f"{found.passages} passages of a generated world, BM25, and a scripted agent, run now", markup=False)
+    console.print()
+    console.print(grid(("question", Text(prose(found.steps.question.question), style=HEAD))))
+    console.print(Text("\nOne search (naive RAG)", style=HEAD))
+    console.print(grid(*single(found)))
+    console.print(Text("\nStep by step (search agent)", style=HEAD))
+    console.print(grid(*turns(found)))
+    console.print(
+        f"\nOne search finds every passage needed for {found.complete_once} of {found.two_hop} two-hop questions, the "
+        f"agent for {found.complete_in_steps}. It is a script that knows which facts to look for; a trained model "
+        "learns that from rewards.\n",
+        markup=False,
+    )
+    console.print(ways_on())
+
+
+def single(found: Demonstration) -> list[tuple[str, Text]]:
+    """Rows of the single search."""
+    question = found.steps.question
+    rows = [("search", Text(prose(question.question)))]
+    rows += [(str(rank), passage(hit.passage, question)) for rank, hit in enumerate(found.once, start=1)]
+    ranks = [
+        str(rank)
+        for rank, hit in enumerate(found.once, start=1)
+        if any(holds(hit.passage, answer) for answer in question.answers)
+    ]
+    where = f"in passage {', '.join(ranks)}" if ranks else "in none of these passages"
+    return [*rows, ("answer", Text(where, style=GOOD if ranks else BAD))]
+
+
+def turns(found: Demonstration) -> list[tuple[str, Text]]:
+    """Rows of the agent's turns: thought, search, passages, answer."""
+    question, rows = found.steps.question, list[tuple[str, Text]]()
+    for thought, search in zip(found.thoughts, found.steps.searches, strict=False):
+        rows += [("think", Text(prose(thought), style="cyan")), ("search", Text(prose(search.query)))]
+        rows += [("1", passage(hit.passage, question)) for hit in search.hits[:1]]
+        titles = ", ".join(prose(hit.passage.title) for hit in search.hits[1:])
+        rows += [("2, 3", Text(titles, style=FAINT))] if titles else []
+    answer = found.steps.answer or ""
+    right = exact_match(answer, question.answers)
+    verdict = Text(f"{prose(answer)} ({'right' if right else 'wrong'})", style=GOOD if right else BAD)
+    return [*rows, ("think", Text(prose(found.thoughts[-1]), style="cyan")), ("answer", verdict)]
+
+
+def passage(read: Passage, question: Question) -> Text:
+    """A passage's text; the answer in it stands out."""
+    text = Text(prose(read.text))
+    text.highlight_words([prose(answer) for answer in question.answers], GOOD)
+    return text
+
+
+def ways_on() -> Table:
+    """Three command lines, as they are typed here."""
+    program = program_name()
+    checkout = Path("Makefile").is_file() and Path("src/coseek").resolve() == Path(coseek.__file__).resolve().parent
+    return grid(
+        ("train one:", Text("make quickstart" if checkout else f"{program} quickstart", style=HEAD)),
+        ("documents:", Text(f"{program} data import documents FOLDER --out mine", style=HEAD)),
+        ("logs:", Text(f"{program} data import traces LOGS.jsonl --out runs/theirs", style=HEAD)),
+    )
+
+
+def program_name() -> str:
+    """The word that starts this program in the user's shell."""
+    started = Path(sys.argv[0])
+    found = which(started.name)
+    on_path = found is not None and Path(found).resolve() == started.resolve()
+    if started.name != "coseek" or on_path:
+        return "coseek"
+    return shell_word(started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started)
+
+
+def grid(*rows: tuple[str, Text]) -> Table:
+    """Two columns without lines: a label and its text."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style=FAINT, min_width=9)
+    table.add_column()
+    for label, text in rows:
+        table.add_row(Text(label), text)
+    return table
+
+
+def prose(text: str) -> str:
+    """A text of a generated world as people write it: no blanks before marks."""
+    return _BEFORE.sub(r"\1", _AFTER.sub(r"\1", text.strip()))
