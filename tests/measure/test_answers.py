@@ -124,3 +124,10 @@ def test_a_covered_answer_is_a_span_and_a_substring(text: str, gold: str) -> Non
         # normalise drops articles, and a span is made of letters and digits: the example keeps neither.
         assert span_match(text, [gold]) or not any(letter.isalnum() for letter in normalise(gold))
         assert substring_match(text, [gold])
+
+
+def test_a_soft_hyphen_in_a_passage_hides_no_answer() -> None:
+    text = "Der Hafen\u00admeister\u200b öffnet\ufeff um neun."
+    for match in (cover_match, span_match, substring_match):
+        assert match(text, ["Hafenmeister"]) and match("Hafenmeister öffnet", ["Hafen\u200bmeister"])
+    assert exact_match("Hafen\u00admeister", ["Hafenmeister"]) and f1("Hafen\u00admeister", ["Hafenmeister"]) == 1

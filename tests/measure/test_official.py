@@ -5,8 +5,9 @@ then surplus white space. EM is equality. F1 is the harmonic mean of precision a
 are left; the second version adds that where either bag is empty, F1 is 1 if both are and else 0. HotpotQA (Yang and
 others 2018) takes the first version's F1, but for this: if one side is yes, no or noanswer, only equality counts.
 
-What coseek does differently on purpose: text of which nothing is left is never right. Each definition below says what
-it does with such text, and the tests look at these pairs apart.
+What coseek does differently on purpose: characters that are displayed as nothing are removed first, here as there, and
+text of which nothing is left is never right. Each definition below says what it does with such text, and the tests look
+at these pairs apart.
 """
 
 import random
@@ -16,6 +17,7 @@ from functools import cache
 
 import pytest
 
+from coseek.core.marks import visible
 from coseek.measure.answers import exact_match, f1
 
 COUNTS = pytest.mark.parametrize("count", [3_000, pytest.param(50_000, marks=pytest.mark.slow)])
@@ -63,7 +65,9 @@ def pairs(count: int) -> list[tuple[str, str]]:
 @cache
 def bag(answer: str) -> list[str]:
     """The words that are left of an answer."""
-    kept = "".join(character for character in answer.lower() if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+    kept = "".join(
+        character for character in visible(answer).lower() if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+    )
     words: list[str] = []
     run = ""
     for character in f"{kept} ":

@@ -10,6 +10,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
+from coseek.core.marks import visible
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED = frozenset({"yes", "no", "noanswer"})
@@ -20,9 +22,10 @@ def normalise(text: str) -> str:
     """Lower case → no ASCII punctuation → no a/an/the → single spaces, in this order (SQuAD).
 
     The order matters: "the-end" becomes "theend" before articles are removed. Unicode punctuation, accents and number
-    formats are unchanged, without NFKC, so that values are comparable with the papers'.
+    formats are unchanged, without NFKC, so that values are comparable with the papers'. Characters that are displayed
+    as nothing (soft hyphens, zero-width blanks) are removed first, which the papers' scripts do not do.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", visible(text).lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> bool:

@@ -4,19 +4,36 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Annotated, TypeAlias, cast
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import MissingExtra, UnknownName
-from coseek.core.marks import marks, undotted
+from coseek.core.marks import SOFT_HYPHEN, ZERO_WIDTH, marks, undotted
 
+ANALYZER = 2
+"""Version of the tokenisation. Version 1 broke words at invisible characters, and not between Thai words."""
 # Han, kana and Hangul have no reliable spaces; overlapping character pairs replace words.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
-_ANY_CJK = re.compile(f"[{_CJK}]")
-_CJK_OR_NOT = re.compile(f"([{_CJK}]+)|([^{_CJK}]+)")
+_SPACELESS_BLOCKS = (
+    (0xE00, 0xF00), (0x1000, 0x10A0), (0x1780, 0x1800), (0x1950, 0x19E0), (0x1A20, 0x1AB0), (0x1B00, 0x1B80),
+    (0xA980, 0xAA00), (0xAA60, 0xAAE0),
+)  # fmt: skip
+"""Scripts that do not write blanks between words (Unicode's line-breaking class SA, Balinese, Javanese): Thai, Lao,
+Burmese, Khmer, Tai Le, New Tai Lue, Tai Tham, Tai Viet. Pairs of letters with their marks replace words."""
+_POINTS = re.compile(
+    "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7"
+    "\u06e8\u06ea-\u06ed\u0730-\u074a\u08ca-\u08e1\u08e3-\u08ff]+"
+)
+"""Vowel points of Hebrew, Arabic and Syriac, which most texts omit, and the Arabic tatweel, which stretches a word."""
+_LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010][ \t]*\r?\n[ \t]*(?=[^\W\d_])")
+_HYPHENATED = SOFT_HYPHEN
+"""Stands for a hyphen at the end of a line, inside a word. Soft hyphens of the text itself are removed before."""
+_SOFT_HYPHEN = re.compile(rf"{SOFT_HYPHEN}+([ \t]*\r?\n)?")
 
 _PLAIN = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 """Maps each ASCII character to its lower case, or to a blank. Twice as fast as a regular expression on ASCII text."""
@@ -43,23 +60,92 @@ Stem: TypeAlias = Annotated[str, AfterValidator(check_stem)]
 
 def words(text: str, stem: str = "none") -> list[str]:
     """Split text into lower-case words, in order, repetitions included. A word is a run of Unicode letters and digits,
-    with the marks behind them, after NFKC normalisation; accents are kept. A run of n > 1 CJK characters gives n − 1
-    overlapping pairs."""
+    with their marks, after NFKC normalisation; accents are kept. Characters that are displayed as nothing and optional
+    vowel points are removed. A run of n > 1 CJK characters, or of letters of a script without blanks, gives n − 1
+    overlapping pairs. A word that is hyphenated at the end of a line gives its two parts, then the whole."""
+    if not text.isascii():
+        text = ZERO_WIDTH.sub("", text)
+        if SOFT_HYPHEN in text:
+            text = _SOFT_HYPHEN.sub(_displayed, text)
+    if "\n" in text:
+        text = _LINE_END_HYPHEN.sub(_joined, text)
     if text.isascii():
         found = text.translate(_PLAIN).split()
     else:
-        unified = undotted(unicodedata.normalize("NFKC", text).lower())
+        unified = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
         found = _runs().findall(unified)
-        if _ANY_CJK.search(unified):  # NFKC turns radicals and half-width kana into CJK characters
+        if _patterns().spaceless.search(unified) or _HYPHENATED in unified:
             found = [word for run in found for word in _split(run)]
     return found if stem == "none" else list(map(stemmer(stem), found))
+
+
+def _displayed(soft_hyphen: re.Match[str]) -> str:
+    """What a soft hyphen looks like: a hyphen at the end of a line, nothing elsewhere."""
+    return f"-{soft_hyphen[1]}" if soft_hyphen[1] else ""
+
+
+def _joined(hyphen: re.Match[str]) -> str:
+    """A sign that continues the word, unless a capital says that another word begins (`Anglo-Saxon`)."""
+    before, after = hyphen.string[hyphen.start() - 1], hyphen.string[hyphen.end()]
+    return hyphen[0] if after.isupper() and not before.isupper() else _HYPHENATED
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """Patterns made of Unicode's tables."""
+
+    spaceless: re.Pattern[str]
+    """A character of a script without blanks."""
+    pieces: re.Pattern[str]
+    """Groups: a run of CJK characters, a run of another script without blanks, other text."""
+    units: re.Pattern[str]
+    """A CJK character, or a letter of another script without blanks with its marks."""
+
+
+@cache
+def _patterns() -> _Patterns:
+    letters, signs = "", ""
+    for character in map(chr, chain.from_iterable(range(*block) for block in _SPACELESS_BLOCKS)):
+        kind = unicodedata.category(character)[0]
+        letters += character if kind == "L" else ""
+        signs += character if kind == "M" else ""
+    return _Patterns(
+        spaceless=re.compile(f"[{_CJK}{letters}]"),
+        pieces=re.compile(f"([{_CJK}]+)|([{letters}][{letters}{signs}]*)|([^{_CJK}{letters}]+)"),
+        units=re.compile(f"[{_CJK}]|[{letters}][{signs}]*"),
+    )
 
 
 @cache
 def _runs() -> re.Pattern[str]:
     """Letters and digits, and the marks between and behind them. Most words end at a sign that is looked up faster in
     a range than among all marks."""
-    return re.compile(rf"[^\W_]+(?:(?=[\u0300-\u1fff\u20d0-\U0001efff])[{''.join(sorted(marks()))}]+[^\W_]*)*")
+    inner = "".join(sorted(marks())) + _HYPHENATED
+    return re.compile(rf"[^\W_]+(?:(?=[{_HYPHENATED}\u0300-\u1fff\u20d0-\U0001efff])[{inner}]+[^\W_]*)*")
+
+
+def fold_accents(word: str) -> str:
+    """The letters of a word without accents (`café` → `cafe`, `straße` → `strasse`). Marks that are vowel signs or
+    make another letter (Devanagari, kana) are kept."""
+    if word.isascii():
+        return word
+    bare = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
+    return unicodedata.normalize("NFC", bare.translate(_UNACCENTED))
+
+
+_ACCENTS = re.compile("[\u0300-\u036f\u0653-\u0655\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+")
+_UNACCENTED = str.maketrans(
+    {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ħ": "h", "ı": "i", "ŋ": "n"}
+)
+"""Latin letters that Unicode does not decompose."""
+
+
+def units(word: str) -> list[str]:
+    """The characters of a word of a script without blanks, with their marks; none for other words."""
+    if word.isascii() or not _patterns().spaceless.match(word):
+        return []
+    found = _patterns().units.findall(word)
+    return found if sum(map(len, found)) == len(word) else []
 
 
 def stemmer(stem: str) -> Callable[[str], str]:
@@ -98,12 +184,17 @@ def singular(word: str) -> str:
 def _split(run: str) -> list[str]:
     if run.isascii():
         return [run]
+    if _HYPHENATED in run:
+        parts = run.split(_HYPHENATED)
+        return [word for part in (*parts, "".join(parts)) for word in _split(part)]
+    if not _patterns().spaceless.search(run):
+        return [run]
     found: list[str] = []
-    for cjk, other in _CJK_OR_NOT.findall(run):
+    for cjk, spaceless, other in _patterns().pieces.findall(run):
         if other:
             found.extend(_runs().findall(other))  # a mark behind a CJK character continues no word
-        elif len(cjk) == 1:
-            found.append(cjk)
         else:
-            found.extend(cjk[start : start + 2] for start in range(len(cjk) - 1))
+            characters = cjk or _patterns().units.findall(spaceless)
+            pairs = ["".join(characters[start : start + 2]) for start in range(len(characters) - 1)]
+            found.extend(pairs or characters)
     return found

@@ -9,6 +9,7 @@ bit-identical in float32 to the library bm25s; a search only sums them.
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -19,13 +20,14 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import DataError
+from coseek.core.files import read_json_object, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.index_update import OldIndex
-from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
+from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, stemmer, units, words
 from coseek.retrieval.lexical.array_writer import ArrayWriter
 from coseek.retrieval.lexical.language import language_of
 from coseek.retrieval.lexical.postings import Ints, Postings, Rows32, Sums
@@ -40,17 +42,21 @@ from coseek.retrieval.lexical.word_counts import (
 )
 from coseek.retrieval.lexical.word_list import WordList
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.ranking import Scores
+from coseek.retrieval.ranking import Scores, top_rows
 from coseek.retrieval.resumable_build import Report
 from coseek.retrieval.views import View, find_view, render_view
 
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
 VOCABULARY = "vocabulary.json"
+VERSION = "analyzer.json"
+"""Holds the version of the tokenisation; version 1 wrote no such file."""
 LANGUAGE_SAMPLE = 1_000
 """Passages in which the language is looked for."""
 _FEW_WORDS, _FEW = 30, 0.05
-"""So many words, and this share of a vocabulary, may well have no vowel sign."""
+"""At most this number of words, or this share of a vocabulary, can lack vowel signs by chance."""
+_LOST = 0.01
+"""Share of a vocabulary's words that no query can find, from which on an index of an earlier version is refused."""
 
 
 class Bm25Settings(Settings):
@@ -69,6 +75,8 @@ class Bm25Settings(Settings):
     stem: Stem = "none"
     """`plural` removes English plural endings; a language (`english`, `german`, …) selects its Snowball stemmer; `auto`
     that of the language that the corpus is written in, or none, and is stored as the one found."""
+    fold_accents: bool = False
+    """Remove the accents of Latin, Greek, Cyrillic and Arabic letters, so that `cafe` finds `café`."""
     view: View = "query"
     """The view of a search turn. Labels and separators are omitted, since they would be searched as words."""
 
@@ -83,7 +91,9 @@ class Bm25Settings(Settings):
         return self.kept(words(text))
 
     def kept(self, found: Sequence[str]) -> list[str]:
-        """Stem words and drop stop words."""
+        """Fold accents, drop stop words, and stem."""
+        if self.fold_accents:
+            found = list(map(fold_accents, found))
         stem = stemmer(self.stem)
         return [stem(word) for word in found if not (self.stop_words and word in _STOP_WORDS)]
 
@@ -102,9 +112,18 @@ class Bm25:
     absent_score = 0.0
     """Of a passage without any query word."""
 
-    def __init__(self, corpus: Corpus, settings: Bm25Settings, postings: Postings, vocabulary: dict[str, int]) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        settings: Bm25Settings,
+        postings: Postings,
+        vocabulary: dict[str, int],
+        analyzer: int = ANALYZER,
+    ) -> None:
+        """`analyzer`: the version of the tokenisation that `vocabulary` was made with."""
         self.corpus = corpus
         self.settings = settings
+        self._analyzer = analyzer
         self._postings = postings
         self._vocabulary = vocabulary
 
@@ -120,7 +139,9 @@ class Bm25:
 
     @property
     def identity(self) -> str:
-        return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json())
+        unset = set() if self.settings.fold_accents else {"fold_accents"}  # earlier versions had no such setting
+        version = [] if self._analyzer == 1 else [str(self._analyzer)]
+        return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json(exclude=unset), *version)
 
     def seen(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, bare=True)
@@ -132,15 +153,50 @@ class Bm25:
 
     def scores(self, query: str) -> Scores:
         """The score of every passage, in corpus order; 0 without a shared word."""
-        return self._postings.scores(self._known(query))
+        return self._scores(self.settings.cut(query))
 
     def _search(self, query: str, k: int) -> list[Hit]:
-        rows, scores = self._postings.best(self._known(query), k)
+        terms = self.settings.cut(query)
+        if any(len(units(term)) == 1 for term in terms):
+            scores_N = self._scores(terms)
+            rows = top_rows(scores_N, k, above=0.0)
+            scores = scores_N[rows]
+        else:
+            rows, scores = self._postings.best(self._known(terms), k)
         return [Hit(self.corpus[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
-    def _known(self, query: str) -> list[int]:
-        """The numbers of the query's words that are in the vocabulary, in order."""
-        return [self._vocabulary[word] for word in self.settings.cut(query) if word in self._vocabulary]
+    def _scores(self, terms: Sequence[str]) -> Scores:
+        single = [term for term in terms if len(units(term)) == 1]
+        scores_N = self._postings.scores(self._known(term for term in terms if term not in single))
+        for term in single:
+            scores_N += self._unit_scores(term)
+        return scores_N
+
+    def _unit_scores(self, unit: str) -> Scores:
+        """The score of every passage for one character of a script without blanks, of which the vocabulary holds pairs.
+        The term frequency is that of the pair that is most frequent in the passage."""
+        scores_N = np.zeros(len(self.corpus), dtype=np.float32)
+        for number in self._by_unit.get(unit, ()):
+            rows, weights = self._postings.of(number)
+            scores_N[rows] = np.maximum(scores_N[rows], weights / np.float32(_idf(len(rows), len(scores_N))))
+        return scores_N * np.float32(_idf(np.count_nonzero(scores_N), len(scores_N)))
+
+    @cached_property
+    def _by_unit(self) -> dict[str, list[int]]:
+        """The words that hold each character of a script without blanks."""
+        numbers: dict[str, list[int]] = {}
+        for word, number in self._vocabulary.items():
+            for unit in set(units(word)):
+                numbers.setdefault(unit, []).append(number)
+        return numbers
+
+    def _known(self, terms: Iterable[str]) -> list[int]:
+        """The numbers of the terms that are in the vocabulary, in order."""
+        return [self._vocabulary[term] for term in terms if term in self._vocabulary]
+
+
+def _idf(df: int, passages: int) -> float:
+    return math.log(1 + (passages - df + 0.5) / (df + 0.5))
 
 
 def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> tuple[Postings, dict[str, int]]:
@@ -188,7 +244,7 @@ class _Weights:
         affordable."""
         found_W = self._idfs_N1[passages_W]
         for df in set(passages_W[found_W == 0].tolist()):
-            self._idfs_N1[df] = np.float32(math.log(1 + (self._passages - df + 0.5) / (df + 0.5)))
+            self._idfs_N1[df] = np.float32(_idf(df, self._passages))
         return self._idfs_N1[passages_W]
 
 
@@ -246,6 +302,7 @@ def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
     counts = count(corpus, settings)
+    write_json(folder / VERSION, {"analyzer": ANALYZER})
     _write(blocks_of(counts), counts.lengths_N, settings, folder)
     (folder / VOCABULARY).write_bytes(counts.vocabulary.data)
 
@@ -256,7 +313,11 @@ UNREAD = frozenset(["weights.npy", "maxima.npy"])
 
 def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
     """Write the files that `build` writes. Only new texts are tokenised; all weights are computed again, since they
-    depend on the whole corpus."""
+    depend on the whole corpus. An index of an earlier tokenisation is rebuilt."""
+    if _version(old.folder) != ANALYZER:
+        build(corpus, settings, folder)
+        return
+    write_json(folder / VERSION, {"analyzer": ANALYZER})
     counts = _read_counts(old.folder)
     kept = np.flatnonzero(old.rows_N >= 0)[::-1]
     first_O = np.full(len(counts.lengths_N), -1)
@@ -315,16 +376,35 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     if len(maxima_V) != len(vocabulary):
         raise DataError(f"maxima.npy does not fit the other files of {folder}; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
-    return Bm25(corpus, settings, postings, _numbered(vocabulary))
+    return Bm25(corpus, settings, postings, _numbered(vocabulary), _version(folder))
+
+
+def _version(folder: Path) -> int:
+    """The version of the tokenisation of an index."""
+    if not (folder / VERSION).is_file():
+        return 1
+    version = read_json_object(folder / VERSION).get("analyzer")
+    if version != ANALYZER:
+        raise DataError(f"{folder} was tokenised by version {version} of the analyzer; {WAY_OUT}")
+    return ANALYZER
 
 
 def _read_words(folder: Path) -> WordList:
-    """The vocabulary. One in which a script of India or its neighbours has words enough, and not one vowel sign, was
-    written by a coseek that ended words there, so that a query would find next to nothing."""
+    """The vocabulary. Raises `DataError` if version 1 wrote it and too many of its words cannot be found any more:
+    torn at the vowel signs of a script of India, whole sentences of a script without blanks, or pointed Arabic."""
     vocabulary = WordList.read(folder / VOCABULARY)
+    if _version(folder) == ANALYZER:
+        return vocabulary
     signed = vocabulary.between("\u0900", "\u10a0")
     if len(signed) > max(_FEW_WORDS, _FEW * len(vocabulary)) and "".join(signed).isalnum():
         raise DataError(f"{folder} was made when words ended at vowel signs, as in {signed[0]!r}; {WAY_OUT}")
+    # From Hebrew on; the scripts before it are tokenised as they were.
+    lost = [word for word in vocabulary.between("\u0590", "\uac00") if words(word) != [word]]
+    if len(lost) > _LOST * len(vocabulary):
+        raise DataError(
+            f"{folder} was made when {lost[0]!r} was one word, which BM25 now splits or spells without vowel points; "
+            f"{WAY_OUT}"
+        )
     return vocabulary
 
 
