@@ -39,11 +39,12 @@ def test_the_paper_s_s3_serves_nine_contexts_and_its_program_twelve() -> None:
 
 def test_s3_blocks_without_a_selection_reach_the_generator_whole() -> None:
     recipe = load_recipe("s3")
-    budget, blocks = recipe.graders.generator, 1 + recipe.limits.max_turns  # the opening search, too
+    budget, limits = recipe.graders.generator, recipe.limits
     assert budget is not None
-    passages = [Passage(f"d{n}", f"T{n}", f"word{n} " * 130) for n in range(blocks * recipe.limits.passages_per_search)]
+    count = limits.passages_of(0) + limits.max_turns * limits.passages_of(1)
+    passages = [Passage(f"d{n}", f"T{n}", f"word{n} " * 130) for n in range(count)]
     given, _ = ContextBudget(budget.max_context_tokens, budget.max_passages).fill(passages)
-    assert len(passages) == 24 and [one.text.count(" ") for one in given] == [129] * 24
+    assert count == 19 and [one.text.count(" ") for one in given] == [129] * count
 
 
 def test_five_simulated_documents_reach_the_agent_of_zerosearch_whole() -> None:

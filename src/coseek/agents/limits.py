@@ -13,6 +13,8 @@ class Limits(Settings):
     queries), other tool calls and retries count as one turn each; the search that a protocol opens with does not."""
     passages_per_search: int = Field(default=3, ge=1)
     """Top-k shown for each query."""
+    opening_passages: int | None = Field(default=None, ge=1)
+    """Top-k of the search that opens a run, where the protocol opens with one; null: `passages_per_search`."""
     max_turn_tokens: int = Field(default=500, ge=1)
     """Tokens the agent may write in one turn; a longer turn ends the run with `token_limit`."""
     max_observation_tokens: int = Field(default=500, ge=1)
@@ -22,3 +24,12 @@ class Limits(Settings):
     """Tokens of each document in an observation, however many queries one call has and documents they find."""
     max_tokens: int = Field(default=4096, ge=1)
     """Tokens of the whole episode, prompt and observations included."""
+
+    def passages_of(self, turn: int) -> int:
+        """Top-k of a search in this turn of the agent; turn 0 is the search that opens a run."""
+        opening = self.opening_passages if turn == 0 else None
+        return opening or self.passages_per_search
+
+    def with_passages(self, count: int) -> "Limits":
+        """The same limits with top-k `count` for every search, the opening one included."""
+        return self.model_copy(update={"passages_per_search": count, "opening_passages": None})

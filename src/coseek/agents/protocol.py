@@ -22,6 +22,8 @@ from coseek.data.trajectory import Author
 from coseek.models.chat import ChatTemplate
 
 FOLDER = Path(__file__).parent / "protocols"
+COUNTS = ("max_turns", "passages_per_search", "opening_passages")
+"""Limits that count turns or passages; the others count tokens."""
 
 
 class TagFile(Settings):
@@ -140,8 +142,7 @@ class Protocol:
         scripted agent's tokens are bytes). A document keeps its share of an observation."""
         own = self.suggested_limits
         suited = {
-            name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name) or 0)
-            for name, value in own.items()
+            name: value if name in COUNTS else max(value, getattr(base, name) or 0) for name, value in own.items()
         }
         if "max_document_tokens" in own and "max_observation_tokens" in own:
             grown = suited["max_observation_tokens"] // own["max_observation_tokens"]

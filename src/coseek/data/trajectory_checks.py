@@ -18,6 +18,7 @@ from coseek.data.trajectory import (
     RETRY,
     TOOL,
     Author,
+    Search,
     Segment,
     StopReason,
     Trajectory,
@@ -36,6 +37,7 @@ class RecordedLimits:
 
     max_turns: int | None = None
     passages_per_search: int | None = None
+    opening_passages: int | None = None
     max_turn_tokens: int | None = None
     max_tokens: int | None = None
 
@@ -45,6 +47,12 @@ class RecordedLimits:
         limits = _group(settings, "limits") or settings
         found = {name: limits.get(name) for name in cls.__slots__}
         return cls(**{name: value for name, value in found.items() if isinstance(value, int)})
+
+    def passages_of(self, search: Search) -> tuple[str, int | None]:
+        """The setting that bounds the hits of a search, and its value."""
+        if search.turn == 0 and self.opening_passages is not None:
+            return "opening_passages", self.opening_passages
+        return "passages_per_search", self.passages_per_search
 
 
 def check_trajectory(
@@ -149,12 +157,12 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
-    k = budgets.passages_per_search
     for number, search in enumerate(trajectory.searches, start=1):
+        setting, k = budgets.passages_of(search)
         if search.fault is not None and search.hits:
             yield f"search {number} failed and has hits all the same"
         if k is not None and len(search.hits) > k:
-            yield f"search {number} has {len(search.hits)} hits, and the budget passages_per_search is {k}"
+            yield f"search {number} has {len(search.hits)} hits, and the budget {setting} is {k}"
         scores = [hit.score for hit in search.hits]
         if not all(map(math.isfinite, scores)) or scores != sorted(scores, reverse=True):
             yield f"the scores of search {number} are not finite and falling"

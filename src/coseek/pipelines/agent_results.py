@@ -227,7 +227,7 @@ def limits_of(training: AgentTraining, row: TableRow) -> Limits:
     """The recipe's limits; naive RAG has its own number of passages."""
     if row.protocol != "rag":
         return training.recipe.limits
-    return training.recipe.limits.model_copy(update={"passages_per_search": training.recipe.table.rag_passages})
+    return training.recipe.limits.with_passages(training.recipe.table.rag_passages)
 
 
 def cell_folder(training: AgentTraining, row: TableRow, column: QuestionSet) -> Path:

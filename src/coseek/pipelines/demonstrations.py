@@ -77,7 +77,7 @@ def demonstrate(
         count = round(settings.one_shot * len(asked))
         few = asked[:count] if in_worlds else draw(asked, count, recipe.seed)  # a world's order is random
         for name in ("direct", "rag"):
-            limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
+            limits = recipe.limits.with_passages(recipe.table.rag_passages)
             once = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
             answered = [question for question in few if question.answers]

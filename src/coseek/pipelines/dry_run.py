@@ -46,7 +46,8 @@ LAYERS, HEADS, HEAD_SIZE = 2, 2, 8
 """The small model's shape; grouped heads stay grouped."""
 VOCABULARY = 1200
 BUDGETS = {
-    "max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 16, "max_observation_tokens": 96, "max_tokens": 2048,
+    "max_turns": 2, "passages_per_search": 2, "opening_passages": 2, "max_turn_tokens": 16,
+    "max_observation_tokens": 96, "max_tokens": 2048,
 }  # fmt: skip
 """Upper bounds of the recipe's own limits."""
 REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
@@ -265,6 +266,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         engine = {**engine, "model": model, "questions": None}
     graders, asked = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
+    budgets = [(name, most, cast("int | None", getattr(recipe.limits, name))) for name, most in BUDGETS.items()]
     sft: JsonObject = {
         "steps": 1, "tokens_per_step": 512, "repeat_steps": 0, "varied_steps": 0, "rounds": 1, "gate": None,
     }  # fmt: skip
@@ -273,7 +275,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
             "world": tiny, "folder": None, "imported": None, "unseen": None, "index": None, "retriever": "bm25",
             "retriever_settings": {}, "training_retriever": cast(Json, engine) or None, "train": "train", "dev": "dev",
         },
-        "limits": {name: min(most, getattr(recipe.limits, name)) for name, most in BUDGETS.items()},
+        "limits": {name: value if value is None else min(most, value) for name, most, value in budgets},
         "policy": {"folder": model},
         "chat_template": "auto",  # the small tokenizer has none
         "rl": {

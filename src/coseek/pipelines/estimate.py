@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
 from coseek.core.hub import way_out
@@ -284,7 +285,8 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     turns = limits.max_turns + 1
     written = turns * limits.max_turn_tokens
     capped = (limits.max_document_tokens or 0) * limits.passages_per_search
-    read = PROMPT_TOKENS + limits.max_turns * max(capped, limits.max_observation_tokens)
+    shown = limits.max_turns + load_protocol(recipe.protocol).opens_with_search
+    read = PROMPT_TOKENS + shown * max(capped, limits.max_observation_tokens)
     shrink = min(1.0, limits.max_tokens / (written + read))
     written, read = round(shrink * written), round(shrink * read)
     runs = rl.questions_per_step * rl.group_size

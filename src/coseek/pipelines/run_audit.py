@@ -24,7 +24,7 @@ from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import TakenAs
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.run_questions import row_seed, rows_of
-from coseek.agents.search_turns import replay_queries
+from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.unwritable import mended
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject
@@ -43,6 +43,7 @@ from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.pipelines.grade_audit import GradeFiles
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import IndexCard, corpus_of
+from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Given, RewardFault, RewardFunction, make_reward
 
@@ -260,7 +261,7 @@ class _Recorded:
                 if corpus is not None and not _is_in(corpus, passage):
                     yield f"the passage {passage.id!r}, which turn {visit.turn} visited, is not that of the corpus"
         if self.retriever is not None and self.protocol is not None and self.limits is not None:
-            yield from _searched_again(run, self.retriever, self.protocol, self.limits.passages_per_search)
+            yield from _searched_again(run, self.retriever, self.protocol, self.limits)
 
     # --- what it was paid
 
@@ -355,14 +356,17 @@ def _is_in(corpus: Corpus, passage: Passage) -> bool:
     return corpus.has(passage.id) and corpus.by_id(passage.id).to_json() == passage.to_json()
 
 
-def _searched_again(run: Trajectory, retriever: Retriever, protocol: Protocol, k: int) -> Iterator[str]:
+def _searched_again(run: Trajectory, retriever: Retriever, protocol: Protocol, limits: Limits) -> Iterator[str]:
     """The searches that find something else now."""
-    asked = [(place, one) for place, one in enumerate(replay_queries(run, protocol)) if not run.searches[place].fault]
-    if not asked:
-        return
-    for (place, _), hits in zip(asked, retriever.search([query for _, query in asked], k), strict=True):
-        if not _alike(run.searches[place], hits):
-            yield f"search {place + 1} finds other passages or scores now"
+    by_depth: dict[int, list[tuple[int, Query]]] = {}
+    for place, query in enumerate(replay_queries(run, protocol)):
+        if not run.searches[place].fault:
+            depth = limits.passages_of(turn_number(run, place, protocol))
+            by_depth.setdefault(depth, []).append((place, query))
+    for k, asked in by_depth.items():
+        for (place, _), hits in zip(asked, retriever.search([query for _, query in asked], k), strict=True):
+            if not _alike(run.searches[place], hits):
+                yield f"search {place + 1} finds other passages or scores now"
 
 
 def _alike(search: Search, hits: Sequence[Hit]) -> bool:

@@ -43,15 +43,23 @@ def arguments_for(queries: Sequence[str]) -> JsonObject:
 
 
 def run(requests: Sequence[ToolRequest], settings: SearchSettings, context: ToolContext) -> list[TurnSearches]:
-    """Search the queries of all requests in one batch."""
+    """Search the queries of all requests, in one batch for each top-k: that of the opening search may be another."""
     asked = [
         tuple(replace(request.query, text=text) for text in cast(list[str], request.arguments["queries"]))
         for request in requests
     ]
-    found = iter(_search([query for queries in asked for query in queries], context))
+    depths = [context.limits.passages_of(request.turn) for request in requests]
+    hits = {
+        k: iter(
+            _search(
+                [query for queries, own in zip(asked, depths, strict=True) if own == k for query in queries], k, context
+            )
+        )
+        for k in dict.fromkeys(depths)
+    }
     return [
-        TurnSearches(queries, tuple(replace(next(found), turn=request.turn) for _ in queries))
-        for request, queries in zip(requests, asked, strict=True)
+        TurnSearches(queries, tuple(replace(next(hits[k]), turn=request.turn) for _ in queries))
+        for request, queries, k in zip(requests, asked, depths, strict=True)
     ]
 
 
@@ -63,12 +71,12 @@ def render(result: TurnSearches, settings: SearchSettings, context: ToolContext)
     )
 
 
-def _search(queries: Sequence[Query], context: ToolContext) -> list[Search]:
+def _search(queries: Sequence[Query], k: int, context: ToolContext) -> list[Search]:
     """Search in one batch; when that fails, one by one, so a bad query costs no other its result."""
     try:
-        hits = context.retriever.search(queries, context.limits.passages_per_search)
+        hits = context.retriever.search(queries, k)
         return [checked_search(query.text, each) for query, each in zip(queries, hits, strict=True)]
     except RetrieverError as error:
         if len(queries) == 1:
             return [Search(queries[0].text, fault=str(error))]
-        return [search for query in queries for search in _search([query], context)]
+        return [search for query in queries for search in _search([query], k, context)]

@@ -149,7 +149,7 @@ class DrSynth:
 
     @property
     def limits(self) -> Limits:
-        return self.parts.limits.model_copy(update={"passages_per_search": self.settings.shown})
+        return self.parts.limits.with_passages(self.settings.shown)
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
         self._check(questions)
