@@ -76,20 +76,20 @@ def test_a_preset_stands_in_the_record_as_the_settings_that_it_means() -> None:
 def test_a_preset_of_a_co_trainings_agent_is_applied_below_what_the_recipe_says_and_a_misspelt_one_refused() -> None:
     agent = load_together_recipe("agentic-r", ["agent.preset=code", "agent.rl.entropy=0.5"]).agent
     assert (agent.preset, agent.protocol, agent.rl.top_p, agent.rl.old_logprobs) == (
-        "code", "search-r1-code", 0.95, "recompute",
+        "code", "search-r1-code", 1.0, "recompute",
     )  # fmt: skip
     assert (agent.limits.max_turn_tokens, agent.rl.steps, agent.rl.entropy) == (800, 400, 0.5)
     assert agent.reward == {"exact_match": 1.0}
     named = load_together_recipe("agentic-r", ["agent=search-r1-ppo", "agent.preset=code"]).agent
-    assert (named.protocol, named.rl.steps) == ("search-r1-code", 600)
+    assert (named.protocol, named.rl.steps) == ("search-r1-code", 1005)
     with pytest.raises(SettingError, match="no preset 'cod'; did you mean"):
         load_together_recipe("agentic-r", ["agent.preset=cod"])
 
 
-@pytest.mark.parametrize("name", ["s3", "search-r1-ppo", "search-r1-grpo"])
-def test_the_programs_sample_from_a_nucleus_and_the_papers_from_the_whole_softmax(name: str) -> None:
+@pytest.mark.parametrize(("name", "top_p"), [("s3", 0.95), ("search-r1-ppo", 1.0), ("search-r1-grpo", 0.95)])
+def test_two_programs_sample_from_a_nucleus_and_the_papers_from_the_whole_softmax(name: str, top_p: float) -> None:
     sampled = [load_recipe(name, [f"preset={preset}"]).rl for preset in ("paper", "code")]
-    assert [(rl.top_p, rl.old_logprobs) for rl in sampled] == [(1.0, "rollout"), (0.95, "recompute")]
+    assert [(rl.top_p, rl.old_logprobs) for rl in sampled] == [(1.0, "rollout"), (top_p, "recompute")]
     with pytest.raises(SettingError, match="add old_logprobs=recompute"):
         load_recipe(name, ["rl.top_p=0.95"])
 

@@ -44,7 +44,7 @@ def paper(name: str, *more: str) -> AgentRecipe:
         ("rl.algorithm_settings={zero_spread: drop}", "zero_spread=count"),
         ("rl.kl_in=reward", "rl.kl_in=loss"),
         ("rl.kl_clamp=5", "rl.kl_clamp=5"),
-        ("rl.policy.optimiser.weight_decay=0.1", "rl.policy.optimiser.weight_decay=0"),
+        ("rl.policy.optimiser.weight_decay=0.1", "rl.policy.optimiser.decay_vectors=true"),
         ("rl.policy.optimiser.algorithm=muon", "adamw"),
         ("rl.policy.optimiser.decay=linear", "decay=constant"),
         ("rl.policy.micro_batch_gib=4", "micro_batch_tokens"),
@@ -82,7 +82,8 @@ def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> No
     ppo = verl_config(paper("search-r1-ppo", "preset=code"), Path("/out/rl"), Path("/model"), 1000)
     assert at(ppo, "critic.optim.lr") == 1e-5 and at(ppo, "algorithm.adv_estimator") == "gae"
     assert at(ppo, "algorithm.use_kl_in_reward") and not at(ppo, "actor_rollout_ref.actor.use_kl_loss")
-    assert at(ppo, "actor_rollout_ref.rollout.top_p") == 0.95
+    assert (at(ppo, "actor_rollout_ref.rollout.top_p"), at(ppo, "critic.cliprange_value")) == (1.0, 0.5)
+    assert (at(ppo, "critic.optim.weight_decay"), at(ppo, "critic.optim.lr_warmup_steps")) == (0.01, 30)
     assert not at(ppo, "algorithm.rollout_correction.bypass_mode")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.core.errors import DataError
@@ -165,6 +166,10 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
     rates = [rate_at(settings, update, 10) for update in range(12)]
     assert rates[:6] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert rates[9] == pytest.approx(0.28) and rates[10] == rates[11] == pytest.approx(0.1)
+    share = OptimiserSettings(lr=1.0, warmup_share=0.25)
+    assert [rate_at(share, update, 9) for update in range(4)] == [0.5, 1.0, 1.0, 1.0]  # two of nine
+    with pytest.raises(ValidationError, match="set one of them to 0"):
+        OptimiserSettings(warmup_updates=2, warmup_share=0.25)
     assert rate_at(OptimiserSettings(lr=1.0, decay="cosine"), 75, 100) == pytest.approx(0.5)
     assert rate_at(OptimiserSettings(lr=1.0), 99, 100) == 1.0
 

@@ -236,8 +236,8 @@ class AgentRecipe(Placement):
     about: str = ""
     """One line for people."""
     preset: str | None = None
-    """Where a paper and its published program differ: `paper` (what a paper's recipe says itself) or `code`. The record
-    of a run holds the settings that it stands for."""
+    """Where a paper and its published program differ: `paper` (the recipe's own settings) or `code`; `strict` ends
+    Search-R1's runs at a turn without an action. The record of a run holds the settings that it stands for."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
     """Presets by name, each with the settings that it replaces; empty once one is chosen."""
     seed: int = 0

@@ -68,8 +68,8 @@ def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> No
     one = learner.optimiser
     if one.algorithm != "adamw":
         wrong.say(f"verl has no {where}.optimiser.algorithm={one.algorithm}; set it to adamw")
-    if one.weight_decay > 0.0:
-        wrong.say(f"verl would decay vectors, too; set {where}.optimiser.weight_decay=0")
+    if one.weight_decay > 0.0 and not one.decay_vectors:
+        wrong.say(f"verl decays vectors, too; set {where}.optimiser.decay_vectors=true, or weight_decay=0")
     if one.clip_norm == 0.0:
         wrong.say(f"verl always clips gradients; set {where}.optimiser.clip_norm above 0")
     if one.decay == "linear" or (one.decay == "cosine" and one.decay_from > 0.0):
@@ -194,9 +194,9 @@ def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
         "optim": {
             "lr": one.lr,
             "betas": [*one.betas],
-            "weight_decay": 0.0,
+            "weight_decay": one.weight_decay,
             "clip_grad": one.clip_norm,
-            "lr_warmup_steps": one.warmup_updates,
+            "lr_warmup_steps": one.warmup_of(rl.updates),
             "lr_scheduler_type": one.decay,
             "min_lr_ratio": one.floor,
             "override_optimizer_config": {"eps": one.eps},

@@ -269,12 +269,13 @@ def arguments(
 
 
 def optimiser_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
-    """Return AdamW, with weight decay on matrices only, and our schedule."""
+    """Return AdamW, with weight decay on matrices (and vectors, if set), and our schedule."""
     settings = updates.optimiser
+    on_vectors = settings.weight_decay if settings.decay_vectors else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [one for one in trained if one.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
+        {"params": [one for one in trained if one.ndim < 2], "weight_decay": on_vectors},
     ]
     adam = AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps)
     return adam, LambdaLR(adam, lambda update: rate_at(settings, update, steps) / settings.lr)

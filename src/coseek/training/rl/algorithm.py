@@ -169,5 +169,9 @@ def spread_over_steps(settings: RlSettings) -> str:
     """
     trains_critic = open_algorithm(settings).needs_critic
     groups = {"policy": settings.policy, **({"critic": settings.critic} if trains_critic else {})}
-    decaying = [name for name, group in groups.items() if group.optimiser.decay != "constant"]
-    return f"rl.{decaying[0]}.optimiser.decay" if decaying else ""
+    for name, group in groups.items():
+        if group.optimiser.decay != "constant":
+            return f"rl.{name}.optimiser.decay"
+        if group.optimiser.warmup_share:
+            return f"rl.{name}.optimiser.warmup_share"
+    return ""

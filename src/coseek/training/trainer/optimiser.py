@@ -18,8 +18,8 @@ from coseek.training.trainer.workers import whole
 
 def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
     """Return the learning rate of update `update` (from 0) of `updates`. After the last one it stays at the floor."""
-    if update < settings.warmup_updates:
-        return settings.lr * (update + 1) / settings.warmup_updates
+    if update < (warmup := settings.warmup_of(updates)):
+        return settings.lr * (update + 1) / warmup
     start = settings.decay_from * updates
     if settings.decay == "constant" or update < start:
         return settings.lr
@@ -62,7 +62,7 @@ class Optimiser:
         others = [parameter for parameter in self._adams if parameter.ndim < 2]
         groups = [
             {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": others, "weight_decay": settings.weight_decay if settings.decay_vectors else 0.0},
         ]
         self._adam = torch.optim.AdamW(
             [group for group in groups if group["params"]],

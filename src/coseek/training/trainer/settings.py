@@ -24,17 +24,34 @@ class OptimiserSettings(Settings):
     eps: float = Field(default=1e-8, ge=0.0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0.0)
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices only unless `decay_vectors`."""
+    decay_vectors: bool = False
+    """Apply the weight decay to vectors (norms, biases) as well."""
     clip_norm: float = Field(default=1.0, ge=0.0)
     """Maximum norm of the gradient; 0 turns clipping off."""
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
+    warmup_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """The same as a share of all updates, rounded down; give one of the two."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the decay after `decay_from`."""
     decay_from: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of all updates after which the decay begins."""
     floor: float = Field(default=0.0, ge=0.0, le=1.0)
     """Final learning rate as a share of the peak."""
+
+    @model_validator(mode="after")
+    def _has_one_warmup(self) -> "OptimiserSettings":
+        if self.warmup_updates and self.warmup_share:
+            raise ValueError(
+                f"warmup_updates={self.warmup_updates} and warmup_share={self.warmup_share:g} are both given; set one "
+                "of them to 0"
+            )
+        return self
+
+    def warmup_of(self, updates: int) -> int:
+        """Length of the warm-up of a training of `updates` updates."""
+        return self.warmup_updates or int(self.warmup_share * updates)
 
 
 class LoraSettings(Settings):
