@@ -6,9 +6,10 @@ gives `Q [SEP] q`; a view with lines puts each piece on a line after its label:
     Reasoning: the director is Ada Byron
     Query: where was Ada Byron born
 
-Text inside a piece is data. Its white space is collapsed to single blanks, so that it cannot start a line. The
-separator in it loses its punctuation (`[SEP]` → `SEP`), so that it cannot end a field or become a special token. Only
-the view `query` passes the agent's text on unchanged.
+Text inside a piece is data. Its white space is collapsed to single blanks, so that it cannot start a line; a view with
+a template keeps the line breaks and escapes lines that imitate its own (`view_template`). The separator in a piece
+loses its punctuation (`[SEP]` → `SEP`), so that it cannot end a field or become a special token. Only the view `query`
+passes the agent's text on unchanged.
 """
 
 import re
@@ -28,6 +29,7 @@ from coseek.core.errors import SettingError, UnknownName
 from coseek.core.plugins import PluginSpec, file_digest, is_plugin_path, load_plugin
 from coseek.retrieval.context_fields import ContextFields, Past
 from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.view_template import NO_REASONING, ViewTemplate
 
 Count: TypeAlias = Callable[[str], int]
 """Counts the tokens of a text with the encoder's tokenizer."""
@@ -68,6 +70,8 @@ class QueryView:
     """One line per piece, with its label; otherwise the separator stands between the pieces."""
     turns: int | None = None
     """The number of latest turns, this one included; `None` for all."""
+    template: ViewTemplate | None = None
+    """Replaces `lines`: a layout of its own, which keeps the line breaks of the fields."""
 
     @property
     def fields(self) -> ContextFields:
@@ -114,10 +118,36 @@ VIEWS: Mapping[str, QueryView] = {
     ),
 }
 """Views by name; `find_view` also accepts `last-K-turns` for any K ≥ 1."""
+_HISTORY = "Browsing History:\n{turns}Current Query: {query}"
+TEMPLATES: Mapping[str, QueryView] = {
+    "reasoning+query@code": QueryView(
+        "what AgentIR's program and its model card write: a blank line before the query",
+        reasoning=True,
+        template=ViewTemplate("Reasoning: {reasoning}\n\nQuery: {query}"),
+    ),
+    "reasoning+query@paper": QueryView(
+        "AgentIR's paper, figure 5", reasoning=True, template=ViewTemplate("Reasoning: {reasoning}\nQuery: {query}")
+    ),
+    "prior-queries@paper": QueryView(
+        "AgentIR's paper, figure 7", past="queries", template=ViewTemplate(_HISTORY, "Turn {turn}: {query}\n")
+    ),
+    "prior-queries+reasonings@paper": QueryView(
+        "AgentIR's paper, figure 8; without the current reasoning, as printed",
+        past="reasonings",
+        template=ViewTemplate(_HISTORY, "Turn {turn}: {reasoning} {query}\n"),
+    ),
+    "prior-queries+reasonings+documents@paper": QueryView(
+        "AgentIR's paper, figure 9; without the current reasoning, as printed",
+        past="documents",
+        template=ViewTemplate(
+            _HISTORY, "Turn {turn}: A search for {reasoning} {query} found {count} results:\n{documents}\n"
+        ),
+    ),
+}
+"""Views whose texts are those of a paper or its program, byte for byte. An instruction is an encoder's query prompt."""
 LAST_TURNS = "last-K-turns"
 LAST_TURNS_ABOUT = "reasoning and query of the K latest turns, this one included (AgentIR, section 5.3)"
 _LAST_TURNS = re.compile(r"last-([1-9]\d{0,5})-turns")
-_NO_REASONING = "Empty"
 _NO_LETTERS = re.compile(r"[\W_]+")
 
 
@@ -160,9 +190,10 @@ def find_view(name: str) -> QueryView:
     last = _LAST_TURNS.fullmatch(name)
     if last:
         return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(last[1]))
-    if name not in VIEWS:
-        raise UnknownName("query view", name, [*VIEWS, LAST_TURNS])
-    return VIEWS[name]
+    found = VIEWS.get(name) or TEMPLATES.get(name)
+    if found is None:
+        raise UnknownName("query view", name, [*VIEWS, LAST_TURNS, *TEMPLATES])
+    return found
 
 
 def check_view(name: str) -> str:
@@ -204,15 +235,43 @@ def render_view(
         return asked.text
     if not asked.text.strip():
         return ""
-    pieces = [replace(piece, text=neutralise_separator(piece.text, separator)) for piece in part.pieces(asked)]
-    layout: _Layout = _in_lines
-    if bare or not part.lines:
+    disarm = partial(_disarmed, part, separator)
+    pieces = [replace(piece, text=disarm(piece.role, piece.text)) for piece in part.pieces(asked)]
+    layout: _Layout = _in_lines if part.template is None else partial(_in_template, part.template)
+    if bare or not (part.lines or part.template):
         layout = partial(_joined, "\n" if bare else f" {separator.strip()} ")
     whole = layout(pieces)
     if limit is None or count(whole) <= limit:
         return whole
     fitting = _fitting(pieces, layout, limit, count)
-    return neutralise_separator(asked.text, separator) if fitting is None else fitting
+    return disarm(Role.QUERY, asked.text) if fitting is None else fitting
+
+
+def _disarmed(part: QueryView, separator: str, role: Role, text: str) -> str:
+    """A field that can neither end itself nor imitate another."""
+    if part.template is None:
+        return neutralise_separator(text, separator)
+    mark = separator.strip()
+    if mark and mark in text:
+        lines = text.splitlines(keepends=True)
+        text = "".join(_without_separator(line, separator) if mark in line else line for line in lines)
+    return part.template.escape(_FIELD_OF[role], text)
+
+
+_FIELD_OF = {
+    Role.DOCUMENT: "documents",
+    Role.PAST_REASONING: "reasoning",
+    Role.PAST_QUERY: "query",
+    Role.REASONING: "reasoning",
+    Role.QUESTION: "question",
+    Role.QUERY: "query",
+}
+"""The field of a template that a piece fills."""
+
+
+def _without_separator(line: str, separator: str) -> str:
+    end = line[len(line.rstrip()) :]
+    return neutralise_separator(line, separator) + end
 
 
 def neutralise_separator(text: str, separator: str) -> str:
@@ -253,10 +312,34 @@ def _in_lines(pieces: Sequence[Piece]) -> str:
     numbers = {turn: number for number, turn in enumerate(turns, start=1)}
     lines: list[str] = []
     for piece in pieces:
-        text = piece.text or (_NO_REASONING if piece.role is Role.REASONING else "")
+        text = piece.text or (NO_REASONING if piece.role is Role.REASONING else "")
         if text:
             lines.append(f"{piece.role.value.format(turn=numbers.get(piece.turn))}: {text}")
     return "\n".join(lines)
+
+
+def _in_template(template: ViewTemplate, pieces: Sequence[Piece]) -> str:
+    """Each earlier search that has text left is a turn of its own, with the reasoning of its turn."""
+    searches: list[tuple[str, str, list[str]]] = []
+    reasoning, now = dict[int, str](), dict.fromkeys(Role, "")
+    for piece in pieces:
+        if not piece.turn:
+            now[piece.role] = piece.text
+        elif piece.role is Role.PAST_REASONING:
+            reasoning[piece.turn] = piece.text
+        elif piece.role is Role.PAST_QUERY:
+            searches.append((reasoning.get(piece.turn, ""), piece.text, []))
+        elif piece.text:
+            searches[-1][2].append(piece.text)
+    left = [search for search in searches if any(search)]
+    return template.fill(
+        {
+            "question": now[Role.QUESTION],
+            "turns": "".join(template.fill_turn(number, *search) for number, search in enumerate(left, start=1)),
+            "reasoning": now[Role.REASONING] or NO_REASONING,
+            "query": now[Role.QUERY],
+        }
+    )
 
 
 def _fitting(pieces: Sequence[Piece], layout: _Layout, limit: int, count: Count) -> str | None:
