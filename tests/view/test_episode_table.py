@@ -71,7 +71,29 @@ def test_a_passage_that_another_index_does_not_hold_has_no_rank_there(tmp_path: 
     folder = make_run(tmp_path / "run", [replace(trajectory(), searches=(found, lost))])
     table = EpisodeTable()
     table.add_run(RunSource("run", folder, others=(other,)))
-    assert bodies(table)[0]["ranks"] == {"bm25": [[None, None, 1], []]}
+    assert bodies(table)[0]["ranks"] == {"bm25": [[0, 0, 1], []]}
+
+
+def test_a_passage_of_an_imported_log_is_found_in_the_index_under_any_id_and_shape(tmp_path: Path) -> None:
+    lake = "The lake of Orn lies between two hills and is fed by a river."
+    index = OtherIndex(
+        "own",
+        build_index(
+            Corpus([Passage("0", "Hill", "A hill by the lake."), Passage("7f", "Lake Orn", lake)]),
+            "bm25",
+            tmp_path / "index",
+        ),
+    )
+    logged = {
+        Passage("1", "Lake Orn", lake): 2,
+        Passage("1", "", f'(Title: "Lake Orn") {lake}'): 2,
+        Passage("x", "", "Lake Orn\n\nThe lake of Orn lies between two hi"): 2,
+        Passage("0", "Sea", "An ocean far away, with ships."): 0,  # a rank in the log, not the index's id
+        Passage("0", "", ""): 1,
+        Passage("nobody", "", ""): None,
+    }
+    search = Search("hill", tuple(Hit(each, 1.0) for each in logged), turn=1)
+    assert index.ranks([search], ["hill by the lake"]) == [list(logged.values())]
 
 
 @pytest.mark.slow

@@ -138,6 +138,12 @@ function searchNode(search, at, body, gold) {
   );
 }
 
+/** A rank in another index: 0 below those that were asked for, null for a passage that cannot be compared. */
+function rankText(rank) {
+  if (rank === null) return "cannot tell: the log has no text";
+  return rank ? `rank ${rank}` : "lower or not there";
+}
+
 /** Ranked passages: score, rank in other indexes, gold, selected, holding an answer; a passage's text opens. */
 function hitList(search, at, body, gold) {
   if (!search.hits.length) return el("p", { class: "soft" }, "nothing was found");
@@ -146,7 +152,7 @@ function hitList(search, at, body, gold) {
   const items = search.hits.map((hit, place) => {
     const answer = { 1: "holds a gold answer", 2: "holds the given answer", 3: "holds the answer" }[hit.holds];
     const marks = [gold.has(hit.id) && "gold", answer, picked.has(hit.id) && "selected"];
-    const ranks = others.map(([name, found]) => ` · ${name}: ${found[at][place] ? `rank ${found[at][place]}` : "lower or not there"}`);
+    const ranks = others.map(([name, found]) => ` · ${name}: ${rankText(found[at][place])}`);
     const line = el(
       "span",
       {},
