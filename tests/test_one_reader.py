@@ -13,6 +13,7 @@ READERS = {
     "core/files.py": "JSON, JSONL and YAML files, plain or gzipped",
     "core/cache.py": "the SQLite file of cached texts",
     "data/array_file.py": "arrays of indexes",
+    "data/trec.py": "quoted columns of judgements",
     "data/imports/_sources.py": "CSV and parquet of published data sets",
     "data/documents/archive.py": "archives of documents, in a process of its own",
     "data/documents/office.py": "DOCX, in that process",

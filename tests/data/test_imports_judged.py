@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.data.passage import Passage
+from coseek.data.passage import Hit, Passage
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.measure.corpus_coverage import corpus_coverage
+from coseek.measure.rankings import Metric
+from coseek.measure.retrieval import recall_at, run_recall, searched_ids
+from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, of_run_file, search_questions
+from coseek.retrieval.retrievers.bm25 import Bm25
 
 
 def lines(path: Path, *values: Json) -> Path:
@@ -67,12 +74,6 @@ def test_what_a_beir_folder_lacks_is_named(beir: Path, tmp_path: Path) -> None:
         import_data("beir", [beir], out, split="test")
     with pytest.raises(DataError, match="give one BEIR folder"):
         import_data("beir", [beir / "corpus.jsonl"], out)
-    text(beir / "qrels" / "dev.tsv", "query-id\tcorpus-id\tscore", "9\t57\t1")
-    with pytest.raises(DataError, match=r"dev\.tsv judges the query '9'"):
-        import_data("beir", [beir], out)
-    text(beir / "qrels" / "dev.tsv", "query-id\tcorpus-id\tscore", "0\t99\t1")
-    with pytest.raises(DataError, match="gold passage '99'"):
-        import_data("beir", [beir], out)
     text(beir / "qrels" / "dev.tsv", "query-id\tcorpus-id\tscore", "0\t57\tvery")
     with pytest.raises(DataError, match="line 2: the grade 'very'"):
         import_data("beir", [beir], out)
@@ -80,6 +81,46 @@ def test_what_a_beir_folder_lacks_is_named(beir: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no queries\.jsonl"):
         import_data("beir", [beir], out)
     assert not out.exists()
+
+
+def test_judgements_of_what_is_not_there_are_named_and_cost_only_themselves(beir: Path, tmp_path: Path) -> None:
+    text(beir / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "0\t57\t1", "0\t99\t1", "ghost\t57\t1")
+    made = import_data("beir", [beir], tmp_path / "out")
+    assert made.questions == {"test": 1, "train": 1}
+    card = json.loads((tmp_path / "out" / "source.json").read_text())
+    assert sorted(chain(*card["named"].values())) == ["0: 99", "ghost"]
+    (question,) = Dataset(tmp_path / "out").questions("test")
+    assert question.gold_ids == ("57",) and question.meta["relevance"] == {"57": 1, "99": 1}
+    dataset = Dataset(tmp_path / "out")
+    (row,) = corpus_coverage(dataset.corpus, {"test": [question]}).unreachable
+    assert row.missing_gold == ("99",)
+    perfect = SearchedQuestion(("57",), (1.0,), None)
+    assert RetrievalMeasure((Metric.named("recall"),)).judge(question, perfect) == {"recall": 0.5}
+
+
+def test_a_query_id_that_stands_twice_is_an_error_with_its_line(beir: Path, tmp_path: Path) -> None:
+    lines(beir / "queries.jsonl", {"_id": "0", "text": "When?"}, {"_id": 0, "text": "Who?"})
+    with pytest.raises(DataError, match=r"queries\.jsonl, line 2: the id '0' stands twice"):
+        import_data("beir", [beir], tmp_path / "out")
+
+
+def test_a_query_that_is_a_passage_does_not_find_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "arguana"
+    passages: list[Json] = [{"_id": one, "text": f"heron {one}"} for one in ("a", "b", "c")]
+    lines(folder / "corpus.jsonl", *passages)
+    lines(folder / "queries.jsonl", {"_id": "a", "text": "heron a"}, {"_id": "c", "text": "heron c"})
+    text(folder / "qrels" / "test.tsv", '"query-id"\t"corpus-id"\t"score"', '"a"\t"b"\t"1.0"', "c\tc\t1")
+    import_data("beir", [folder], tmp_path / "out")
+    data = Dataset(tmp_path / "out")
+    first, second = data.questions("test")
+    assert (first.own_passage, second.own_passage) == ("a", None)  # the judge of the second calls its own relevant
+    (found,) = search_questions(Bm25.over(data.corpus), [first, second], 2)
+    assert set(found[0][1].ids) == {"b", "c"} and found[1][1].ids[0] == "c"  # at full depth without the own one
+    ((_, logged),) = of_run_file({"a": [("a", 2.0), ("b", 1.0)]}, [first])
+    assert logged.ids == ("b",)
+    search = Search("heron a", tuple(Hit(data.corpus.by_id(one), 1.0) for one in ("a", "b")))
+    run = Trajectory(first, "search-r1", (), (search,), StopReason.ANSWERED)
+    assert (recall_at(run, 1), run_recall(run, 1), searched_ids(run)) == (1.0, 1.0, [["b"]])
 
 
 PAGE = "---\ntitle: Ada\n---\nBorn 1815."

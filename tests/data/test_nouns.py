@@ -122,14 +122,14 @@ def test_golden_answers_are_read_as_answers(tmp_path: Path) -> None:
         ([{"id": "a", "question": "?"}] * 2, "'a' twice"),
         ([{"question": "?"}], "line 1: a question needs 'id'"),
         ([{"id": "a"}], "needs 'question'"),
-        ([{"id": "a", "question": "?", "answers": "x"}], "are lists"),
+        ([{"id": "a", "question": "?", "gold_ids": "x"}], "is a list"),
         ([{"id": "a", "question": "?", "hops": "two"}], "whole number"),
         ([{"id": "a", "question": "?", "answer": ["x"]}], "line 1: a question has no 'answer'; did you mean 'answers'"),
         ([{"id": "a", "questions": "?"}], "did you mean 'question'"),
         ([{"id": "a", "question": "?", "gold_id": ["x"]}], "did you mean 'gold_ids'"),
-        ([{"id": "a", "question": None}], "the question is a text, not None"),
-        ([{"id": None, "question": "?"}], '"id" is a text or a whole number, not None'),
-        ([{"id": "a", "question": "?", "answers": [None]}], "an answer is a text, not None"),
+        ([{"id": "a", "question": None}], "a question needs 'question'"),
+        ([{"id": None, "question": "?"}], "a question needs 'id'"),
+        ([{"id": "a", "question": "?", "answers": [None]}], "line 1: question 'a': 'answers' holds null"),
     ],
 )
 def test_a_bad_question_file_is_one_sentence(rows: list[JsonObject], says: str, tmp_path: Path) -> None:

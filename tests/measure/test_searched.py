@@ -98,7 +98,10 @@ def test_a_retriever_sees_the_question_as_the_first_search_of_an_agent() -> None
 
 def test_a_passage_that_is_given_twice_stands_once() -> None:
     hit = Hit(CORPUS[0], 2.0)
-    assert SearchedQuestion.of([hit, Hit(CORPUS[1], 1.0), hit]).ranked == [("Ada L", 2.0), ("bob", 1.0)]
+    assert SearchedQuestion.of(QUESTIONS[0], [hit, Hit(CORPUS[1], 1.0), hit], 3).ranked == [
+        ("Ada L", 2.0),
+        ("bob", 1.0),
+    ]
 
 
 def test_a_run_file_gives_the_numbers_of_the_search_it_was_written_from(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ synthesize`) or says its evidence (2WikiMultihopQA)."""
 from dataclasses import dataclass
 from typing import cast
 
-from coseek.core.files import JsonObject
+from coseek.core import fields
+from coseek.core.files import Json, JsonObject
 from coseek.data.question import Question
 
 
@@ -42,18 +43,22 @@ NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
 def gold_path(question: Question) -> tuple[PathStep, ...]:
     """The path of a question; empty for questions that have none."""
     rows = question.meta.get("path")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= NEEDED for row in rows):
+    if not isinstance(rows, list) or not all(map(_is_step, rows)):
         return ()
     return tuple(
         PathStep(
-            passage=str(row["passage"]),
-            source=str(row["from"]),
-            target=str(row["to"]),
-            written=str(row.get("written", row["to"])),
-            phrase=str(row["phrase"]),
+            passage=fields.text(row, "passage"),
+            source=fields.text(row, "from"),
+            target=fields.text(row, "to"),
+            written=fields.text_or_none(row, "written") or fields.text(row, "to"),
+            phrase=fields.text(row, "phrase"),
             back=row["back"] is True,
-            question=str(row["question"]),
-            rest=str(row.get("rest", "")),
+            question=fields.text(row, "question"),
+            rest=fields.text_or_none(row, "rest") or "",
         )
         for row in cast(list[JsonObject], rows)
     )
+
+
+def _is_step(row: Json) -> bool:
+    return isinstance(row, dict) and "back" in row and all(isinstance(row.get(name), str) for name in NEEDED - {"back"})

@@ -60,11 +60,11 @@ class Passage:
     @classmethod
     def from_json(cls, row: JsonObject) -> "Passage":
         """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the title, mostly quoted)."""
-        if "id" not in row:
+        if row.get("id") is None:
             raise DataError('a passage needs an "id"')
         ident = read_id(row)
         contents = None if row.get("contents") is None else _text(row["contents"], "contents", ident)
-        if "text" in row:
+        if row.get("text") is not None:
             title = "" if row.get("title") is None else _text(row["title"], "title", ident)
             body = _text(row["text"], "text", ident)
         elif contents is None:

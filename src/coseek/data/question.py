@@ -8,6 +8,7 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 from coseek.core.strict_json import is_deep
+from coseek.data.gold_answers import read_answers, read_text
 from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
@@ -16,6 +17,8 @@ KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
 """Keys that are read."""
 UNANSWERABLE = "unanswerable"
 """Key of a question's `meta`: true where the corpus lacks a passage that the answer needs."""
+OWN_PASSAGE = "own_passage"
+"""Key of a question's `meta`: true where the corpus passage of the same id is the question itself (ArguAna, Quora)."""
 NEAR = 0.85
 """difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
 
@@ -41,14 +44,17 @@ class Question:
     @property
     def dataset(self) -> str | None:
         """The data set that the question is of, where it says so."""
-        name = self.meta.get("dataset", self.meta.get("data_source"))  # rows of Search-R1 call it data_source
-        return None if name is None else str(name)
+        return _text_of(self.meta, "dataset", "data_source")  # rows of Search-R1 call it data_source
 
     @property
     def kind(self) -> str | None:
         """The type of the question, where it says so."""
-        kind = self.meta.get("kind", self.meta.get("type"))  # HotpotQA and 2Wiki call it type
-        return None if kind is None else str(kind)
+        return _text_of(self.meta, "kind", "type")  # HotpotQA and 2Wiki call it type
+
+    @property
+    def own_passage(self) -> str | None:
+        """The id of the passage that is the question itself, which no search counts as found; `None` without one."""
+        return self.id if self.meta.get(OWN_PASSAGE) is True else None
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"id": self.id, "question": self.question, "answers": list(self.answers)}
@@ -62,24 +68,24 @@ class Question:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Question":
-        """Read a row of `questions.<split>.jsonl`; `golden_answers` is read as `answers`.
+        """Read a row of `questions.<split>.jsonl`; `golden_answers` is read as `answers`, by `read_answers`.
 
-        A question marked as unanswerable has no gold answers, whatever the row says. Unknown keys are ignored, except
-        near misses of a missing key. Raises `DataError`.
+        A value `null` counts as missing. A question marked as unanswerable has no gold answers, whatever the row says.
+        Unknown keys are ignored, except near misses of a missing key. Raises `DataError`.
         """
         lacking = KEYS - row.keys() - (ANSWERS if row.keys() & ANSWERS else set())
         for odd in row.keys() - KEYS:
             for meant in difflib.get_close_matches(odd.lower(), sorted(lacking), n=1, cutoff=NEAR):
                 raise DataError(f"a question has no {odd!r}; did you mean {meant!r}?")
         for needed in ("id", "question"):
-            if needed not in row:
+            if row.get(needed) is None:
                 raise DataError(f"a question needs {needed!r}")
-        answers = row.get("answers", row.get("golden_answers", []))
+        name = "golden_answers" if row.get("answers") is None else "answers"
         gold_ids = row.get("gold_ids") or []
         hops = row.get("hops")
         meta = row.get("meta") or {}
-        if not isinstance(answers, list) or not isinstance(gold_ids, list) or not isinstance(meta, dict):
-            raise DataError(f"question {row['id']!r}: answers and gold_ids are lists, meta is an object")
+        if not isinstance(gold_ids, list) or not isinstance(meta, dict):
+            raise DataError(f"question {row['id']!r}: gold_ids is a list, meta is an object")
         if hops is not None and not isinstance(hops, int):
             raise DataError(f"question {row['id']!r}: hops is a whole number, not {hops!r}")
         if is_deep(meta, DEEPEST_META):
@@ -87,22 +93,27 @@ class Question:
         ident, question = read_id(row), row["question"]
         if not isinstance(question, str):
             raise DataError(f"question {ident!r}: the question is a text, not {question!r}")
-        golds = tuple(_said(answer, "an answer", ident) for answer in answers)
+        try:
+            answers = read_answers(row.get(name), name)
+            golds = tuple(read_text(gold, "gold_ids", "a gold id") for gold in gold_ids)
+        except DataError as error:
+            raise DataError(f"question {ident!r}: {error}") from None
         return cls(
             id=ident,
             question=question,
-            answers=() if meta.get(UNANSWERABLE) is True else golds,
-            gold_ids=tuple(_said(gold, "a gold id", ident) for gold in gold_ids),
+            answers=() if meta.get(UNANSWERABLE) is True else answers,
+            gold_ids=golds,
             hops=hops,
             meta=meta,
         )
 
 
-def _said(value: Json, what: str, ident: str) -> str:
-    """A text; numbers (years, ids) are read as texts."""
-    if isinstance(value, str | int | float):
-        return str(value)
-    raise DataError(f"question {ident!r}: {what} is a text, not {value!r}")
+def _text_of(meta: JsonObject, *names: str) -> str | None:
+    """The first of these fields that holds a text or a number."""
+    value = next((meta[name] for name in names if meta.get(name) is not None), None)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return read_text(value, "meta", "it")
+    return None
 
 
 def load_questions(path: Path) -> list[Question]:

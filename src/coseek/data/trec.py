@@ -10,8 +10,10 @@ A run file is ordered by float32 score, then by falling id, whatever its ranks. 
 (`strictly_decreasing`).
 """
 
+import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
@@ -29,7 +31,7 @@ Ranked: TypeAlias = list[tuple[str, float]]
 
 _ENCODED = re.compile(rf"\s|{HIDDEN.pattern}")
 _FIELD = re.compile(r"[^ \t\r\n\f\v]+")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_WHOLE = re.compile(r"([+-]?[0-9]{1,18})(?:\.0*)?")
 _LARGEST = float(np.finfo(np.float32).max)
 _WRITTEN = 3e38
 """The largest score that is written; float32 has smaller numbers below `-_WRITTEN`."""
@@ -43,11 +45,14 @@ def trec_id(ident: str) -> str:
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Read TREC qrels, or BEIR's three columns (question, passage, grade, parted by tabs, under a header)."""
+    """Read TREC qrels, or BEIR's three columns (question, passage, grade, parted by tabs, under a header).
+
+    BEIR's columns may be quoted, as in CSV. A grade is a whole number, also written as `1.0`.
+    """
     qrels: Qrels = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
-        columns = line.rstrip("\r\n").split("\t")
+        columns = _tabbed(line.rstrip("\r\n"))
         beir = len(columns) == 3
         columns = columns if beir else _FIELD.findall(line)
         if beir and number == 1 and not _is_whole(columns[2]):
@@ -58,7 +63,7 @@ def read_qrels(path: Path) -> Qrels:
         if not _is_whole(grade):
             raise DataError(f"{where}: the grade {grade!r} is not a whole number")
         grades = qrels.setdefault(question, {})
-        if grades.setdefault(passage, int(grade)) != int(grade):
+        if grades.setdefault(passage, _whole(grade)) != _whole(grade):
             raise DataError(f"{where}: {passage!r} has another grade for {question!r} further up; keep one of them")
     if not qrels:
         raise DataError(f"{path} holds no judgements; it needs at least one line")
@@ -144,6 +149,19 @@ def _score(text: str, where: str) -> float:
     if score != score:
         raise DataError(f"{where}: the score {text!r} is not a number")
     return score
+
+
+def _tabbed(line: str) -> list[str]:
+    """The columns of a line, without quotes where three columns are quoted as in CSV."""
+    quoted: list[str] = []
+    if '"' in line:
+        with suppress(csv.Error):
+            quoted = next(csv.reader([line], delimiter="\t"))
+    return quoted if len(quoted) == 3 else line.split("\t")
+
+
+def _whole(text: str) -> int:
+    return int(text.strip().partition(".")[0])
 
 
 def _is_whole(text: str) -> bool:

@@ -13,12 +13,12 @@ from typing import TypeAlias
 from coseek.core.errors import DataError
 from coseek.core.files import read_jsonl
 from coseek.core.fingerprint import digest_of
+from coseek.data.gold_answers import normalise
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.graders.grading import BATCH, Tell, generated_answer, no_progress, verdict_cache, verdicts_on
 from coseek.graders.judge import Claim, Judge, VerdictKey
-from coseek.measure.answers import normalise
 from coseek.measure.searched import Answered, search_questions
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy, is_right, left_to_judge

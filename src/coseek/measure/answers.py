@@ -4,28 +4,14 @@ All compare normalised text. One difference from SQuAD and HotpotQA: text that i
 prediction, a gold answer such as "The" or "!") matches nothing.
 """
 
-import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-from coseek.core.marks import visible
+from coseek.data.gold_answers import normalise
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED = frozenset({"yes", "no", "noanswer"})
 """Answers without partial credit (as in HotpotQA's metric)."""
-
-
-def normalise(text: str) -> str:
-    """Lower case → no ASCII punctuation → no a/an/the → single spaces, in this order (SQuAD).
-
-    The order matters: "the-end" becomes "theend" before articles are removed. Unicode punctuation, accents and number
-    formats are unchanged, without NFKC, so that values are comparable with the papers'. Characters that are displayed
-    as nothing (soft hyphens, zero-width blanks) are removed first, which the papers' scripts do not do.
-    """
-    return " ".join(_ARTICLES.sub(" ", visible(text).lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> bool:

@@ -12,10 +12,12 @@ from statistics import fmean
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.marks import marks, undotted
+from coseek.data.gold_answers import normalise
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.measure.answers import normalise
 from coseek.measure.question_groups import ALL
+from coseek.measure.rankings import grades
+from coseek.measure.searched import relevance
 from coseek.measure.table import Table
 
 CLOSED = frozenset({"yes", "no", "true", "false", "noanswer"})
@@ -135,17 +137,18 @@ class CoverageSummary:
 
     @classmethod
     def of(cls, rows: Sequence[QuestionCoverage]) -> "CoverageSummary":
-        gold = [row for row in rows if row.question.gold_ids]
+        gold = {id(row): gold_passages(row.question) for row in rows}
+        judged = [row for row in rows if gold[id(row)]]
         answered = [row for row in rows if row.question.answers]
         absent = sum(row.answer is False for row in answered)
         return cls(
             questions=len(rows),
-            with_gold=len(gold),
-            gold_missing=sum(bool(row.missing_gold) for row in gold),
+            with_gold=len(judged),
+            gold_missing=sum(bool(row.missing_gold) for row in judged),
             with_answers=len(answered),
             undecidable=sum(row.answer is None for row in answered),
             answer_absent=absent,
-            recall_lost=fmean(len(row.missing_gold) / len(row.question.gold_ids) for row in gold) if gold else None,
+            recall_lost=fmean(len(row.missing_gold) / len(gold[id(row)]) for row in judged) if judged else None,
             em_lost=absent / len(answered) if answered else None,
         )
 
@@ -211,13 +214,18 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def gold_passages(question: Question) -> tuple[str, ...]:
+    """Ids of the gold passages, and of those that its graded judgements call relevant."""
+    return tuple(dict.fromkeys((*question.gold_ids, *grades(relevance(question)))))
+
+
 def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Question]]) -> CorpusCoverage:
     """Read the passages once, and find what they lack of the questions of each split."""
     questions = [(split, question) for split, asked in splits.items() for question in asked]
     words = {answer: tuple(answer_words(answer)) for _, question in questions for answer in question.answers}
     # Numbers are looked for, too: they count where another answer of the question is decidable.
     finder = AnswerFinder(words.values())
-    missing = {ident for _, question in questions for ident in question.gold_ids}
+    missing = {ident for _, question in questions for ident in gold_passages(question)}
     count = 0
     for passage in passages:
         count += 1
@@ -227,5 +235,7 @@ def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Q
     for split, question in questions:
         golds = [words[answer] for answer in question.answers]
         held = any(gold in finder.found for gold in golds) if any(map(is_decidable, golds)) else None
-        rows.append(QuestionCoverage(split, question, tuple(one for one in question.gold_ids if one in missing), held))
+        rows.append(
+            QuestionCoverage(split, question, tuple(one for one in gold_passages(question) if one in missing), held)
+        )
     return CorpusCoverage(count, tuple(rows))

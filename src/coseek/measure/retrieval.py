@@ -1,7 +1,8 @@
 """Retrieval: metrics of a run's retrieved passages, computed from its hits and not from rendered text.
 
 Passages count once, in the order of retrieval; metrics at k use the run's evidence (`data/evidence.py`), best first. A
-failed search is left out of means per search. Recall is `None` for questions without gold passages.
+failed search is left out of means per search. Recall is `None` for questions without gold passages. A passage that is
+the question itself (`Question.own_passage`) is no hit.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,13 @@ PassageBudget: TypeAlias = Callable[[Sequence[Passage]], tuple[Sequence[Passage]
 
 def served(trajectory: Trajectory) -> list[Passage]:
     """All retrieved passages of the run without duplicates, in the order of retrieval; those of visits last."""
-    return list(met_passages(trajectory.searches, trajectory.visits).values())
+    met = met_passages(trajectory.searches, trajectory.visits).values()
+    return [passage for passage in met if passage.id != trajectory.question.own_passage]
+
+
+def evidence(trajectory: Trajectory) -> list[str]:
+    """Ids of the run's evidence, best first."""
+    return [ident for ident in evidence_of(trajectory) if ident != trajectory.question.own_passage]
 
 
 def run_recall(trajectory: Trajectory, max_passages: int | None = None) -> float | None:
@@ -35,12 +42,17 @@ def search_recalls(trajectory: Trajectory) -> list[float]:
 
 def searched_ids(trajectory: Trajectory) -> list[list[str]]:
     """Passage ids of each search without a fault, best first."""
-    return [[hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None]
+    own = trajectory.question.own_passage
+    return [
+        [hit.passage.id for hit in search.hits if hit.passage.id != own]
+        for search in trajectory.searches
+        if search.fault is None
+    ]
 
 
 def recall_at(trajectory: Trajectory, k: int) -> float | None:
     """Recall@k: the share of the gold passages among the first `k` of the run's evidence."""
-    return rankings.recall(trajectory.question.gold_ids, evidence_of(trajectory), k)
+    return rankings.recall(trajectory.question.gold_ids, evidence(trajectory), k)
 
 
 def budgeted_recall(trajectory: Trajectory, budget: PassageBudget) -> float | None:
@@ -49,13 +61,13 @@ def budgeted_recall(trajectory: Trajectory, budget: PassageBudget) -> float | No
     Unlike recall it does not grow with searches × k, so that agents are compared at an equal amount of text.
     """
     found = {passage.id: passage for passage in served(trajectory)}
-    admitted, _ = budget([found[ident] for ident in evidence_of(trajectory) if ident in found])
+    admitted, _ = budget([found[ident] for ident in evidence(trajectory) if ident in found])
     return rankings.recall(trajectory.question.gold_ids, (passage.id for passage in admitted))
 
 
 def all_gold_at(trajectory: Trajectory, k: int) -> bool | None:
     """All-gold@k: every gold passage is among the first `k` of the run's evidence."""
-    return rankings.all_gold(trajectory.question.gold_ids, evidence_of(trajectory), k)
+    return rankings.all_gold(trajectory.question.gold_ids, evidence(trajectory), k)
 
 
 def answer_hit(trajectory: Trajectory) -> bool:

@@ -6,6 +6,7 @@ come from a TREC run file, which has only ids.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, RetrieverError
@@ -33,10 +34,13 @@ class SearchedQuestion:
     """Why the search failed."""
 
     @classmethod
-    def of(cls, hits: Iterable[Hit]) -> "SearchedQuestion":
-        first: dict[str, Hit] = {}
+    def of(cls, question: Question, hits: Iterable[Hit], depth: int) -> "SearchedQuestion":
+        """The first `depth` hits, without repeated ones and without the passage that is the question itself."""
+        every: dict[str, Hit] = {}
         for hit in hits:
-            first.setdefault(hit.passage.id, hit)
+            if hit.passage.id != question.own_passage:
+                every.setdefault(hit.passage.id, hit)
+        first = dict(islice(every.items(), depth))
         return cls(tuple(first), tuple(h.score for h in first.values()), tuple(h.passage for h in first.values()))
 
     @property
@@ -50,14 +54,15 @@ Answered: TypeAlias = tuple[Question, SearchedQuestion]
 def search_questions(
     retriever: Retriever, questions: Sequence[Question], depth: int, batch: int = 64
 ) -> Iterator[list[Answered]]:
-    """Search for the text of every question, batch by batch.
+    """Search for the text of every question, batch by batch. A passage that is the question itself is no hit.
 
     The questions of a failed batch are searched one by one, so that a failure affects only its question.
     """
     for start in range(0, len(questions), batch):
         asked = questions[start : start + batch]
         try:
-            yield [(question, SearchedQuestion.of(hits)) for question, hits in _search(retriever, asked, depth)]
+            found = _search(retriever, asked, depth)
+            yield [(question, SearchedQuestion.of(question, hits, depth)) for question, hits in found]
         except RetrieverError:
             yield [(question, _alone(retriever, question, depth)) for question in asked]
 
@@ -65,7 +70,8 @@ def search_questions(
 def _search(retriever: Retriever, asked: Sequence[Question], depth: int) -> Iterator[tuple[Question, list[Hit]]]:
     # The same query as an agent's whose first search is the question itself.
     queries = [Query(question.question, question=question.question) for question in asked]
-    found = retriever.search(queries, depth)
+    deeper = any(question.own_passage is not None for question in asked)
+    found = retriever.search(queries, depth + deeper)
     if fault := next(filter(None, map(fault_of_hits, found)), ""):
         raise RetrieverError(fault)
     return zip(asked, found, strict=True)
@@ -76,7 +82,7 @@ def _alone(retriever: Retriever, question: Question, depth: int) -> SearchedQues
         ((_, hits),) = _search(retriever, [question], depth)
     except RetrieverError as error:
         return SearchedQuestion(fault=str(error))
-    return SearchedQuestion.of(hits)
+    return SearchedQuestion.of(question, hits, depth)
 
 
 def of_run_file(
@@ -98,7 +104,9 @@ def of_run_file(
         rows = ranked.get(trec_id(question.id))
         if rows is None and not missing_is_empty:
             continue
-        ids, scores = [ident for ident, _ in rows or ()], [score for _, score in rows or ()]
+        own = None if question.own_passage is None else trec_id(question.own_passage)
+        rows = [(ident, score) for ident, score in rows or () if ident != own]
+        ids, scores = [ident for ident, _ in rows], [score for _, score in rows]
         known = tuple(at[ident] for ident in ids if ident in at)
         whole = corpus is not None and len(known) == len(ids)
         yield question, SearchedQuestion(tuple(ids), tuple(scores), known if whole else None)
@@ -109,7 +117,9 @@ def relevance(question: Question) -> dict[str, int]:
     graded = question.meta.get("relevance")
     if not isinstance(graded, dict):
         return dict.fromkeys(question.gold_ids, 1)
-    kept = {ident: grade for ident, grade in graded.items() if isinstance(grade, int)}
+    kept = {
+        ident: int(grade) for ident, grade in graded.items() if isinstance(grade, int | float) and grade == int(grade)
+    }
     if len(kept) < len(graded):
         raise DataError(f"question {question.id!r}: meta.relevance holds whole numbers by passage id")
     return kept

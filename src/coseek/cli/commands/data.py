@@ -38,6 +38,8 @@ from coseek.traces.importing import TraceReport, import_traces, trace_settings
 app = new_app()
 MOST_UNREAD = 20
 """Unread documents or records that are printed one by one."""
+MOST_NAMED = 5
+"""Names of one kind of left out questions or judgements that are printed."""
 TRACES = "traces"
 """The format of logs of agents, which become a run and no data set."""
 
@@ -102,7 +104,8 @@ def import_(
     dealt = parse_shares(shares) if shares else None
     made = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
     if as_json:
-        counted: JsonObject = {"questions": {**made.questions}, "notes": {**made.notes}}
+        named: JsonObject = {name: [*names] for name, names in made.named.items()}
+        counted: JsonObject = {"questions": {**made.questions}, "notes": {**made.notes}, "named": named}
         print_json({"folder": str(out), "passages": made.passages, **counted, **made.report})
         return
     if made.report:
@@ -198,6 +201,9 @@ def show_import(out: Path, made: ImportSummary) -> None:
     counts = ", ".join(f"{count:,} {name} questions" for name, count in made.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
     tell(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
+    for name, names in made.named.items():
+        more = f" and {len(names) - MOST_NAMED:,} more, listed in source.json" if len(names) > MOST_NAMED else ""
+        stdout_console().print(Text(f"{name}: {', '.join(names[:MOST_NAMED])}{more}"))
     tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
 
 

@@ -254,6 +254,9 @@ def notes(scores: Scores, plan: Plan) -> Iterator[str]:
     unjudged = plan.measuring.unjudged(plan.questions)
     if unjudged:
         yield f"{unjudged} of {len(plan.questions)} questions have no relevant passage; only answer_hit counts them."
+    own = sum(question.own_passage is not None for question in plan.questions)
+    if own:
+        yield f"{own} of {len(plan.questions)} questions are passages of their corpus; their own is no hit."
     for run, stops in scores.stops.items():
         if stops.get(FAULT):
             yield f"{run}: {stops[FAULT]} searches failed; all means leave them out."

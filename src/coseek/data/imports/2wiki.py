@@ -4,6 +4,7 @@ Reads the data set's own fields only. Distractor files hold `{"title", "text"}` 
 evidence triples of a question, [subject, relation, object], become its gold path (`coseek.data.gold_path`).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from coseek.core.files import Json
 from coseek.data.gold_path import plain_name
-from coseek.data.imports._contexts import contexts, gold_titles, own_gold, question_of
+from coseek.data.imports._contexts import contexts, own_gold, question_of
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.question import Question
 
@@ -32,19 +33,26 @@ def read(sources: Sequence[Path]) -> ImportedData:
             (questions if row.has("context") else distractors).append(row)
     for row in questions:
         for context in contexts(row):
-            shelf.add(*context)
-    notes = {"own passages": len(shelf), "distractors": len(distractors)}
+            shelf.add(context.title, context.text)
+    notes = Counter({"own passages": len(shelf), "distractors": len(distractors)})
     for row in distractors:
-        shelf.add(row.text("title"), row.text("text"))
+        shelf.add(row.text_or_empty("title"), row.text("text"))
     notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(shelf)
-    made = tuple(_with_path(row, own_gold(row, shelf)) for row in questions)
+    made = tuple(_with_path(row, own_gold(row, shelf, notes)) for row in questions)
     return ImportedData(shelf.passages, made, notes)
 
 
-def _with_path(row: SourceRow, gold: list[str]) -> Question:
-    question = question_of(row, gold, len(gold), "evidences")
+def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
+    """The question with its gold path, where every gold title names one passage."""
+    ids = [ident for each in gold.values() for ident in each]
+    evidences = _evidences(row)
+    question = question_of(row, ids, len(ids) or None)
+    if evidences:
+        question = replace(question, meta={**question.meta, "evidences": [[*one] for one in evidences]})
+    if len(ids) > len(gold):
+        return question
     texts = {context.title: context.text for context in contexts(row)}
-    path = path_of(question.question, _evidences(row), gold_titles(row), gold, texts)
+    path = path_of(question.question, evidences, list(gold), ids, texts)
     return replace(question, meta={**question.meta, "path": path}) if path else question
 
 
@@ -53,6 +61,8 @@ def _evidences(row: SourceRow) -> list[Evidence]:
     for item in row.items("evidences") if row.has("evidences") else ():
         match item:
             case [str() as subject, str() as relation, str() as value]:
+                found.append(Evidence(subject, relation, value))
+            case {"fact": str() as subject, "relation": str() as relation, "entity": str() as value}:
                 found.append(Evidence(subject, relation, value))
             case _:
                 raise row.wrong("evidences", "a list of [subject, relation, object]")

@@ -21,6 +21,7 @@ from coseek.core.plugins import plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
+from coseek.data.imports._checks import checked_splits
 from coseek.data.imports._published import Deal, origin_of
 from coseek.data.imports._sources import ImportedData, expand
 from coseek.data.question import Question, load_questions, save_questions
@@ -55,6 +56,8 @@ class ImportSummary:
     """Counts of the format: own passages, distractors, questions left out …"""
     report: JsonObject
     """What came of each file, for a format that tells it (`documents`)."""
+    named: dict[str, list[str]]
+    """Note → the names of what it counts, where a format names them."""
 
 
 def format_names() -> list[str]:
@@ -107,11 +110,15 @@ def import_data(
             report = reading.report
             if report is None and not (reading.questions or reading.splits):
                 raise _nothing("questions", files, format_name)
-            splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
+            dealt = {} if report is not None else _splits(format_name, reading, split, shares, deal)
+            splits, notes = checked_splits(dealt, reading.notes)
+            if report is None and not splits:
+                raise _nothing("questions with a text", files, format_name)
             whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
             check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
             counts = {name: len(questions) for name, questions in splits.items()}
-            found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes), report or {}))
+            named = {name: [*names] for name, names in reading.named.items() if names}
+            found.append(ImportSummary(out, len(corpus), counts, notes, report or {}, named))
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
@@ -124,6 +131,8 @@ def import_data(
 def _card(format_name: str, digests: JsonObject, made: ImportSummary) -> JsonObject:
     """The contents of `source.json`: names and digests of the files, no paths of this machine."""
     counts: JsonObject = {"passages": made.passages, "questions": {**made.questions}, "notes": {**made.notes}}
+    if made.named:
+        counts["named"] = {name: [*names] for name, names in made.named.items()}
     return {"format": format_name, "files": digests, **counts, **made.report}
 
 

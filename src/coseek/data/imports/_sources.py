@@ -2,76 +2,119 @@
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import LONGEST_LINE, Json, JsonObject, open_text, read_json, read_jsonl, read_lines
-from coseek.core.strict_json import fault_in
+from coseek.core.strict_json import InvalidJson, fault_in, parse_strict
+from coseek.data.gold_answers import read_answers, read_text
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
-KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".parquet")
+KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".tsv", ".parquet")
 _ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One object of a source file, with its place for error messages."""
+    """One object of a source file, with its place for error messages. A value `null` counts as missing.
+
+    Lists and objects may also be JSON in a text, as in CSV cells and some parquet columns.
+    """
 
     where: str
     value: JsonObject
 
     def has(self, name: str) -> bool:
-        return name in self.value
+        return self.value.get(name) is not None
 
     def text(self, name: str) -> str:
-        """The string (or number) under `name`."""
+        """The string under `name`; a number as JSON writes it."""
         found = self._get(name)
         if not isinstance(found, str | int | float) or isinstance(found, bool):
             raise self.wrong(name, "text")
-        return str(found)
+        return read_text(found, name, "it")
+
+    def text_or_empty(self, name: str) -> str:
+        """The string under `name`; empty where it is missing."""
+        return self.text(name) if self.has(name) else ""
 
     def items(self, name: str) -> list[Json]:
         """The list under `name`."""
-        found = self._get(name)
+        found = self.parsed(name)
         if not isinstance(found, list):
             raise self.wrong(name, "a list")
         return found
 
     def row(self, name: str) -> "SourceRow":
         """The object under `name`."""
-        found = self._get(name)
+        found = self.parsed(name)
         if not isinstance(found, dict):
             raise self.wrong(name, "an object")
         return SourceRow(f"{self.where}, {name}", found)
 
     def rows(self, name: str) -> "list[SourceRow]":
-        """The objects of the list under `name`."""
+        """The objects of the list under `name`, or of an object of equally long lists (Hugging Face's sequences)."""
+        found = self.parsed(name)
         made: list[SourceRow] = []
-        for number, found in enumerate(self.items(name), start=1):
-            if not isinstance(found, dict):
+        for number, each in enumerate(self._records(name, found) if isinstance(found, dict) else self.items(name), 1):
+            if not isinstance(each, dict):
                 raise self.wrong(name, "a list of objects")
-            made.append(SourceRow(f"{self.where}, {name} {number}", found))
+            made.append(SourceRow(f"{self.where}, {name} {number}", each))
         return made
 
     def texts(self, name: str) -> list[str]:
         """The strings of the list under `name`, or the one string."""
-        found = self._get(name)
-        return [found] if isinstance(found, str) else [str(text) for text in self.items(name)]
+        return list(self.answers(name))
+
+    def answers(self, name: str) -> tuple[str, ...]:
+        """Gold answers under `name` (`read_answers`), also a list that is JSON in a text; none where it is missing."""
+        found = self.value.get(name)
+        if isinstance(found, str) and found.startswith("["):
+            with suppress(InvalidJson):  # an answer may begin with a bracket
+                found = parse_strict(found)
+        with self.placed():
+            return read_answers(found, name)
 
     def meta(self, *names: str) -> JsonObject:
         """The named fields that the row has."""
-        return {name: self.value[name] for name in names if name in self.value}
+        return {name: self.value[name] for name in names if self.has(name)}
+
+    def parsed(self, name: str) -> Json:
+        """The value under `name`, parsed where it is a list or an object in a text."""
+        found = self._get(name)
+        if not isinstance(found, str) or found.lstrip()[:1] not in ("[", "{"):
+            return found
+        try:
+            return parse_strict(found)
+        except InvalidJson as error:
+            raise DataError(f"{self.where}: {name!r} begins like JSON: {error}; mend that value") from None
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Put the row's place in front of a `DataError`."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from None
 
     def wrong(self, name: str, wanted: str) -> DataError:
         return DataError(f"{self.where}: {name!r} must be {wanted}")
 
+    def _records(self, name: str, columns: JsonObject) -> Iterator[Json]:
+        lists = [value for value in columns.values() if isinstance(value, list)]
+        if len(lists) < len(columns) or len({len(each) for each in lists}) > 1:
+            raise self.wrong(name, "a list of objects, or an object of equally long lists")
+        return (dict(zip(columns, cells, strict=True)) for cells in zip(*lists, strict=True))
+
     def _get(self, name: str) -> Json:
-        if name not in self.value:
+        found = self.value.get(name)
+        if found is None:
             raise DataError(f"{self.where}: there is no {name!r}; is this file of another format?")
-        return self.value[name]
+        return found
 
 
 def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
@@ -103,11 +146,11 @@ def kind_of(path: Path) -> str:
 
 
 def read_rows(path: Path) -> Iterator[SourceRow]:
-    """The objects of a JSON list, of JSON lines, of a CSV file with a header, or of parquet."""
+    """The objects of a JSON list, of JSON lines, of a CSV or TSV file with a header, or of parquet."""
     if kind_of(path) in (".jsonl", ".jsonlines"):
         for line, value in read_jsonl(path):
             yield SourceRow(f"{path}, line {line}", value)
-    elif kind_of(path) == ".csv":
+    elif kind_of(path) in (".csv", ".tsv"):
         for number, cells in enumerate(_csv(path), start=1):
             yield SourceRow(f"{path}, row {number}", cells)
     elif kind_of(path) == ".parquet":
@@ -126,14 +169,15 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
 
 
 def _csv(path: Path) -> Iterator[JsonObject]:
-    """The rows of a CSV file with a header."""
+    """The rows of a CSV or TSV file with a header. An empty cell is missing."""
     csv.field_size_limit(LONGEST_LINE)
-    rows = csv.DictReader(line for _, line in read_lines(path))
+    delimiter = "\t" if kind_of(path) == ".tsv" else ","
+    rows = csv.DictReader((line for _, line in read_lines(path)), delimiter=delimiter)
     try:
         for cells in rows:
             if None in cells:
                 raise DataError(f"{path}, line {rows.line_num}: more cells than the header has; mend that line")
-            yield {**cells}
+            yield {name: cell or None for name, cell in cells.items()}
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num}: not valid CSV ({error}); mend that line") from None
 
@@ -160,7 +204,7 @@ def _parquet(path: Path) -> Iterator[JsonObject]:
 class ImportedData:
     """The passages and questions of the sources, in order.
 
-    `passages` is read once, and before the questions: a large corpus is a generator, which may still be filling them.
+    `passages` is read once, and before all else: a large corpus is a generator, which may still be filling the others.
     """
 
     passages: Iterable[Passage]
@@ -172,6 +216,8 @@ class ImportedData:
     """(data set, split of the publisher) → questions, where the sources say so; `questions` holds them, too."""
     report: JsonObject | None = None
     """What came of each file, filled while the passages are read; a format with one has no questions."""
+    named: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Note → the names of what it counts."""
 
 
 class PassageCollector:

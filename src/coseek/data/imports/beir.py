@@ -3,16 +3,28 @@
 Corpus lines are `{"_id", "title", "text"}`, query lines `{"_id", "text"}`, and qrels three columns under a header:
 query, passage, grade. `gold_ids` are the passages of a grade above 0; all grades are kept in `meta.relevance`, where
 nDCG finds them. There are no answers.
+
+Published qrels name passages and queries that are not there (ArguAna). Such judgements are counted and named; those of
+passages stay in `meta.relevance`, since BEIR counts them, too. A query with the id of a passage is that passage
+(ArguAna, Quora): its question is marked (`meta.own_passage`), and no measure counts that passage as a hit, as BEIR's
+`ignore_identical_ids`. A passage of that id with a grade above 0 is a hit like others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 
 from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
 from coseek.data.imports._sources import ImportedData, SourceRow, read_rows
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import OWN_PASSAGE, Question
 from coseek.data.trec import read_qrels
+
+UNJUDGED = "queries that no split judges"
+ABSENT_QUERY = "judged queries that are not in the queries, left out"
+ABSENT_PASSAGE = "judgements of passages that are not in the corpus"
+OWN = "queries with the id of a passage, which is no hit of theirs (as in BEIR)"
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
@@ -29,12 +41,43 @@ def files(sources: Sequence[Path]) -> list[Path]:
 def read(sources: Sequence[Path]) -> ImportedData:
     """The folder's splits. Queries without judgements are left out and counted."""
     corpus, queries, *judged = sources
-    passages = (_passage(row) for row in read_rows(corpus))
-    texts = {row.text("_id"): row.text("text") for row in read_rows(queries)}
-    splits = {path.stem: _questions(path, texts) for path in judged}
-    used = {question.id for questions in splits.values() for question in questions}
-    left_out = len(texts.keys() - used)
-    return ImportedData(passages, (), {"queries that no split judges": left_out} if left_out else {}, splits)
+    texts = _queries(queries)
+    qrels = {path.stem: read_qrels(path) for path in judged}
+    used = {ident for rows in qrels.values() for ident in rows}
+    splits: dict[str, list[Question]] = {}
+    named = {ABSENT_QUERY: sorted(used - texts.keys())}
+    counts = {UNJUDGED: len(texts.keys() - used), ABSENT_QUERY: len(named[ABSENT_QUERY])}
+    notes = {name: count for name, count in counts.items() if count}
+    wanted = {ident for rows in qrels.values() for grades in rows.values() for ident in grades} | used
+    made = ImportedData((), (), notes, splits, named=named)
+
+    def passages() -> Iterator[Passage]:
+        present: set[str] = set()
+        for row in read_rows(corpus):
+            passage = _passage(row)
+            if passage.id in wanted:
+                present.add(passage.id)
+            yield passage
+        for split, rows in qrels.items():
+            if found := [_question(one, texts[one], rows[one], present) for one in rows if one in texts]:
+                splits[split] = found
+        judgements = ((query, one) for rows in qrels.values() for query, grades in rows.items() for one in grades)
+        named[ABSENT_PASSAGE] = sorted({f"{query}: {one}" for query, one in judgements if one not in present})
+        own = {one.id for found in splits.values() for one in found if one.own_passage is not None}
+        counts = {ABSENT_PASSAGE: len(named[ABSENT_PASSAGE]), OWN: len(own)}
+        notes.update({name: count for name, count in counts.items() if count})
+
+    return replace(made, passages=passages())
+
+
+def _queries(path: Path) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for row in read_rows(path):
+        ident = row.text("_id")
+        if ident in texts:
+            raise DataError(f"{row.where}: the id {ident!r} stands twice; ids must be unique")
+        texts[ident] = row.text("text")
+    return texts
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -45,15 +88,12 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _passage(row: SourceRow) -> Passage:
-    return Passage(row.text("_id"), row.text("title") if row.value.get("title") else "", row.text("text"))
+    return Passage(row.text("_id"), row.text_or_empty("title"), row.text("text"))
 
 
-def _questions(qrels: Path, texts: dict[str, str]) -> tuple[Question, ...]:
-    """One split, in the order of its file."""
-    questions: list[Question] = []
-    for ident, grades in read_qrels(qrels).items():
-        if ident not in texts:
-            raise DataError(f"{qrels} judges the query {ident!r}, which is not in the queries; fetch the folder again")
-        gold_ids = tuple(passage for passage, grade in grades.items() if grade > 0)
-        questions.append(Question(ident, texts[ident], gold_ids=gold_ids, meta={"relevance": {**grades}}))
-    return tuple(questions)
+def _question(ident: str, text: str, grades: Mapping[str, int], present: Set[str]) -> Question:
+    relevant = [passage for passage, grade in grades.items() if grade > 0]
+    meta: JsonObject = {"relevance": {**grades}}
+    if ident in present and ident not in relevant:
+        meta[OWN_PASSAGE] = True
+    return Question(ident, text, gold_ids=tuple(one for one in relevant if one in present), meta=meta)

@@ -106,7 +106,7 @@ def _add(found: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
 
 
 def _question(found: _BrowseCompGold, ident: str, text: str, row: SourceRow | None = None) -> Question:
-    answers = () if row is None else (row.text("answer"),)
+    answers = () if row is None else row.answers("answer")
     gold_docs = _pages(found.golds, ident, row, "gold_docs")
     meta: dict[str, Json] = {"gold_docs": [*gold_docs]} if gold_docs else {}
     return Question(ident, text, answers, tuple(_pages(found.evidence, ident, row, "evidence_docs")), meta=meta)

@@ -2,20 +2,34 @@
 
 FlashRAG's questions are `{"id", "question", "golden_answers"}` in files `SET/train.jsonl`, `SET/dev.jsonl` and
 `SET/test.jsonl`. Search-R1's carry data set and split, the question inside a prompt and the answers in
-`reward_model.ground_truth.target`; both are read, whichever a line has, from JSON lines or parquet.
+`reward_model.ground_truth.target`; both are read, whichever a line has, from JSON lines, CSV or parquet. Test rows have
+no answers. A row without an id gets a digest of its question.
+
+Where a row has `choices`, its answers are positions in them (from 0) or their texts; the gold answers are the chosen
+texts, and the choices are written behind the question and kept in `meta.choices`.
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.data.imports._published import origin_of, published_files
 from coseek.data.imports._sources import KINDS, ImportedData, SourceRow, expand, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
+_AT_START = re.compile(r"^[ \t]*Question:\s*(\S.*)", re.MULTILINE)
+_INSIDE = re.compile(r"^.*?Question:\s*(\S.*)", re.MULTILINE)
+_TAIL = re.compile(r"(?<=[?？])\s+(?=[A-Z(\[<*][^?]*$)")
+"""White space between a question and a sentence that follows it."""
+_POSITION = re.compile(r"(\d{1,6})(?:\.0)?")
+ASKED = ("question", "problem")
+"""Fields that hold a question; SimpleQA calls it a problem."""
 DETAIL = 1_000
 """Characters of a field of `metadata`, at most: HotpotQA's holds the question's own ten passages."""
 
@@ -35,6 +49,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 def read(sources: Sequence[Path]) -> ImportedData:
     """Rows with a question or a prompt are questions, all others passages, which are read as they are asked for."""
     questions: list[Question] = []
+    notes = Counter[str]()
     published: dict[tuple[str, str], list[Question]] = {}
 
     def passages() -> Iterator[Passage]:
@@ -46,13 +61,13 @@ def read(sources: Sequence[Path]) -> ImportedData:
                     yield _passage(row)
                     continue
                 dataset, split = _origin(row, path)
-                questions.append(_question(row, dataset, split))
+                questions.append(_question(row, dataset, split, notes))
                 if dataset and split:
                     published.setdefault((dataset, split), []).append(questions[-1])
         if not count:
             raise DataError('the sources hold no passage; add the corpus file, whose lines are {"id", "contents"}')
 
-    return ImportedData(passages(), questions, published=published)
+    return ImportedData(passages(), questions, notes, published=published)
 
 
 def _begins_with_passage(path: Path) -> bool:
@@ -61,14 +76,12 @@ def _begins_with_passage(path: Path) -> bool:
 
 
 def _is_passage(row: SourceRow) -> bool:
-    return not (row.has("question") or row.has("prompt"))
+    return not any(row.has(name) for name in (*ASKED, "prompt"))
 
 
 def _passage(row: SourceRow) -> Passage:
-    try:
+    with row.placed():
         return Passage.from_json(row.value)
-    except DataError as error:
-        raise DataError(f"{row.where}: {error}") from None
 
 
 def _origin(row: SourceRow, path: Path) -> tuple[str, str]:
@@ -81,22 +94,38 @@ def _origin(row: SourceRow, path: Path) -> tuple[str, str]:
     )
 
 
-def _question(row: SourceRow, dataset: str, split: str) -> Question:
+def _question(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> Question:
+    text = next((row.text(name) for name in ASKED if row.has(name)), None)
+    text = _question_in_prompt(row, notes) if text is None else text
+    answers, choices = _answers(row), _choices(row)
+    if choices:
+        answers = _chosen(row, answers, choices)
+        notes["multiple-choice questions, their choices written behind the question"] += 1
     return Question(
-        id=_id(row, dataset, split),
-        question=row.text("question") if row.has("question") else _question_in_prompt(row),
-        answers=tuple(_answers(row)),
-        gold_ids=tuple(row.texts("gold_ids")) if row.has("gold_ids") else (),
-        meta={**({"data_source": dataset} if dataset else {}), **row.meta("prompt"), **_details(row)},
+        id=_id(row, dataset, split, text),
+        question=f"{text} Choices: {' | '.join(choices)}" if choices else text,
+        answers=answers,
+        gold_ids=row.answers("gold_ids"),
+        meta={
+            **({"data_source": dataset} if dataset else {}),
+            **row.meta("prompt"),
+            **_details(row),
+            **({"choices": [*choices]} if choices else {}),
+        },
     )
 
 
-def _id(row: SourceRow, dataset: str, split: str) -> str:
+def _id(row: SourceRow, dataset: str, split: str, text: str) -> str:
     """The row's id after its data set's name (`nq/train_0`), since several sets have a `train_0`.
 
-    Some rows of Search-R1 have split and number instead.
+    Some rows of Search-R1 have split and number instead, and tables may have neither.
     """
-    ident = row.text("id") if row.has("id") else f"{split}_{row.row('extra_info').text('index')}"
+    if row.has("id"):
+        ident = row.text("id")
+    elif row.has("extra_info") and row.row("extra_info").has("index"):
+        ident = f"{split}_{row.row('extra_info').text('index')}"
+    else:
+        ident = digest_of(text)[:16]
     return f"{dataset}/{ident}" if dataset else ident
 
 
@@ -110,17 +139,59 @@ def _details(row: SourceRow) -> JsonObject:
     return {**kind, **({"metadata": short} if short else {})}
 
 
-def _answers(row: SourceRow) -> list[str]:
-    for name in ("golden_answers", "answers"):
+def _answers(row: SourceRow) -> tuple[str, ...]:
+    """The gold answers; none for a test row."""
+    for name in ("golden_answers", "answers", "answer"):
         if row.has(name):
-            return row.texts(name)
-    return row.row("reward_model").row("ground_truth").texts("target")
+            return row.answers(name)
+    graded = row.row("reward_model") if row.has("reward_model") else None
+    if graded is None or not graded.has("ground_truth"):
+        return ()
+    truth = graded.parsed("ground_truth")
+    return graded.row("ground_truth").answers("target") if isinstance(truth, dict) else graded.answers("ground_truth")
 
 
-def _question_in_prompt(row: SourceRow) -> str:
-    """The text after the last `Question:` of the last message."""
-    messages = row.rows("prompt")
-    _before, marker, text = messages[-1].text("content").rpartition("Question:") if messages else ("", "", "")
-    if not marker or not text.strip():
-        raise DataError(f"{row.where}: the prompt holds no `Question: …` and there is no 'question'")
-    return text.strip()
+def _choices(row: SourceRow) -> tuple[str, ...]:
+    """The choices of a multiple-choice row; none where it has none."""
+    if not row.has("choices"):
+        return ()
+    given = row.parsed("choices")
+    if isinstance(given, dict):  # {"text": […], "label": […]}, as ARC on the Hub
+        return SourceRow(f"{row.where}, choices", given).answers("text")
+    return row.answers("choices")
+
+
+def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
+    """The texts of the chosen ones."""
+    texts: list[str] = []
+    for answer in answers:
+        place = _POSITION.fullmatch(answer)
+        if answer in choices:
+            texts.append(answer)
+        elif place is not None and int(place[1]) < len(choices):
+            texts.append(choices[int(place[1])])
+        else:
+            raise DataError(
+                f"{row.where}: the gold answer {answer!r} is neither a choice nor a position in the {len(choices)} "
+                f"choices, counted from 0; write the text of the choice"
+            )
+    return tuple(dict.fromkeys(texts))
+
+
+def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
+    """The question in the user's last message: the rest of the last line that begins with `Question:`, or holds it.
+
+    A sentence behind the question, such as an instruction about the format of the answer, is left out and counted.
+    """
+    given = row.parsed("prompt")
+    messages = row.rows("prompt") if isinstance(given, list) else []
+    asked = [message for message in messages if not message.has("role") or message.text("role") == "user"]
+    text = asked[-1].text("content") if asked else given if isinstance(given, str) else ""
+    marked = [*_AT_START.finditer(text)] or [*_INSIDE.finditer(text)]
+    if not marked:
+        raise DataError(f"{row.where}: the prompt holds no `Question: …` of a user and there is no 'question'")
+    line = marked[-1][1].strip()
+    tail = _TAIL.search(line)
+    if tail is not None:
+        notes["instructions behind the question of a prompt, left out"] += 1
+    return line[: tail.start()] if tail else line

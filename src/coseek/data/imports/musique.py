@@ -13,19 +13,19 @@ from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions marked as unanswerable are left out and counted."""
+    """Questions marked as unanswerable are left out and counted. Test rows have no answers, gold passages and steps."""
     shelf, questions = PassageCollector(), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):
             if row.has("paragraphs"):
                 questions.append(row)
             else:
-                shelf.add(row.text("title"), row.text("text"))
+                shelf.add(row.text_or_empty("title"), row.text("text"))
     if not len(shelf):
         for row in questions:
             for paragraph in row.rows("paragraphs"):
                 shelf.add(paragraph.text("title"), paragraph.text("paragraph_text"))
-    answerable = [row for row in questions if row.value.get("answerable", True)]
+    answerable = [row for row in questions if row.value.get("answerable") is not False]
     left_out = len(questions) - len(answerable)
     notes = {"unanswerable questions left out": left_out} if left_out else {}
     return ImportedData(shelf.passages, tuple(_question(row, shelf) for row in answerable), notes)
@@ -35,14 +35,13 @@ def _question(row: SourceRow, shelf: PassageCollector) -> Question:
     paragraphs = row.rows("paragraphs")
     gold = [paragraph for paragraph in paragraphs if paragraph.value.get("is_supporting") is True]
     gold_ids = [shelf.find(part.text("title"), part.text("paragraph_text"), part.where) for part in gold]
-    aliases = row.texts("answer_aliases") if row.has("answer_aliases") else []
     return Question(
         id=row.text("id"),
         question=row.text("question"),
-        answers=tuple(dict.fromkeys([row.text("answer"), *aliases])),
+        answers=tuple(dict.fromkeys((*row.answers("answer"), *row.answers("answer_aliases")))),
         gold_ids=tuple(dict.fromkeys(gold_ids)),
-        hops=len(gold_ids),
-        meta={"decomposition": _steps(row, paragraphs, shelf)},
+        hops=len(gold_ids) or None,
+        meta={"decomposition": _steps(row, paragraphs, shelf)} if row.has("question_decomposition") else {},
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.files import Json
+from coseek.data.gold_answers import read_text
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.question import Question
 
@@ -33,4 +34,5 @@ def _answer(row: SourceRow, spans: Json) -> str:
     """One annotator's answer; several spans are one answer of several parts."""
     if not isinstance(spans, list) or not all(isinstance(span, dict) and "string" in span for span in spans):
         raise row.wrong("original_nq_answers", 'a list of lists of {"string"}')
-    return ", ".join(str(span["string"]) for span in spans if isinstance(span, dict))
+    with row.placed():
+        return ", ".join(read_text(span["string"], "string", "a span") for span in spans if isinstance(span, dict))

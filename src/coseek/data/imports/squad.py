@@ -1,14 +1,17 @@
 """SQuAD and its translations (XQuAD, MLQA …): the corpus is the paragraphs, the gold passage the question's own.
 
 {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text"}, …]}, …]}, …]}, …]}
+
+The Hugging Face Hub has a row for each question: {"id", "title", "context", "question", "answers": {"text": […]}}. Test
+rows have no answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coseek.core.errors import DataError
-from coseek.core.files import read_json
-from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow
+from coseek.core.files import Json, read_json
+from coseek.data.gold_answers import read_answers
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
 from coseek.data.question import Question
 
 
@@ -16,15 +19,12 @@ def read(sources: Sequence[Path]) -> ImportedData:
     """Unanswerable questions (SQuAD 2) are left out and counted."""
     shelf, questions, left_out = PassageCollector(), list[Question](), 0
     for path in sources:
-        document = read_json(path)
-        if not isinstance(document, dict):
-            raise DataError(f'{path}: an object with "data" is needed; is this file of another format?')
-        for article in SourceRow(str(path), document).rows("data"):
-            title = article.text("title").replace("_", " ")
-            for paragraph in article.rows("paragraphs"):
+        for article in _articles(path):
+            title = article.text_or_empty("title").replace("_", " ")
+            for paragraph in article.rows("paragraphs") if article.has("paragraphs") else [article]:
                 gold = shelf.add(title, paragraph.text("context"))
-                for row in paragraph.rows("qas"):
-                    if row.value.get("is_impossible") is True:
+                for row in paragraph.rows("qas") if paragraph is not article else [article]:
+                    if row.value.get("is_impossible") is True or (row is article and _says_none(row)):
                         left_out += 1
                     else:
                         questions.append(_question(row, gold))
@@ -33,6 +33,31 @@ def read(sources: Sequence[Path]) -> ImportedData:
     )
 
 
+def _articles(path: Path) -> Iterator[SourceRow]:
+    """The articles of SQuAD's own file, or the rows of another one."""
+    document = read_json(path) if kind_of(path) == ".json" else None
+    if isinstance(document, dict):
+        yield from SourceRow(str(path), document).rows("data")
+    else:
+        yield from read_rows(path)
+
+
+def _says_none(row: SourceRow) -> bool:
+    """Whether a row of the Hub marks its question as unanswerable: by an empty list of answers."""
+    return row.has("answers") and not _answers(row)
+
+
 def _question(row: SourceRow, gold: str) -> Question:
-    answers = dict.fromkeys(answer.text("text") for answer in row.rows("answers"))
-    return Question(id=row.text("id"), question=row.text("question"), answers=tuple(answers), gold_ids=(gold,), hops=1)
+    answers = tuple(dict.fromkeys(_answers(row)))
+    return Question(id=row.text("id"), question=row.text("question"), answers=answers, gold_ids=(gold,), hops=1)
+
+
+def _answers(row: SourceRow) -> tuple[str, ...]:
+    if not row.has("answers"):
+        return ()
+    value = row.parsed("answers")
+    if isinstance(value, dict):
+        return SourceRow(f"{row.where}, answers", value).answers("text")
+    items: list[Json] = value if isinstance(value, list) else [value]
+    with row.placed():
+        return read_answers([item.get("text") if isinstance(item, dict) else item for item in items], "answers")

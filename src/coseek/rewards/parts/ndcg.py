@@ -5,10 +5,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
-from coseek.measure.retrieval import searched_ids
+from coseek.measure.retrieval import evidence, searched_ids
 from coseek.measure.searched import relevance
 from coseek.rewards.reward import PartSettings, needs_gold_passages
 
@@ -31,6 +30,6 @@ def reward(trajectory: Trajectory, settings: NdcgSettings) -> float:
     needs_gold_passages(trajectory, "ndcg")
     gold = relevance(trajectory.question)
     if settings.over == "run":
-        return rankings.ndcg(gold, evidence_of(trajectory), settings.k) or 0.0
+        return rankings.ndcg(gold, evidence(trajectory), settings.k) or 0.0
     values = [rankings.ndcg(gold, ids, settings.k) or 0.0 for ids in searched_ids(trajectory)]
     return fmean(values) if values else 0.0

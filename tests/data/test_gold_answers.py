@@ -1,0 +1,99 @@
+"""Gold answers: texts alone become golds, whatever a file holds; what can match nothing is counted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.data.test_imports import HOTPOT, MUSIQUE, write, write_lines
+
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject
+from coseek.data.dataset import Dataset
+from coseek.data.gold_answers import read_answers
+from coseek.data.imports import import_data
+from coseek.data.question import Question, load_questions
+
+CORPUS: JsonObject = {"id": "0", "contents": '"Orlen"\nOrlen is a town.'}
+
+
+def imported(tmp_path: Path, *rows: Json, format_name: str = "flashrag") -> tuple[list[Question], dict[str, int]]:
+    sources = [write_lines(tmp_path / "corpus.jsonl", CORPUS), write_lines(tmp_path / "q.jsonl", *rows)]
+    made = import_data(format_name, sources, tmp_path / "out")
+    return Dataset(tmp_path / "out").questions("test"), made.notes
+
+
+@pytest.mark.parametrize(
+    ("value", "answers"),
+    [
+        (None, ()), ("Orlen", ("Orlen",)), (["a", "b"], ("a", "b")), ([["a", "b"]], ("a", "b")),
+        ([["a"], "b"], ("a", "b")), (1921, ("1921",)), ([3.5, 2], ("3.5", "2")), ([], ()),
+    ],
+)  # fmt: skip
+def test_texts_numbers_and_lists_of_aliases_are_answers(value: Json, answers: tuple[str, ...]) -> None:
+    assert read_answers(value, "answers") == answers
+    assert Question.from_json({"id": "q", "question": "?", "answers": value}).answers == answers
+
+
+@pytest.mark.parametrize("value", [[None], True, [True], {"text": "a"}, [{"text": "a"}], [[["a"]]], [["a", None]]])
+def test_what_is_no_text_never_becomes_a_gold_and_is_named_with_its_line(tmp_path: Path, value: Json) -> None:
+    row: JsonObject = {"id": "q", "question": "?", "golden_answers": value}
+    with pytest.raises(DataError, match=r"q\.jsonl, line 2: 'golden_answers' holds .*a gold answer is a text"):
+        imported(tmp_path, {**row, "golden_answers": ["fine"]}, row)
+    verl: JsonObject = {"prompt": "Question: who?", "reward_model": {"ground_truth": {"target": value}}}
+    with pytest.raises(DataError, match=r"q\.jsonl, line 1, .*'target' holds "):
+        imported(tmp_path, verl, format_name="search-r1")
+    with pytest.raises(DataError, match=r"o\.jsonl, line 1: question 'q': 'golden_answers' holds "):
+        load_questions(write_lines(tmp_path / "o.jsonl", row))
+
+
+def test_positions_of_choices_are_the_chosen_texts_and_the_agent_reads_the_choices(tmp_path: Path) -> None:
+    row: JsonObject = {"id": "q", "question": "Which?", "choices": ["Veld", "Orlen", "2"]}
+    golds: list[Json] = [1, 1.0, "Orlen", "2"]
+    rows: list[Json] = [{**row, "id": str(number), "golden_answers": [gold]} for number, gold in enumerate(golds)]
+    questions, notes = imported(tmp_path, *rows)
+    assert [one.answers for one in questions] == [("Orlen",)] * 3 + [("2",)]
+    assert {one.question for one in questions} == {"Which? Choices: Veld | Orlen | 2"}
+    assert questions[0].meta["choices"] == ["Veld", "Orlen", "2"] and list(notes.values()) == [4]
+    for wrong in (3, -1, "Karst", True):
+        with pytest.raises(DataError, match=r"q\.jsonl, line 1: .*(position|holds true)"):
+            imported(tmp_path, {**row, "golden_answers": [wrong]})
+
+
+def test_golds_that_nothing_can_match_and_questions_without_text_are_counted(tmp_path: Path) -> None:
+    golds: list[Json] = [["Orlen"], [""], [], ["The"], None]
+    rows: list[Json] = [{"id": str(n), "question": "?", "golden_answers": gold} for n, gold in enumerate(golds)]
+    questions, notes = imported(tmp_path, *rows, {"id": "e", "question": " ", "golden_answers": ["x"]})
+    assert [one.answers for one in questions] == [("Orlen",), (), (), ("The",), ()]
+    assert sorted(notes.values()) == [1, 1, 1, 3]  # no text, an empty gold, an unmatched one; three without golds
+
+
+def test_rows_of_a_test_split_have_no_gold_and_not_a_wrong_one(tmp_path: Path) -> None:
+    asked = json.loads(json.dumps([HOTPOT[0], MUSIQUE[0]]))
+    for row, name in ((asked[0], "hotpotqa"), (asked[0], "2wiki"), (asked[1], "musique")):
+        for lost in ("answer", "answer_aliases", "supporting_facts", "question_decomposition"):
+            row.pop(lost, None)
+        for paragraph in row.get("paragraphs", []):
+            paragraph.pop("is_supporting", None)
+        made = import_data(name, [write(tmp_path / f"{name}.json", [row])], tmp_path / name)
+        (question,) = Dataset(tmp_path / name).questions("test")
+        assert (question.answers, question.gold_ids) == ((), ()) and 1 in made.notes.values()
+
+
+def test_a_repeated_question_id_is_refused_by_the_import_and_not_later(tmp_path: Path) -> None:
+    row: JsonObject = {"id": "q", "question": "?", "golden_answers": ["x"]}
+    with pytest.raises(DataError, match="question id 'q' stands twice"):
+        imported(tmp_path, row, row)
+
+
+def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_is_gold(tmp_path: Path) -> None:
+    row = json.loads(json.dumps(HOTPOT[0]))
+    row["context"] = [["Ada", ["Right.", None, "End."]], ["Bob", ["Bob is a man.", "Two."]], ["Ada", ["Wrong."]]]
+    row["supporting_facts"] = [["Ada", 2], ["Bob", 0]]
+    import_data("hotpotqa", [write(tmp_path / "q.json", [row])], tmp_path / "out")
+    data = Dataset(tmp_path / "out")
+    gold = [data.corpus.by_id(one).text for one in data.questions("test")[0].gold_ids]
+    assert gold == ["Right. End.", "Bob is a man. Two."]  # and a missing sentence is no text `None`
+    row["supporting_facts"] = [["Ada", 0]]
+    made = import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / "both")
+    assert len(Dataset(tmp_path / "both").questions("test")[0].gold_ids) == 2 and made.notes["distractors"] == 0
+    assert "supporting titles that name several own passages, of which all are gold" in made.notes
