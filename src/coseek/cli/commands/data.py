@@ -104,9 +104,7 @@ def import_(
     dealt = parse_shares(shares) if shares else None
     made = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
     if as_json:
-        named: JsonObject = {name: [*names] for name, names in made.named.items()}
-        counted: JsonObject = {"questions": {**made.questions}, "notes": {**made.notes}, "named": named}
-        print_json({"folder": str(out), "passages": made.passages, **counted, **made.report})
+        print_json({"folder": str(out), **made.counts, **made.report})
         return
     if made.report:
         show_report(made.report)

@@ -59,6 +59,12 @@ class ImportSummary:
     named: dict[str, list[str]]
     """Note → the names of what it counts, where a format names them."""
 
+    @property
+    def counts(self) -> JsonObject:
+        named: JsonObject = {name: [*names] for name, names in self.named.items()}
+        counts: JsonObject = {"passages": self.passages, "questions": {**self.questions}, "notes": {**self.notes}}
+        return {**counts, "named": named} if named else counts
+
 
 def format_names() -> list[str]:
     """The names of the formats."""
@@ -108,16 +114,14 @@ def import_data(
                 folder / CORPUS, chain([first], passages), source=f"what was read as {format_name}"
             )
             report = reading.report
-            if report is None and not (reading.questions or reading.splits):
-                raise _nothing("questions", files, format_name)
             dealt = {} if report is not None else _splits(format_name, reading, split, shares, deal)
             splits, notes = checked_splits(dealt, reading.notes)
             if report is None and not splits:
-                raise _nothing("questions with a text", files, format_name)
+                raise _nothing("questions", files, format_name)
             whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
             check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
-            counts = {name: len(questions) for name, questions in splits.items()}
             named = {name: [*names] for name, names in reading.named.items() if names}
+            counts = {name: len(questions) for name, questions in splits.items()}
             found.append(ImportSummary(out, len(corpus), counts, notes, report or {}, named))
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
@@ -130,10 +134,7 @@ def import_data(
 
 def _card(format_name: str, digests: JsonObject, made: ImportSummary) -> JsonObject:
     """The contents of `source.json`: names and digests of the files, no paths of this machine."""
-    counts: JsonObject = {"passages": made.passages, "questions": {**made.questions}, "notes": {**made.notes}}
-    if made.named:
-        counts["named"] = {name: [*names] for name, names in made.named.items()}
-    return {"format": format_name, "files": digests, **counts, **made.report}
+    return {"format": format_name, "files": digests, **made.counts, **made.report}
 
 
 def _read(name: str, part: ImportFormat, files: Sequence[Path], settings: Mapping[str, object] | None) -> ImportedData:
@@ -223,6 +224,8 @@ def _splits(
             _check_name(name)
         return {name: list(questions) for name, questions in reading.splits.items()}
     asked = list(reading.questions)
+    if not asked:
+        return {}
     splits = deal.apply(reading.published) if deal is not None else {split or TEST: asked}
     seen: set[str] = set()
     for question in chain(*splits.values()):  # over all splits

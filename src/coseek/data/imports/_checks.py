@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coseek.core.errors import DataError
 from coseek.data.gold_answers import normalise
 from coseek.data.question import Question
 
@@ -19,19 +18,12 @@ NO_GOLD = "questions without a gold answer, which no answer metric counts"
 def checked_splits(
     splits: Mapping[str, Sequence[Question]], notes: Mapping[str, int]
 ) -> tuple[dict[str, list[Question]], dict[str, int]]:
-    """The splits without empty questions and empty gold answers, and `notes` with what was counted.
-
-    Raises `DataError` for a repeated question id.
-    """
+    """The splits without empty questions and empty gold answers, and `notes` with what was counted."""
     counts = Counter(notes)
     kept = {
         name: [_checked(one, counts) for one in questions if _has_text(one, counts)]
         for name, questions in splits.items()
     }
-    for name, questions in kept.items():
-        repeated = [ident for ident, count in Counter(one.id for one in questions).items() if count > 1]
-        if repeated:
-            raise DataError(f"the question id {repeated[0]!r} stands twice in the split {name!r}; ids must be unique")
     asked = [one for questions in kept.values() for one in questions if one.answerable]
     without = [one for one in asked if not one.answers]
     if len(without) < len(asked) or not all(one.gold_ids or "relevance" in one.meta for one in asked):
