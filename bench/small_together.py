@@ -17,6 +17,7 @@ from coseek.pipelines.together_recipe import TogetherRecipe, load_together_recip
 SMALL = """
 agent:
   extends: from-nothing
+  protocol: s3
   data:
     world: {seed: 3, size: tiny, train: 60, dev: 8, test: 8, hop_mix: [1.0], comparison: 0.0, constraint: 0.0}
   limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 64, max_observation_tokens: 120, max_tokens: 448}
@@ -41,7 +42,7 @@ agent:
     checkpoint_every: 1
     evaluate_every: 0
     policy: {precision: float32, optimiser: {lr: 1.0e-3}}
-  reward: {exact_match: 1.0, gold_recall: 0.5, valid: 0.3}
+  reward: {gold_recall: 0.5, valid: 0.3, LENGTH: 1.0}
   table: {dev_questions: 6}
 start:
   recipe:
@@ -53,7 +54,7 @@ start:
       held_out: {seed: 8, size: tiny, train: 0, dev: 20, test: 0}
     training: &few {steps: 6, batch_size: 16, checkpoint_every: 2, log_every: 1, optimiser: {lr: 3.0e-3}}
     held_out: {turns: 20, passages: 100}
-labels: {method: agentic-r, scorer: oracle, questions: 30, samples: 3}
+labels: {method: agentic-r, scorer: oracle, questions: 30, samples: 3, settings: {gac: false}}
 retriever:
   view: question+query
   loss: {temperature: 0.05}
@@ -63,15 +64,23 @@ stop: {questions: 6, least: -1.0}
 pairs: {questions: 6}
 threads: 1
 """
-"""The rewards have parts that even a barely trained policy gets, so that groups differ and weights move; and of one run
-a question it would leave a round with a label set or two, all of them held out by chance."""
+"""Nothing here depends on what the policy has learnt. Each s3 run opens with a search of the environment, so each has a
+turn to label, by relevance alone; and sampled texts differ in length, so groups have a spread and weights move."""
+LENGTH = """
+from coseek.rewards.reward import PartSettings as SETTINGS
+
+def reward(trajectory, settings):
+    return sum(len(one.text) for one in trajectory.segments if one.author == "agent") / 100
+"""
+"""A reward part: hundreds of characters that the agent wrote."""
 
 
 def small(folder: Path, *overrides: str) -> TogetherRecipe:
     """The recipe of every run."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "small.yaml"
-    path.write_text(SMALL, encoding="utf-8")
+    path, length = folder / "small.yaml", folder / "length.py"
+    length.write_text(LENGTH, encoding="utf-8")
+    path.write_text(SMALL.replace("LENGTH", str(length)), encoding="utf-8")
     return load_together_recipe(str(path), overrides)
 
 

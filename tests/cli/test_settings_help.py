@@ -23,9 +23,12 @@ def test_every_setting_is_listed_with_value_and_meaning_and_nothing_is_trained(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coseek: Type
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = coseek("train", *words, "--settings")
+    said = coseek("train", *words, "--settings", "all")
     assert said.code == 0, said.err
     assert f"\n{words[-1]}\n    " in said.out
+    changes = coseek("train", *words, "--settings")
+    assert f"\n  {words[-1]}" in changes.out and len(changes.out) < len(said.out) / 4
+    assert coseek("train", *words, "--settings", words[-1].partition("=")[0]).out.startswith(f"{words[-1]}\n    ")
     rows = json.loads(coseek("train", *words, "--settings", "--json").out)
     name, _, value = words[-1].partition("=")
     assert [row["value"] for row in rows if row["name"] == name] == [int(value)]

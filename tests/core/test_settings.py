@@ -54,6 +54,18 @@ def test_overrides_come_after_the_file_and_are_yaml(tmp_path: Path) -> None:
     assert made.perhaps is not None and made.perhaps.learning_rate == 1e-3
 
 
+def test_a_group_on_the_command_line_keeps_what_the_file_says_beside_it(tmp_path: Path) -> None:
+    path = recipe(tmp_path, "inner: {steps: 7, learning_rate: 0.5}\nsizes: {small: 1}\n")
+    merged = load_settings(Recipe, path, ["inner={steps: 9}", "sizes={big: 2}"])
+    assert (merged.inner, merged.sizes) == (Inner(steps=9, learning_rate=0.5), {"big": 2})
+    replaced = load_settings(Recipe, path, ["inner=!replace {steps: 9}"])
+    assert replaced.inner == Inner(steps=9)
+    path = recipe(tmp_path, "perhaps: !replace {steps: 2}\n")
+    assert load_settings(Recipe, path).perhaps == Inner(steps=2)
+    with pytest.raises(DataError, match="!replace"):
+        load_settings(Recipe, recipe(tmp_path, "inner: !replace 3\n"))
+
+
 def test_settings_come_back_from_what_was_saved() -> None:
     made = make_settings(Recipe, {"inner": {"steps": 2}})
     assert make_settings(Recipe, dump_settings(made)) == made

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from coseek.cli.main import COMMANDS, first_line
+from coseek.cli.main import COMMANDS, described
 from coseek.cli.volume import with_volume
 from coseek.core.registry import find_plugin, plugin_names
 
@@ -25,7 +25,7 @@ def complete(arguments: Sequence[str]) -> int:
     group = typer.main.get_command(_app)
     assert isinstance(group, TyperGroup)
     for name in plugin_names(COMMANDS):
-        group.commands[name] = TyperCommand(name, help=first_line(name))
+        group.commands[name] = TyperCommand(name, help=described(name)[1])
         if [name] == named:
             group.commands[name] = with_volume(typer.main.get_command(find_plugin("command", COMMANDS, name).app))
     try:

@@ -163,6 +163,8 @@ def dispatch(arguments: Sequence[str]) -> int:
         from coseek.cli.completion import complete
 
         return complete(arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("--help", "-h"):
         tell(overview())
         return 0
@@ -206,31 +208,41 @@ def given(error: typer.TyperException) -> str:
     return f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
 
 
+GROUPS = ("Start here", "Data and indexes", "Agents", "Training", "Results", "Your own parts", "Sharing")
+"""Headings of `coseek help`, in order; a command's file names its own as `GROUP`."""
+
+
 def overview() -> str:
-    """What `coseek --help` prints: every command with the first line of its file."""
-    commands = plugin_names(COMMANDS)
-    width = max(len(name) for name in commands)
-    lines = [f"  {name:<{width}}  {first_line(name)}" for name in commands]
+    """Return what `coseek --help` prints: commands by group, each with the first line of its file."""
+    commands = {name: described(name) for name in plugin_names(COMMANDS)}
+    width = max(map(len, commands))
+    lines = []
+    for group in dict.fromkeys([*GROUPS, *(group for group, _ in commands.values())]):
+        members = [f"  {name:<{width}}  {about}" for name, (its_group, about) in commands.items() if its_group == group]
+        lines += [f"{group}:", *members, ""] if members else []
     return "\n".join(
         [
             "coseek: train search agents and the retrievers that serve them, and measure both.",
             "",
-            "usage: coseek COMMAND …      `coseek COMMAND --help` explains one of them",
+            "usage: coseek COMMAND …      `coseek help COMMAND` explains a command, with an example",
             "",
             *lines,
-            "",
             "New here? `coseek demo` shows a search agent at work; `coseek quickstart` trains one.",
-            "`coseek doctor` shows what works here.",
             "`coseek --install-completion` lets this shell complete commands and options.",
         ]
     )
 
 
-def first_line(name: str) -> str:
-    """The first line of a command's docstring, read without importing it."""
+def described(name: str) -> tuple[str, str]:
+    """Return a command's group and the first line of its docstring, read without importing it."""
     spec = importlib.util.find_spec(f"{COMMANDS}.{name.replace('-', '_')}")
-    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")
+    groups = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "GROUP"
+    ]
+    return (str(groups[0]) if groups else "More"), (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ The meaning is the docstring where the setting is declared, so the list is alway
 
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast, get_args
@@ -15,8 +15,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from coseek.cli.terminal import print_json, tell
+from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject
-from coseek.core.settings import Settings, dump_settings
+from coseek.core.settings import Settings, changed_settings, dump_settings
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 
 WIDEST = 120
@@ -43,14 +44,81 @@ class Setting:
         return {**shown, "only_with": self.only_with, "required": self.required}
 
 
-def print_settings(settings: Settings, as_json: bool) -> None:
-    """Print the list as text or as JSON."""
+ALL = "all"
+"""The prefix of every setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """What a recipe changes: the recipe that it extends, or the defaults of its class."""
+
+    name: str
+    settings: Settings | None
+    """`None`: the defaults."""
+
+
+def print_settings(
+    settings: Settings, as_json: bool, prefixes: Sequence[str] = (), parent: Parent | None = None
+) -> None:
+    """Print the settings below the `prefixes`, or, without any, what the recipe changes and the groups there are.
+
+    Raises `SettingError` for a prefix without settings. JSON without a prefix holds every setting.
+    """
+    every = list(listed(settings))
+    chosen = [one for one in every if any(_below(one.name, prefix) for prefix in prefixes or [ALL])]
+    for prefix in prefixes:
+        if not any(_below(one.name, prefix) for one in every):
+            hint = nearest(prefix, [one.name for one in every])
+            raise SettingError(f"no settings under {prefix!r}{hint} Groups: {', '.join(_groups(every))}")
     if as_json:
-        print_json([one.to_json() for one in listed(settings) if not one.is_group])
+        print_json([one.to_json() for one in chosen if not one.is_group])
         return
     width = min(shutil.get_terminal_size().columns, WIDEST)
-    for one in listed(settings):
-        tell(in_words(one, width))
+    if prefixes:
+        for one in chosen:
+            tell(in_words(one, width))
+    else:
+        _print_changes(settings, every, parent or Parent("the defaults", None), width)
+
+
+def _print_changes(settings: Settings, every: Sequence[Setting], parent: Parent, width: int) -> None:
+    """Print the settings that differ from the parent's, then the groups and how to list them."""
+    changed = changed_settings(settings, parent.settings)
+    usual = {one.name: one.value for one in listed(parent.settings)} if parent.settings is not None else {}
+    lines = []
+    for one in every:
+        if not one.is_group and one.only_with is None and _holds(changed, one.name):
+            before = f"    ({_typed(usual[one.name])})" if one.name in usual else ""
+            lines.append(f"{one.name}={_typed(one.value)}{before}")
+    where = f"{parent.name} (in brackets its value)" if usual else parent.name
+    tell(f"{len(lines)} settings differ from {where}:\n")
+    for line in lines:
+        tell(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="      "))
+    leaves = [one.name for one in every if not one.is_group]
+    counts = [f"{group} {sum(_below(name, group) for name in leaves)}" for group in _groups(every)]
+    tell("\n" + textwrap.fill(f"All settings, by group: {', '.join(counts)}.", width))
+    tell(f"`--settings PREFIX` explains some of them (`--settings rl.policy`), `--settings {ALL}` every one.")
+
+
+def _below(name: str, prefix: str) -> bool:
+    return prefix == ALL or f"{name}.".startswith(f"{prefix.rstrip('.')}.")
+
+
+def _groups(every: Sequence[Setting]) -> list[str]:
+    """Names of the first level, in order."""
+    return list(dict.fromkeys(one.name.partition(".")[0] for one in every))
+
+
+def _holds(tree: JsonObject, name: str) -> bool:
+    """Whether a tree of changes holds a setting, or a value around it."""
+    below: Json = tree
+    for part in name.split("."):
+        if not isinstance(below, dict):
+            return True
+        if part not in below:
+            return False
+        below = below[part]
+    return True
 
 
 def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:

@@ -31,7 +31,7 @@ from rich.segment import Segment
 
 from coseek.cli.volume import Volume, volume
 from coseek.core.files import Json, JsonObject
-from coseek.core.settings import apply_overrides
+from coseek.core.settings import Settings, apply_overrides
 from coseek.core.visible import visible, visible_json
 
 Clock: TypeAlias = Callable[[], float]
@@ -55,6 +55,11 @@ def new_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def example(line: str) -> str:
+    """The last lines of a command's help: one command to type."""
+    return f"Example: `{line}`"
 
 
 def tell(text: str) -> None:
@@ -120,9 +125,9 @@ def _uncut(console: Console) -> Console:
     return console
 
 
-def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObject:
-    """`a.b=c` arguments as a tree of settings, put into `onto` when it is given; values are YAML."""
-    return apply_overrides({} if onto is None else onto, list(texts))
+def assignments(texts: Iterable[str], onto: JsonObject | None = None, kind: type[Settings] | None = None) -> JsonObject:
+    """`a.b=c` arguments as a tree of settings of a `kind`, merged into `onto` when it is given; values are YAML."""
+    return apply_overrides({} if onto is None else onto, list(texts), kind)
 
 
 def stamped(line: str) -> str:

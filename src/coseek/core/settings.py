@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from coseek.core.errors import ErrorList, Place, SettingError, closest
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.strict_yaml import InvalidYaml, parse_yaml
+from coseek.core.strict_yaml import InvalidYaml, Replace, parse_yaml
 
 
 class Settings(BaseModel):
@@ -78,49 +78,60 @@ MOST = 12
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
     """Read a YAML file into settings, then apply `a.b=c` overrides (values are YAML)."""
-    return make_settings(kind, apply_overrides(read_yaml(path, "recipe"), overrides), path, overrides)
+    return make_settings(kind, apply_overrides(read_yaml(path, "recipe"), overrides, kind), path, overrides)
 
 
-def apply_overrides(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
-    """Put `a.b=c` overrides (values are YAML) into a tree, in place. Returns the tree."""
+def apply_overrides(tree: JsonObject, overrides: Sequence[str], kind: type[BaseModel] | None = None) -> JsonObject:
+    """Put `a.b=c` overrides (values are YAML) into a tree, in place. Returns the tree.
+
+    With `kind`, the class of the tree's settings, an override of a whole group (`rl={steps: 3}`) is merged as the same
+    text in a YAML file is; `rl=!replace {steps: 3}` replaces the group.
+    """
     wrong = ErrorList()
     for override in overrides:
-        wrong.of(_assign, tree, override)
+        wrong.of(_assign, tree, override, kind)
     wrong.refuse()
     return tree
 
 
-def _assign(tree: JsonObject, override: str) -> None:
+def _assign(tree: JsonObject, override: str, kind: type[BaseModel] | None) -> None:
     name, equals, value = override.partition("=")
     if not equals or not name:
         raise SettingError(f"{override!r} is not a setting; write name=value")
     try:
-        set_path(tree, name.split("."), cast(Json, parse_yaml(value)))
+        set_path(tree, name.split("."), cast(Json, parse_yaml(value)), kind)
     except InvalidYaml:
         if value.strip()[:1] in ("{", "["):
             raise SettingError(f"the value of {override!r} is not valid YAML; check its brackets and commas") from None
         raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
 
 
-def set_path(tree: JsonObject, path: Sequence[str], value: Json) -> None:
-    """Set `tree[a][b] = value`, making the groups on the way."""
+def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[BaseModel] | None = None) -> None:
+    """Set `tree[a][b] = value`, creating missing groups. A group of `kind` is merged (see `merge_settings`)."""
     for name in path[:-1]:
         group = tree.setdefault(name, {})
         if not isinstance(group, dict):
             raise SettingError(f"{name!r} holds a value, not a group of settings")
-        tree = group
-    tree[path[-1]] = value
+        tree, kind = group, kind and group_of(kind, name)
+    tree[path[-1]] = _merged(kind and group_of(kind, path[-1]), tree.get(path[-1]), value)
 
 
 def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
-    """Merge two trees of settings: groups are merged, other values replaced."""
-    merged = dict(below)
-    for name, value in above.items():
-        group, under = group_of(kind, name), merged.get(name)
-        if group is not None and isinstance(value, dict) and isinstance(under, dict):
-            value = merge_settings(group, under, value)
-        merged[name] = value
-    return merged
+    """Merge two trees of settings: groups are merged unless tagged `!replace`, other values are replaced."""
+    return dict(below) | {name: _merged(group_of(kind, name), below.get(name), value) for name, value in above.items()}
+
+
+def _merged(group: type[BaseModel] | None, below: Json, value: Json) -> Json:
+    if group is None or not isinstance(value, dict) or not isinstance(below, dict) or isinstance(value, Replace):
+        return _plain(value)
+    return merge_settings(group, below, value)
+
+
+def _plain(value: Json) -> Json:
+    """The value without `!replace` tags, which YAML files of coseek never hold."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str = "", typed: Sequence[str] = ()) -> S:
@@ -129,7 +140,7 @@ def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str 
     A sentence starts with the file `source`, except for settings that were `typed` as overrides.
     """
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate(_plain(cast(Json, tree)))
     except ValidationError as error:
         found = mistakes(error, kind, tree)
     except SettingError as error:  # a validator's own

@@ -20,6 +20,10 @@ _LARGEST = 2**128
 _PLAIN = (bool, int, float, str, datetime.date, type(None))
 
 
+class Replace(dict[str, object]):
+    """A mapping tagged `!replace`: where settings are merged, it replaces the group below it."""
+
+
 class InvalidYaml(ValueError):
     """Refused YAML; the message is a sentence without a subject."""
 
@@ -86,6 +90,15 @@ class _Loader(yaml.SafeLoader):
         if not isinstance(value, (*_PLAIN, list, dict)):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
         return value
+
+
+def _replace(loader: _Loader, node: yaml.Node) -> Replace:
+    if not isinstance(node, yaml.MappingNode):
+        raise _fault("`!replace` stands before `name: value` settings", node)
+    return Replace(loader.construct_mapping(node, deep=True))
+
+
+_Loader.add_constructor("!replace", _replace)
 
 
 class _ForeignLoader(_Loader):

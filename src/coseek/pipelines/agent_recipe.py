@@ -390,6 +390,13 @@ def recipe_path(name: str) -> Path:
     return find_yaml("recipe", RECIPES, name)
 
 
+def parent_of(name: str) -> str | None:
+    """The recipe that a recipe extends, as `load_recipe` takes it."""
+    path = recipe_path(name)
+    base = read_yaml(path, "recipe").get("extends")
+    return str(_base_path(base, path)) if isinstance(base, str) else None
+
+
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     """Load a recipe by name or path, merged with the one it extends and with `a.b=c` overrides (values are YAML)."""
     return make_settings(AgentRecipe, *recipe_source(name, overrides), overrides)
@@ -400,7 +407,11 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
     path = recipe_path(name)
     tree = _read(path, ())
     tree = _with_preset({**tree, **chosen_preset(overrides)}, tree)
-    return apply_overrides(tree, overrides), "" if path.parent == RECIPES else path
+    stages = tree.get("stages")
+    tree = apply_overrides(tree, overrides, AgentRecipe)
+    if tree.get("stages") is not stages:
+        tree["stages"] = _stages(stages, tree["stages"])
+    return tree, "" if path.parent == RECIPES else path
 
 
 def chosen_preset(overrides: Sequence[str]) -> JsonObject:

@@ -63,7 +63,7 @@ def _together(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
 
 
 def changed(recipe: AgentRecipe, overrides: Sequence[str]) -> AgentRecipe:
-    return make_settings(AgentRecipe, apply_overrides(dump_settings(recipe), overrides))
+    return make_settings(AgentRecipe, apply_overrides(dump_settings(recipe), overrides, AgentRecipe))
 
 
 def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]]]:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.registry import find_yaml
-from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings
+from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.measure.score import METRICS
 from coseek.pipelines.agent_recipe import AgentRecipe, chosen_preset, recipe_tree
 from coseek.retrieval.vectors.encoder import is_shipped
@@ -49,7 +49,10 @@ class StartSettings(Settings):
                 "start.encoder beside it, and leave start.recipe and start.index out"
             )
         if (self.encoder is None) == (self.recipe is None):
-            raise SettingError("give either start.encoder (a folder, or base) or start.recipe (a retriever recipe)")
+            raise SettingError(
+                "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both; "
+                "`start=!replace {encoder: …}` replaces what the recipe says"
+            )
         return self
 
 
@@ -202,10 +205,12 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
     inner = [text for text in overrides if "." in text.partition("=")[0]]
     # A preset lies below the other settings of the agent, so it is known before they are read.
     preset = chosen_preset([text.removeprefix("agent.") for text in inner if text.startswith("agent.")])
-    resolved = {**_resolved(tree, file, preset), **_resolved(typed, Path("the command line"), preset)}
-    return make_settings(
-        TogetherRecipe, apply_overrides(resolved, inner), "" if file.parent == RECIPES else file, overrides
-    )
+    below, above = _resolved(tree, file, preset), _resolved(typed, Path("the command line"), preset)
+    for name, value in typed.items():  # another recipe, which replaces the one below
+        if isinstance(value, str) or (isinstance(value, dict) and "extends" in value):
+            below.pop(name, None)
+    resolved = apply_overrides(merge_settings(TogetherRecipe, below, above), inner, TogetherRecipe)
+    return make_settings(TogetherRecipe, resolved, "" if file.parent == RECIPES else file, overrides)
 
 
 def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:

@@ -12,7 +12,7 @@ from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
 from coseek.agents.sources import MOST, holds, reply_of, sources_of
 from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console, tell
+from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, stderr_console, tell
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin
 from coseek.core.settings import dump_settings, make_settings
@@ -24,10 +24,11 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 
+GROUP = "Agents"
 app = new_app()
 
 
-@app.command()
+@app.command(epilog=example("coseek ask 'Who wrote it?' --retriever INDEX --agent extract"))
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.")],
     retriever: RetrieverName,

@@ -1,4 +1,4 @@
-"""Check every invariant of stored runs, labels and trainings, or what a corpus lacks, and name what is broken."""
+"""Check stored runs, labels and trainings, or what a corpus lacks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import Split
-from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
+from coseek.cli.terminal import AsJson, example, new_app, note, print_json, say, stdout_console, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, check_output_file, parse_rows, write_json, write_jsonl
 from coseek.data.audit import Audit
@@ -33,6 +33,7 @@ class RunsByDefault(typer.core.TyperGroup):
         return super().parse_args(ctx, args if named else [RUNS, *args])
 
 
+GROUP = "Results"
 app = new_app()
 
 
@@ -42,7 +43,7 @@ def audit() -> None:
     DATA`."""
 
 
-@app.command()
+@app.command(epilog=example("coseek audit corpus DATA"))
 def corpus(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="The data-set folder.")],
     split: Split = None,
@@ -81,7 +82,7 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
         yield passage
 
 
-@app.command(RUNS)
+@app.command(RUNS, epilog=example("coseek audit runs/mine --retriever INDEX"))
 def runs_(
     folders: Annotated[
         list[Path],

@@ -1,4 +1,4 @@
-"""Bring public question-answering data, documents and logs of agents into ordinary files, and runs out of them."""
+"""Import, export and synthesize data sets, documents and agents' logs."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -11,7 +11,17 @@ from rich.text import Text
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, shell_word, stdout_console, tell
+from coseek.cli.terminal import (
+    AsJson,
+    assignments,
+    example,
+    new_app,
+    print_json,
+    progress_bar,
+    shell_word,
+    stdout_console,
+    tell,
+)
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject
 from coseek.core.plugins import is_plugin_path
@@ -35,6 +45,7 @@ from coseek.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.traces.exporting import FORMATS, export_run
 from coseek.traces.importing import TraceReport, import_traces, trace_settings
 
+GROUP = "Data and indexes"
 app = new_app()
 MOST_UNREAD = 20
 """Unread documents or records that are printed one by one."""
@@ -49,7 +60,7 @@ def data() -> None:
     """Bring public data, documents and logs of agents into ordinary files, and runs into the formats of others."""
 
 
-@app.command("import")
+@app.command("import", epilog=example("coseek data import documents ~/notes --out data/notes"))
 def import_(
     format_name: Annotated[
         str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES])}.")
@@ -111,7 +122,7 @@ def import_(
     show_import(out, made)
 
 
-@app.command()
+@app.command(epilog=example("coseek data export runs/mine --format messages --out messages.jsonl"))
 def synthesize(
     words: Annotated[
         list[str],
@@ -172,7 +183,7 @@ def open_solver(name: str, retriever: str | None, device: str | None, settings: 
     return AgentSolver(agent, open_retriever(retriever), limits_for(who), settings.tries, settings.seed)
 
 
-@app.command()
+@app.command(epilog=example("coseek data synthesize data/notes count=500 --out data/questions"))
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
     format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")],

@@ -29,6 +29,7 @@ from coseek.retrieval.index import build_index
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
+GROUP = "Start here"
 app = new_app()
 
 AGENT = "expert"

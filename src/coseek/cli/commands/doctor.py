@@ -1,4 +1,4 @@
-"""Show what is installed, what works, what is missing and how to get it.
+"""Show what is installed, what is missing and how to get it.
 
 Each check does something (computes a product, finds a passage); a version number alone proves nothing.
 """
@@ -19,13 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.cli.extras import EXTRA_OF
-from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
+from coseek.cli.terminal import AsJson, example, new_app, note, print_json, stdout_console
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject, atomic_write
 from coseek.core.parts import part_folder
 from coseek.data.documents.readers import READERS
 from coseek.data.passage import Corpus, Passage
 
+GROUP = "Start here"
 app = new_app()
 GIB = 1 << 30
 
@@ -316,7 +317,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
 
 
-@app.command()
+@app.command(epilog=example("coseek doctor"))
 def doctor(as_json: AsJson = False) -> int:
     """Show what is installed, what works, what is missing and how to get it.
 

@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import ClusterName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, shell_word, tell
+from coseek.cli.terminal import (
+    AsJson,
+    assignments,
+    example,
+    new_app,
+    print_json,
+    progress_bar,
+    resumable,
+    shell_word,
+    tell,
+)
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.plugins import is_plugin_path
@@ -14,11 +24,12 @@ from coseek.retrieval.index import IndexCard, build_index, index_module, verify_
 from coseek.retrieval.index_update import update_index
 from coseek.retrieval.retrievers.dense import Dense
 
+GROUP = "Data and indexes"
 app = new_app()
 USUAL = "bm25"
 
 
-@app.command()
+@app.command(epilog=example("coseek index data/notes --out data/notes.index"))
 def index(
     source: Annotated[
         Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, shell_word, tell
+from coseek.cli.terminal import (
+    AsJson,
+    assignments,
+    example,
+    new_app,
+    print_json,
+    progress_bar,
+    resumable,
+    say,
+    shell_word,
+    tell,
+)
 from coseek.core.cluster import cluster_at
 from coseek.core.files import JsonObject, check_output_file
 from coseek.core.registry import plugin_names
@@ -18,10 +29,11 @@ from coseek.labels.tevatron import write_tevatron
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.retrieval.views import find_view, load_view
 
+GROUP = "Training"
 app = new_app()
 
 
-@app.command()
+@app.command(epilog=example("coseek label runs/train --method gold --out labels/train"))
 def label(
     words: Annotated[
         list[str],

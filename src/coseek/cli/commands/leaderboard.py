@@ -1,4 +1,4 @@
-"""A leaderboard of runs: systems by data sets, in Markdown, HTML and JSON."""
+"""Compare systems over data sets on one page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from coseek.cli.grader_options import (
     open_parts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
-from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
+from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json
 from coseek.core.lock import lock_if_named
@@ -26,12 +26,13 @@ from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
 from coseek.measure.score import METRICS, QuestionScores, ScoredRun
 
+GROUP = "Results"
 app = new_app()
 BOARD = "leaderboard.json"
 """The file that marks a leaderboard's folder."""
 
 
-@app.command()
+@app.command(epilog=example("coseek leaderboard runs/a runs/b --out leaderboard"))
 def leaderboard(
     runs: Annotated[
         list[str],

@@ -10,7 +10,7 @@ import typer
 
 from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
-from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
+from coseek.cli.terminal import AsJson, example, new_app, print_json, progress_bar, say
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, check_output_file, write_jsonl
 from coseek.core.lock import lock_if_named
@@ -28,6 +28,7 @@ from coseek.pipelines.agent_run import check_gold, questions_at
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
 
+GROUP = "Results"
 app = new_app()
 
 HITS = ("answer_hit@5", "answer_hit@20")
@@ -69,7 +70,7 @@ class Measured:
     ranked: dict[str, Ranked]
 
 
-@app.command()
+@app.command(epilog=example("coseek measure data/notes data/notes.index --split test"))
 def measure(
     source: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A data-set folder, or a questions file.")],
     retrievers: Annotated[

@@ -1,4 +1,4 @@
-"""Fetch a policy, an encoder or a data set from the Hugging Face Hub, or from a folder in its place."""
+"""Fetch a policy, encoder or data set from the Hugging Face Hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import new_app, say, shell_word, tell
+from coseek.cli.terminal import example, new_app, say, shell_word, tell
 from coseek.core.errors import SettingError
 from coseek.hub.publication import RepoKind
 from coseek.hub.repository import KINDS
 from coseek.hub.repository import pull as pull_folder
 
+GROUP = "Sharing"
 app = new_app()
 NEXT = {
     "model": "coseek run DATA --agent {} --retriever INDEX --out RUN",
@@ -20,7 +21,7 @@ NEXT = {
 }
 
 
-@app.command()
+@app.command(epilog=example("coseek pull someone/their-agent agents/theirs"))
 def pull(
     repo: RepositoryName,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],

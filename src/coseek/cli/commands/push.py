@@ -1,4 +1,4 @@
-"""Send a policy, an encoder or a data set to the Hugging Face Hub, or to a folder in its place."""
+"""Send a policy, encoder or data set to the Hugging Face Hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,15 +6,16 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import new_app, say, tell
+from coseek.cli.terminal import example, new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.hub.card import UNKNOWN, check_license
 from coseek.hub.repository import push as push_folder
 
+GROUP = "Sharing"
 app = new_app()
 
 
-@app.command()
+@app.command(epilog=example("coseek push runs/quickstart/policy/trained me/my-agent"))
 def push(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), an encoder, or a data set.")

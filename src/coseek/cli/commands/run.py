@@ -1,4 +1,4 @@
-"""Run an agent over many questions; a stopped run can be resumed."""
+"""Run an agent over many questions; resumable."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,18 @@ from coseek.cli.options import (
     Temperature,
     TokenizerName,
 )
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, shell_word, tell
+from coseek.cli.terminal import (
+    AsJson,
+    assignments,
+    example,
+    new_app,
+    print_json,
+    progress_bar,
+    resumable,
+    say,
+    shell_word,
+    tell,
+)
 from coseek.core.cluster import cluster_at
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
@@ -28,10 +39,13 @@ from coseek.measure.score import score_runs
 from coseek.measure.table import MAIN, scores_json
 from coseek.pipelines.agent_run import RunSettings, check_run, run_agent
 
+GROUP = "Agents"
 app = new_app()
 
 
-@app.command()
+@app.command(
+    epilog=example("coseek run data/notes --split test --agent rules --retriever data/notes.index --out runs/rules")
+)
 def run(
     questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
     agent: Annotated[
@@ -78,7 +92,7 @@ def run(
         samples=samples,
         seed=seed,
     )
-    chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given)))
+    chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given), kind=RunSettings))
     with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
         kept, asked = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): kept.trajectories()}, questions=asked)

@@ -1,4 +1,4 @@
-"""Score runs: means with intervals, by group, paired differences, and answers of a frozen generator."""
+"""Score runs: means, intervals, groups, paired differences."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from coseek.cli.grader_options import (
     open_parts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter
-from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
+from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -42,10 +42,11 @@ from coseek.measure.table import (
     scores_json,
 )
 
+GROUP = "Results"
 app = new_app()
 
 
-@app.command()
+@app.command(epilog=example("coseek score runs/rules runs/mine --metrics em,f1"))
 def score(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
     metrics: Annotated[

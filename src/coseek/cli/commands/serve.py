@@ -1,4 +1,4 @@
-"""Serve retrievers and models over HTTP, for programs that are not coseek and for agents that run elsewhere."""
+"""Serve retrievers, models and agents over HTTP."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from coseek.cli.options import (
     Temperature,
     TokenizerName,
 )
-from coseek.cli.terminal import assignments, new_app, say, tell
+from coseek.cli.terminal import assignments, example, new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings, make_settings
 from coseek.hardware.device import AUTO, device_of
@@ -32,6 +32,7 @@ from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever, follow
 from coseek.serve.settings import AgentServeSettings, ModelServeSettings, ServeSettings
 
+GROUP = "Agents"
 app = new_app()
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 _OURS = ServeSettings()
@@ -54,7 +55,7 @@ def serve() -> None:
     """Serve retrievers and models over HTTP."""
 
 
-@app.command("retriever")
+@app.command("retriever", epilog=example("coseek serve retriever data/notes.index --port 8000"))
 def serve_retriever(
     retrievers: Annotated[
         list[str],
@@ -109,7 +110,7 @@ def serve_retriever(
     run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"), stamps)
 
 
-@app.command("model")
+@app.command("model", epilog=example("coseek serve model models/mine --port 8001"))
 def serve_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a shipped model such as `base`.")],
     name: Annotated[
@@ -167,7 +168,9 @@ def serve_model(
     run(folder, settings, name, lambda url: tell(f"coseek serves {name or model} at {url}"))
 
 
-@app.command("agent")
+@app.command(
+    "agent", epilog=example("coseek serve agent runs/quickstart/policy/trained --retriever runs/quickstart/data.index")
+)
 def serve_agent(
     agent: Annotated[
         str,
@@ -222,7 +225,7 @@ def serve_agent(
     run(service, lambda url: tell(f"coseek serves {service.name} at {url}"))
 
 
-@app.command("mcp")
+@app.command("mcp", epilog=example("coseek serve mcp --retriever data/notes.index --agent extract"))
 def serve_mcp(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     agent: Annotated[

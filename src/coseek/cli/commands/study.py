@@ -1,4 +1,4 @@
-"""Repeat analyses of the papers on runs and indexes of your own."""
+"""Repeat the papers' analyses on your own runs and indexes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from coseek.cli.grader_options import (
     warn_of_cuts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
-from coseek.cli.terminal import AsJson, new_app, note, print_json
+from coseek.cli.terminal import AsJson, example, new_app, note, print_json
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
 from coseek.core.lock import lock_if_named
@@ -40,6 +40,7 @@ from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 
+GROUP = "Results"
 app = new_app()
 
 KEPT = "naive-rag"
@@ -51,7 +52,9 @@ def study() -> None:
     """Repeat an analysis of the papers."""
 
 
-@app.command("combination-gain")
+@app.command(
+    "combination-gain", epilog=example("coseek study combination-gain runs/mine --retriever INDEX --answer-with MODEL")
+)
 def combination_gain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
     retriever: Annotated[str, typer.Option(help="What naive RAG searches: an index folder, a URL, a YAML file.")],

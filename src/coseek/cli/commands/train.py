@@ -1,6 +1,6 @@
-"""Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
+"""Train agents, retrievers, both together, and small readers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 import typer
 
 from coseek.cli.options import OutFolder, Resume
-from coseek.cli.settings_help import print_settings
+from coseek.cli.settings_help import Parent, print_settings
 from coseek.cli.terminal import (
     AsJson,
     Bar,
     assignments,
+    example,
     new_app,
     print_json,
     resumable,
@@ -26,7 +27,7 @@ from coseek.core.files import read_json
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
-from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, parent_of, recipe_names, recipe_path
 from coseek.pipelines.base_recipe import BaseRecipe, corpus_recipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe, ReaderRecipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
@@ -38,7 +39,12 @@ if TYPE_CHECKING:
     from coseek.pipelines.reader import ReaderTraining
 
 ShowSettings: TypeAlias = Annotated[
-    bool, typer.Option("--settings", help="Print every setting, its value here and what it means; train nothing.")
+    bool,
+    typer.Option(
+        "--settings",
+        help="Print what the recipe changes; train nothing. `--settings rl.policy` explains the settings below a "
+        "prefix, `--settings all` every one.",
+    ),
 ]
 """Type of the option `--settings`."""
 
@@ -49,6 +55,7 @@ ReaderSettings: TypeAlias = Annotated[
 
 R = TypeVar("R", bound=ReaderRecipe)
 
+GROUP = "Training"
 app = new_app()
 
 
@@ -57,7 +64,7 @@ def train() -> None:
     """Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
 
-@app.command("agent")
+@app.command("agent", epilog=example("coseek train agent search-r1-grpo-laptop rl.steps=60 --out runs/mine"))
 def train_agent(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(recipe_names())}.")
@@ -82,7 +89,10 @@ def train_agent(
     is trained or written; it ends with 2 when something that the recipe names is missing.
     """
     if show:
-        print_settings(load_recipe(recipe, settings or []), as_json)
+        prefixes, typed = split_prefixes(settings)
+        base = parent_of(recipe)
+        parent = None if base is None else Parent(Path(base).stem, load_recipe(base))
+        print_settings(load_recipe(recipe, typed), as_json, prefixes, parent)
     elif dry_run:
         rehearse(load_recipe(recipe, settings or []), as_json)
     else:
@@ -90,7 +100,7 @@ def train_agent(
         go(read, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
 
 
-@app.command("generator")
+@app.command("generator", epilog=example("coseek train generator --out runs/generator"))
 def train_generator(
     settings: ReaderSettings = None,
     out: OutFolder = Path("runs/generator"),
@@ -110,7 +120,7 @@ def train_generator(
         train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 
 
-@app.command("base")
+@app.command("base", epilog=example("coseek train base data/notes --out runs/base"))
 def train_base(
     words: Annotated[
         list[str] | None,
@@ -129,7 +139,7 @@ def train_base(
     `--answer-with`. It can be stopped at any moment; --resume goes on to the same result as without the stop.
     """
     given = words or []
-    data = [word for word in given[:1] if "=" not in word]
+    data = [word for word in given[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
     plain = corpus_recipe(data[0]) if data else BaseRecipe()
     if (recipe := reader_recipe(plain, given[len(data) :], show, as_json)) is not None:
         from coseek.pipelines.base import BaseTraining  # torch
@@ -141,7 +151,7 @@ def train_base(
         train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
-@app.command("simulator")
+@app.command("simulator", epilog=example("coseek train simulator model=MODEL 'runs=[runs/mine]' --out runs/simulator"))
 def train_simulator(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings: model=FOLDER runs=[RUN] and others.")
@@ -157,9 +167,10 @@ def train_simulator(
     --resume goes on to the same result as without the stop.
     """
     needed = {"model": "…", "runs": ["…"]} if show else {}
-    recipe = make_settings(SimulatorRecipe, {**needed, **assignments(settings or [])})
+    prefixes, typed = split_prefixes(settings) if show else ([], settings or [])
+    recipe = make_settings(SimulatorRecipe, {**needed, **assignments(typed)})
     if show:
-        print_settings(recipe, as_json)
+        print_settings(recipe, as_json, prefixes)
         return
     check_simulator(recipe)
     from coseek.pipelines.simulator import SimulatorTraining  # torch
@@ -171,7 +182,7 @@ def train_simulator(
     print_result(out, None, as_json, f"{training.simulator_folder}: the model of a retriever `simulated`")
 
 
-@app.command("retriever")
+@app.command("retriever", epilog=example("coseek train retriever two-cores --labels labels/train --out runs/retriever"))
 def train_retriever(
     recipe: Annotated[
         str,
@@ -195,7 +206,8 @@ def train_retriever(
     """
     given = [str(folder) for folder in labels or []]
     if show:
-        print_settings(shown_retriever(recipe, settings or [], given), as_json)
+        prefixes, typed = split_prefixes(settings)
+        print_settings(shown_retriever(recipe, typed, given), as_json, prefixes)
         return
     read = load_retriever_recipe(recipe, settings or [], given)
     check_retriever_recipe(read)
@@ -214,7 +226,7 @@ def train_retriever(
         print_result(folder, table, as_json, way)
 
 
-@app.command("together")
+@app.command("together", epilog=example("coseek train together laptop --out runs/both"))
 def train_together(
     recipe: Annotated[
         str,
@@ -235,9 +247,10 @@ def train_together(
     labels, and the corpus is indexed again. Training ends with the first round that does not help on the dev split. A
     run can be stopped at any moment; --resume goes on to the same result as without the stop.
     """
-    read = load_together_recipe(recipe, settings or [])
+    prefixes, typed = split_prefixes(settings) if show else ([], settings or [])
+    read = load_together_recipe(recipe, typed)
     if show:
-        print_settings(read, as_json)
+        print_settings(read, as_json, prefixes)
         return
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
@@ -257,13 +270,20 @@ def train_together(
     print_result(folder, table, as_json, listed(results.files()))
 
 
+def split_prefixes(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The words behind `--settings`: prefixes of settings, and NAME=VALUE."""
+    prefixes = [word for word in words or () if "=" not in word]
+    return prefixes, [word for word in words or () if "=" in word]
+
+
 def reader_recipe(plain: R, settings: list[str] | None, show: bool, as_json: bool) -> R | None:
     """The recipe of a laptop model that reads, with settings over a plain one; with `show` it is printed, and there is
     nothing to train."""
-    recipe = make_settings(type(plain), assignments(settings or [], onto=dump_settings(plain)))
+    prefixes, typed = split_prefixes(settings) if show else ([], settings or [])
+    recipe = make_settings(type(plain), assignments(typed, onto=dump_settings(plain), kind=type(plain)))
     if not show:
         return recipe
-    print_settings(recipe, as_json)
+    print_settings(recipe, as_json, prefixes)
     return None
 
 

@@ -1,4 +1,4 @@
-"""View runs in a browser: episodes, comparisons and training curves as one HTML file, or served live."""
+"""View runs in a browser: episodes, comparisons, training curves."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import new_app, note, tell
+from coseek.cli.terminal import example, new_app, note, tell
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import check_not_file
 from coseek.view.live_page import LivePage
@@ -14,10 +14,11 @@ from coseek.view.other_index import OtherIndex
 from coseek.view.page import page_of, write_page
 from coseek.view.run_source import open_sources
 
+GROUP = "Results"
 app = new_app()
 
 
-@app.command()
+@app.command(epilog=example("coseek view runs/mine runs/rules --out runs.html"))
 def view(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="Folders of `coseek run` or of a training, which has curves.")

@@ -256,7 +256,7 @@ def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequ
         tree = inside
     if labels:
         tree = {**tree, "labels": [*labels], "synthetic": None, "data": None}
-    whole = load_views(apply_overrides(_filled(tree), overrides))
+    whole = load_views(apply_overrides(_filled(tree), overrides, RetrieverRecipe))
     return make_settings(RetrieverRecipe, whole, "" if path.parent == RECIPES else path, overrides)
 
 
