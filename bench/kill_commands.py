@@ -1,6 +1,7 @@
 """The commands of the kill campaign: everything that takes time, in the smallest settings that pass all its stages."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import yaml
 from bench.kill_place import Place
+from bench.small_together import LENGTH
 
 from coseek.core.files import JsonObject, write_jsonl
 
@@ -36,21 +38,13 @@ ENCODER: JsonObject = {
                   "held_out": {"seed": 8, "size": "tiny", "train": 0, "dev": 10, "test": 0}},
     "training": TRAINING, "held_out": {"turns": 8, "passages": 40},
 }  # fmt: skip
-SEARCHES: JsonObject = {
-    "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 64, "max_observation_tokens": 120,
-               "max_tokens": 448},
-    "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3},
-}  # fmt: skip
 DIRECT: JsonObject = {"worlds": 0, "one_shot": 0.0}
-TAUGHT: JsonObject = {
-    **AGENT, **SEARCHES,
-    "warm_start": {**DIRECT, "sft": {**SFT, "steps": 120, "repeat_steps": 40, "tokens_per_step": 2000,
-                                     "checkpoint_every": 60, "curriculum": [],
-                                     "learner": {"optimiser": {"lr": 3.0e-3}}}},
-}  # fmt: skip
-"""What an agent needs to search at all, so that there is something to label; learnt once, before the trials."""
 TOGETHER: JsonObject = {
-    "agent": {**AGENT, **SEARCHES, "policy": {"folder": "in/taught"},
+    "agent": {**AGENT, "protocol": "s3",
+              "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 64,
+                         "max_observation_tokens": 120, "max_tokens": 448},
+              "reward": {"gold_recall": 0.5, "valid": 0.3, str(LENGTH): 1.0},
+              "policy": {"folder": "in/policy", "marks": True},
               "warm_start": {**DIRECT, "sft": {**SFT, "repeat_steps": 0, "curriculum": [],
                                                "learner": {"optimiser": {"lr": 1.0e-4}}}}},
     "start": {"recipe": ENCODER},
@@ -59,6 +53,8 @@ TOGETHER: JsonObject = {
                   "held_out": {"turns": 8, "passages": 40, "share": 0.3}},
     "stop": {"questions": 2, "least": -1.0}, "pairs": {"questions": 2}, "rounds": 1, "threads": 1,
 }  # fmt: skip
+"""An s3 run opens with a search of the environment, so there is something to label whatever the policy has learnt; and
+sampled texts differ in length, so weights move."""
 GENERATOR: JsonObject = {
     "worlds": 1, "world": {"size": "tiny", "train": 20, "dev": 0, "test": 0},
     "held_out": {"seed": 8, "size": "tiny", "train": 0, "dev": 4, "test": 4}, "laptop": POLICY,
@@ -107,8 +103,8 @@ class Command:
 
 
 def settings(tree: JsonObject) -> tuple[str, ...]:
-    """Trees as words of a command, without blanks."""
-    return tuple(f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in tree.items())
+    """Trees as words of a command; groups replace those of the recipe."""
+    return tuple(f"{name}={'!replace ' * isinstance(value, dict)}{json.dumps(value)}" for name, value in tree.items())
 
 
 def _index(name: str, *more: str) -> Command:
@@ -172,7 +168,7 @@ S3: JsonObject = {
     "graders": {"generator": {"model": "in/generator/generator"}, "baseline": {"passages": 1}},
     "reward": {"gbr": 1.0, "gold_recall": 0.5, "valid": 0.3},
 }  # fmt: skip
-RECIPES = {"agent": AGENT, "taught": TAUGHT, "s3": S3, "retriever": PARTS, "encoder": ENCODER, "together": TOGETHER}
+RECIPES = {"agent": AGENT, "s3": S3, "retriever": PARTS, "encoder": ENCODER, "together": TOGETHER}
 ANSWERS = "run in/world --split dev --retriever in/bm25 --agent"
 STOCK = (
     ("in/world", "world make in/world --size tiny train=30 dev=12 test=6"),
@@ -182,9 +178,8 @@ STOCK = (
     ("in/labels", "label in/run --method gold --out in/labels"),
     ("in/messages", "data export in/run --format messages --out in/messages.jsonl"),
     ("in/hub", "push in/world some/world --hub in/hub --license other"),
-    ("in/generator", f"train generator --out in/generator {' '.join(settings(GENERATOR))}"),
+    ("in/generator", f"train generator --out in/generator {shlex.join(settings(GENERATOR))}"),
     ("in/policy", "train agent in/agent.yaml learn=demonstrations --out in/made-policy"),
-    ("in/taught", "train agent in/taught.yaml learn=demonstrations --out in/made-taught"),
 )
 """Inputs that commands make, each from those above it."""
 
@@ -202,15 +197,14 @@ def stock(place: Place, commands: Sequence[Command]) -> None:
     place.fresh()
     _made_here(place.work / "in")
     for words in reversed(steps):
-        done = place.run(words.split())
+        done = place.run(shlex.split(words))
         if done.code:
             raise RuntimeError(f"coseek {words}: {done.said}")
         if words.startswith("world"):
             _other_forms(place.work / "in")
-    for name in ("policy", "taught"):
-        if (run := place.work / "in" / f"made-{name}").exists():
-            (run / "policy/warm").rename(place.work / "in" / name)
-            shutil.rmtree(run)  # else every trial copies and compares it
+    if (run := place.work / "in/made-policy").exists():
+        (run / "policy/warm").rename(place.work / "in/policy")
+        shutil.rmtree(run)  # else every trial copies and compares it
     place.pantry.rmdir()
     (place.work / "in").rename(place.pantry)
 

@@ -66,21 +66,14 @@ threads: 1
 """
 """Nothing here depends on what the policy has learnt. Each s3 run opens with a search of the environment, so each has a
 turn to label, by relevance alone; and sampled texts differ in length, so groups have a spread and weights move."""
-LENGTH = """
-from coseek.rewards.reward import PartSettings as SETTINGS
-
-def reward(trajectory, settings):
-    return sum(len(one.text) for one in trajectory.segments if one.author == "agent") / 100
-"""
-"""A reward part: hundreds of characters that the agent wrote."""
+LENGTH = Path(__file__).with_name("length_reward.py")
 
 
 def small(folder: Path, *overrides: str) -> TogetherRecipe:
     """The recipe of every run."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, length = folder / "small.yaml", folder / "length.py"
-    length.write_text(LENGTH, encoding="utf-8")
-    path.write_text(SMALL.replace("LENGTH", str(length)), encoding="utf-8")
+    path = folder / "small.yaml"
+    path.write_text(SMALL.replace("LENGTH", str(LENGTH)), encoding="utf-8")
     return load_together_recipe(str(path), overrides)
 
 

@@ -123,12 +123,12 @@ def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) 
 
 def _merged(group: type[BaseModel] | None, below: Json, value: Json) -> Json:
     if group is None or not isinstance(value, dict) or not isinstance(below, dict) or isinstance(value, Replace):
-        return _plain(value)
+        return value
     return merge_settings(group, below, value)
 
 
 def _plain(value: Json) -> Json:
-    """The value without `!replace` tags, which YAML files of coseek never hold."""
+    """The value without `!replace` tags, which have done their work once all layers are merged."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
