@@ -95,7 +95,7 @@ class _Loader(yaml.SafeLoader):
 def _replace(loader: _Loader, node: yaml.Node) -> Replace:
     if not isinstance(node, yaml.MappingNode):
         raise _fault("`!replace` stands before `name: value` settings", node)
-    return Replace(loader.construct_mapping(node, deep=True))
+    return Replace({str(name): value for name, value in loader.construct_mapping(node, deep=True).items()})
 
 
 _Loader.add_constructor("!replace", _replace)

@@ -143,4 +143,8 @@ def make_questions(
 def own_questions(given: str, used: Path, train: str) -> dict[str, list[Question]]:
     """Name → the questions that the given data set had before others were made (`used`): people's, to measure by."""
     own = Dataset(Path(given).expanduser())
-    return {} if own.folder == used or train in own.splits else {f"own-{split}": own.questions(split) for split in own.splits}
+    return (
+        {}
+        if own.folder == used or train in own.splits
+        else {f"own-{split}": own.questions(split) for split in own.splits}
+    )

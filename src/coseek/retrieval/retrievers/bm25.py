@@ -179,7 +179,8 @@ class Bm25:
         for number in self._by_unit.get(unit, ()):
             rows, weights = self._postings.of(number)
             scores_N[rows] = np.maximum(scores_N[rows], weights / np.float32(_idf(len(rows), len(scores_N))))
-        return scores_N * np.float32(_idf(np.count_nonzero(scores_N), len(scores_N)))
+        scores_N *= np.float32(_idf(int(np.count_nonzero(scores_N)), len(scores_N)))
+        return scores_N
 
     @cached_property
     def _by_unit(self) -> dict[str, list[int]]:
