@@ -189,10 +189,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
         asked = [(name, where, Dataset(self.set_folders[where]).questions(split)) for name, where, split in named]
         if data.folder is not None:
-            asked += [
-                (name, "data", found)
-                for name, found in own_questions(data.folder, self.data_folder, data.train).items()
-            ]
+            own = own_questions(data.folder, self.data_folder, data.train)
+            asked += [(name, "data", found) for name, found in own.items()]
         return [
             QuestionSet(name, tuple(draw(found, most, seed)), self.retrievers[where]) for name, where, found in asked
         ]
