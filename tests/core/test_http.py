@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, site
 
+from coseek.core.circuit_breaker import CircuitBreaker
 from coseek.core.errors import SettingError
 from coseek.core.http import (
-    CircuitBreaker,
     HttpClient,
     HttpFailure,
     HttpSettings,

@@ -75,7 +75,7 @@ def test_bare_scores_are_in_the_order_of_the_passages() -> None:
 
 
 def test_thoughts_in_front_of_the_mark_are_not_read() -> None:
-    assert after_mark("[1] 3 perhaps </think> [1] 70", "</think>") == " [1] 70"
+    assert after_mark("[1] 3 perhaps </think> [1] 70", "</think>") == "[1] 70"
     assert isinstance(after_mark("[1] 70", "</think>"), Unreadable)
     assert after_mark("[1] 70", "") == "[1] 70"
 

@@ -146,7 +146,7 @@ def test_what_a_server_wrote_beyond_a_stop_string_is_dropped_with_its_probabilit
         (vllm("xyz" * 100, "length"), "300 tokens, but at most 50 were requested"),
         (vllm("abcd", text="something else"), "not those of the tokenizer"),
         (Said({"choices": []}), "no choices.0"),
-        (Said({"error": "no"}), "no choices"),
+        (Said({"error": "no"}), "it answered: no"),
     ],
 )
 def test_an_answer_that_cannot_be_so_is_a_fault(said: Said, why: str) -> None:

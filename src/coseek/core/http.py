@@ -13,6 +13,7 @@ import random
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from coseek.core.circuit_breaker import CircuitBreaker
 from coseek.core.connections import Connections
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
@@ -43,6 +45,11 @@ _QUOTED = 300
 """Characters of a server's message that an error quotes."""
 _PLAIN_HEADERS = frozenset({"accept", "content-type"})
 """Headers that hold no secret."""
+_AROUND_ERROR = frozenset(
+    ("error", "message", "code", "status", "type", "param", "id", "request_id", "user_id", "object", "created")
+    + ("model", "provider", "detail", "success", "choices")
+)
+"""Fields of an answer that holds nothing but an error."""
 _LEAST_KEY = 16
 """Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
 
@@ -133,43 +140,6 @@ class _Request:
     """Calls of a lower rank are sent first where calls wait."""
 
 
-class CircuitBreaker:
-    """Stops calls to a server that fails. Thread-safe.
-
-    Closed until `after` faults in a row, then open for `cool_down_s` seconds, then one probe decides.
-    """
-
-    def __init__(self, after: int, cool_down_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.after = after
-        self.cool_down_s = cool_down_s
-        self._clock = clock
-        self.faults = 0
-        """Faults in a row."""
-        self._open_until = 0.0
-        self._lock = threading.Lock()
-
-    def wait_s(self) -> float:
-        """Return 0 when a call may be made, else the seconds until the next probe."""
-        with self._lock:
-            if self.faults < self.after:
-                return 0.0
-            now = self._clock()
-            if now < self._open_until:
-                return self._open_until - now
-            self._open_until = now + self.cool_down_s  # this caller is the probe
-            return 0.0
-
-    def worked(self) -> None:
-        with self._lock:
-            self.faults = 0
-
-    def failed(self) -> None:
-        with self._lock:
-            self.faults += 1
-            if self.faults >= self.after:
-                self._open_until = self._clock() + self.cool_down_s
-
-
 class HttpClient:
     """A client of one server. Thread-safe; an event loop in its own thread makes the calls.
 
@@ -216,7 +186,7 @@ class HttpClient:
     def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
         """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`. Among the calls that wait
         since `concurrency` are open, those of a lower `rank` go first."""
-        return self._begin(lambda answer: _object(answer.text), method, path, body, None, rank)
+        return self._begin(self._object, method, path, body, None, rank)
 
     def request(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
         """Make a call and wait for the answer."""
@@ -322,10 +292,27 @@ class HttpClient:
         if text is None:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
         answer = _Answer(text, response.headers)
+        if coding := (answer.header("content-encoding") or "identity").strip().lower().replace("identity", ""):
+            text = self._decoded(text, coding)
+            answer = replace(answer, text=text)
         if 200 <= response.status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
             return replace(answer, text=redacted(text, [*sent, self._key or ""]))
         raise self._refusal(response.status, answer.header("retry-after"), text)
+
+    def _decoded(self, text: bytes, coding: str) -> bytes:
+        """A compressed body, which some servers send to clients that do not take any. A body that would be longer than
+        `most_bytes` is refused before it is unpacked."""
+        if coding not in ("gzip", "x-gzip", "deflate"):
+            raise self._failed(f"it answered in the encoding {coding[:40]!r}, which was not asked for")
+        unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by the header
+        try:
+            whole = unpacking.decompress(text, self._most_bytes + 1)
+        except zlib.error:
+            raise _TransientFault(f"its answer is not {coding}, as it says") from None
+        if len(whole) > self._most_bytes:
+            raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        return whole
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The error of a status that is no success."""
@@ -340,6 +327,19 @@ class HttpClient:
         if 300 <= status < 400:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
         return self._failed(what, status)
+
+    def _object(self, answer: "_Answer") -> JsonObject:
+        """The JSON object of an answer. Raises the server's error where a proxy sends it with the status 200."""
+        found = _object(answer.text)
+        error = found.get("error")
+        if not error or found.get("choices") or not set(found) <= _AROUND_ERROR:
+            return found
+        named = error if isinstance(error, dict) else found
+        code = next((one for name in ("code", "status") if (one := _status(named.get(name)))), None)
+        said = next((one for one in (named.get("message"), error) if isinstance(one, str)), json.dumps(error))
+        if code is not None:
+            raise self._refusal(code, answer.header("retry-after"), said.encode())
+        raise self._failed(f"it answered: {self.quoted(said)}")
 
     def _failed(self, what: str, status: int | None = None) -> HttpFailure:
         return HttpFailure(f"{self._name}: {what}", status)
@@ -457,6 +457,12 @@ def _object(text: bytes) -> JsonObject:
     if not isinstance(answer, dict):
         raise _TransientFault("its answer is JSON, but no object")
     return answer
+
+
+def _status(value: Json) -> int | None:
+    """The HTTP status of an error, a number or a text; `None` for anything else."""
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    return number if type(number) is int and 400 <= number < 600 else None
 
 
 def _end(

@@ -21,13 +21,16 @@ from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.models.model import Tokenizer
 from coseek.models.shipped import model_path
-from coseek.models.text_model import TextModel, generate_each
+from coseek.models.text_model import OutOfTokens, TextModel, generate_each
+from coseek.models.written import visible_after
 
 PROMPTS = Path(__file__).parent / "prompts"
 OWN_PROMPT = "generator.yaml"
 """File of a model folder with the prompt that the model was trained on; it is then the default prompt."""
 
 
+SPENT = "max_answer_tokens"
+"""The setting of the tokens that a generator may write."""
 AnswerPart: TypeAlias = Literal["whole", "first_line"]
 
 
@@ -143,14 +146,15 @@ class Generator:
         """One answer per context, in order. Equal contexts are generated once; a failure affects no other context."""
         texts = generate_each(self.model, [context.prompt for context in contexts], self.max_answer_tokens)
         return [
-            self.read(text) if isinstance(text, str) else GeneratorOutput(None, fault=fault_of(text)) for text in texts
+            self.read(text) if isinstance(text, str) else GeneratorOutput(None, fault=fault_of(text, SPENT))
+            for text in texts
         ]
 
     def read(self, text: str) -> GeneratorOutput:
-        """The answer in an output: all of it or its first line, after the mark if the prompt has one."""
-        after = self.prompt.answer_after
-        _, mark, behind = text.rpartition(after) if after else ("", "", text)
-        if after and not mark:
+        """The answer in an output without its reasoning: all of it or its first line, after the mark if the prompt has
+        one."""
+        behind = visible_after(text, self.prompt.answer_after)
+        if behind is None:
             return GeneratorOutput(None, text)
         if (self.settings.answer or self.prompt.answer) == "whole":
             return GeneratorOutput(behind.strip() or None, text)
@@ -179,6 +183,7 @@ def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
     return load_prompt(GeneratorPrompt, name, Path(), _FIELDS, PROMPTS)
 
 
-def fault_of(error: ModelError) -> str:
-    """The message of an error."""
-    return str(error) or "the model failed without a word"
+def fault_of(error: ModelError, limit: str) -> str:
+    """The message of an error; `limit` is the setting of the tokens that a model may write."""
+    said = str(error) or "the model failed without a word"
+    return f"{said}; raise {limit}" if isinstance(error, OutOfTokens) else said

@@ -21,9 +21,10 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader, OracleGrader
-from coseek.models.model_text import read_verdict, repeatable
+from coseek.models.model_text import read_verdict
 from coseek.models.shipped import model_path
 from coseek.models.text_model import TextModel, generate_each
+from coseek.models.written import repeatable
 
 VerdictKey: TypeAlias = tuple[str, str, str]
 """Question id, response, and the digest of question and gold answers."""
@@ -51,7 +52,8 @@ class JudgeSettings(Settings):
     prompt: str = "judge"
     """Name of a built-in prompt, or a YAML file."""
     max_tokens: int = Field(default=16, ge=1)
-    """Tokens that the judge may generate."""
+    """Tokens that the judge may generate: some hundreds for one that reasons first (`reasoning_tokens` in the YAML file
+    of a server adds to them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ class ModelJudge:
     def read(self, claim: Claim, text: str | ModelError) -> Verdict:
         """The verdict in an output."""
         if not isinstance(text, str):
-            return Verdict(claim.question.id, claim.response, None, fault=fault_of(text), asked=claim.asked)
+            return Verdict(
+                claim.question.id, claim.response, None, fault=fault_of(text, "max_tokens"), asked=claim.asked
+            )
         right = read_verdict(text, self.prompt.verdict_after)
         fault = f"the judge said neither yes nor no: {text.strip()[:80]!r}" if right is None else None
         return Verdict(claim.question.id, claim.response, right, text, fault, claim.asked)

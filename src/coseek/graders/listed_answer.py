@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.models.model_text import unfenced
+from coseek.models.written import visible_after
 
 Form: TypeAlias = Literal["numbered", "bare"]
 """`[2] 71 [1] 5 …`, or the scores alone in the order of the passages."""
@@ -32,9 +33,9 @@ class Unreadable:
 
 
 def after_mark(text: str, mark: str) -> str | Unreadable:
-    """The text after the last `mark`, for models that reason first; the whole text for an empty mark."""
-    _, found, behind = text.rpartition(mark) if mark else ("", "", text)
-    return behind if found or not mark else Unreadable(f"no {mark!r}")
+    """The visible text after the last `mark`, for models that reason first; all of it for an empty mark."""
+    behind = visible_after(text, mark)
+    return Unreadable(f"no {mark!r}") if behind is None else behind
 
 
 def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ...] | Unreadable:

@@ -69,7 +69,7 @@ def _asked(
     for place, text in zip(held, texts, strict=True):
         if not isinstance(text, str):
             tally.add(SCORER)
-            outputs[place] = ParsedOutput(None, (), fault=fault_of(text))
+            outputs[place] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
             continue
         found = asked[place].read(text)
         wrong = found.why if isinstance(found, Unreadable) else ""

@@ -27,6 +27,7 @@ from typing import Protocol, cast
 from coseek.core import registry
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import replace_surrogates
+from coseek.models.written import ToolCallText
 
 PACKAGE = "coseek.models.dialects"
 FULL_SOFTMAX: JsonObject = {
@@ -34,8 +35,10 @@ FULL_SOFTMAX: JsonObject = {
     **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
 """Fields of vLLM and SGLang that sample from the full softmax."""
-ENDED = ("stop", "eos", "eos_token", "stop_sequence")
+ENDED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
 """Reasons of turns that the model ended, or a stop string."""
+CUT = ("length", "max_tokens", "model_length", "max_output_tokens")
+"""Reasons of turns that the token limit ended."""
 _LEAST = -1e30
 """Lower bound of a sampled token's log-probability."""
 _ROUNDING = 1e-6
@@ -86,6 +89,10 @@ class ServerTurn:
     text: str
     cut_off: bool
     """Whether `max_tokens` ended it."""
+    reasoning: str = ""
+    """Reasoning that the server returns apart from the text."""
+    calls: tuple[ToolCallText, ...] = ()
+    """Tool calls that the server took out of the text."""
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] = ()
     version: int | None = None
@@ -209,11 +216,21 @@ def item(value: Json, *path: str | int) -> Json:
 def is_cut_off(finish: Json, text: str) -> bool:
     """Whether `max_tokens` ended a turn, by the server's reason. Raises `ValueError` for one that neither that nor the
     model ended, such as `abort`, `error` or `content_filter`: the server's fault is no turn of the model's."""
-    if finish in ENDED or (finish is None and text):  # some servers give no reason
+    reason = finish.lower() if isinstance(finish, str) else finish
+    if reason in ENDED or (reason in (None, "") and text):  # some servers give no reason
         return False
-    if finish == "length":
+    if reason in CUT:
         return True
     raise ValueError(f"it ended the turn by {str(finish)[:40]!r}")
+
+
+def why_wordless(turn: ServerTurn, max_tokens: int) -> str:
+    """Why a reply without words has none."""
+    if turn.cut_off:
+        return f"{max_tokens} tokens were used up before an answer"
+    if turn.calls:
+        return f"it answered with a call of the tool {turn.calls[0].name!r} instead of words"
+    return "it wrote reasoning and no answer" if turn.reasoning or turn.text else "it wrote no words"
 
 
 def ids_of(value: Json) -> tuple[int, ...]:

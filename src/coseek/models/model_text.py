@@ -1,15 +1,16 @@
 """Model text: verdicts in what judges really write, and the parts of an answer that are not the answer.
 
 Read are one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict: no`;
-`correct: yes` is BrowseComp-Plus's), and a JSON object with such a label. Thoughts and code fences are left out. Text
-that says both, or neither, has no verdict: it is never guessed. Nor is what a judge quotes or reports its verdict: a
-response that says "the answer is yes" is no yes.
+`correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, and a JSON object with such a label. Reasoning and code
+fences are left out. Text that says both, or neither, has no verdict: it is never guessed. Nor is what a judge quotes or
+reports its verdict: a response that says "the answer is yes" is no yes.
 """
 
 import re
 
 from coseek.core.files import Json
 from coseek.core.strict_json import InvalidJson, parse_lenient
+from coseek.models.written import visible, visible_after
 
 _WORDS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False, "wrong": False}
 _PLAIN = ("yes", "no")
@@ -23,6 +24,11 @@ _MARKS = " \t\n*_.!()[]"
 _QUOTED = re.compile(f"[{_QUOTES}][^{_QUOTES}]*[{_QUOTES}]")
 _FENCE = re.compile(r"```[\w-]*+")
 _LABELLED = re.compile(r"(?:[-#]\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
+_BOXED = re.compile(
+    r"\\boxed\s?\{((?:[^{}]|\{[^{}]{0,40}\}){1,60})\}|<(?:answer|verdict|judge?ment|result)>([^<>]{1,40})</\w{1,9}>",
+    re.I,
+)
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 _WORD_END = re.compile(r"[\s,.;]")
 _FIRST = re.compile(r"(yes|no)(?:[.!,;:\u2013\u2014]|[ \t]++[-\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I)
 _SENTENCE = re.compile(r"(?<=[.!?\n])\s+")
@@ -34,36 +40,30 @@ _ENDING = re.compile(
 """All of the last clause, in lower case: one inside a longer clause is what somebody else says."""
 
 
-_THOUGHT = "</think>"
-"""The end of thoughts."""
-
-
-def repeatable(text: str) -> str:
-    """A text for a prompt that a model may repeat in its answer: what would end a thought in it is made harmless."""
-    return text.replace(_THOUGHT, "‹/think›")
-
-
 def unfenced(text: str) -> str:
-    """A text without the lines of code fences, and without thoughts between `<think>` and `</think>`; empty where the
-    tokens ran out in the middle of a thought."""
-    text = text.rpartition(_THOUGHT)[2]
-    if text.lstrip().startswith("<think>"):
-        return ""
-    return "\n".join(line for line in text.splitlines() if not _FENCE.fullmatch(line.strip())).strip()
+    """The visible text without the lines of code fences."""
+    return "\n".join(line for line in visible(text).splitlines() if not _FENCE.fullmatch(line.strip())).strip()
 
 
 def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) -> bool | None:
     """True for a yes, False for a no, `None` for anything else. With `after`, the text after the last `after` is read,
     which must occur. `plain` are the words that are verdicts by themselves."""
-    if after:
-        _, mark, text = text.rpartition(after)
-        if not mark:
-            return None
-    text = unfenced(text)
-    for found in (_in_json(text), _labelled(text), _sentences(text, plain)):
+    shown = visible_after(text, after)
+    if shown is None:
+        return None
+    text = unfenced(shown)
+    for found in (_marked(text), _in_json(text), _labelled(text), _sentences(text, plain)):
         if found:
             return found.pop() if len(found) == 1 else None
     return None
+
+
+def _marked(text: str) -> set[bool]:
+    r"""The verdict in `\boxed{…}`, or between the tags of an answer or a verdict, that a text ends with."""
+    bare = _QUOTED.sub("", text).rstrip(" \t\n.$*)]\\")
+    last = [found for found in _BOXED.finditer(bare) if found.end() == len(bare)]
+    words = (_word(_TEXT.sub(r"\1", found[1] or found[2])) for found in last)
+    return {word for word in words if word is not None}
 
 
 def _in_json(text: str) -> set[bool]:

@@ -6,7 +6,7 @@ If a server returns text only, the text is tokenised and the turn is marked as i
 training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,31 +17,24 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
+from coseek.core.http import HttpClient, HttpFailure
 from coseek.core.role_marks import without_role_marks
-from coseek.core.settings import Settings, VariableName
-from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of
+from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of, why_wordless
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.row_calls import CalledRow, EndedCall, RowCalls, check_turn, cut_at_stop
+from coseek.models.server import ServerPaths, ServerSettings, open_client, refused_field, with_changes
+from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.usage import Prices, Usage, read_usage
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1")
-"""Paths that users append to a server's URL."""
 _OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
 """Maps `owned_by` in a server's model list to its dialect."""
 
 
-class RemoteModelSettings(Settings):
+class RemoteModelSettings(ServerSettings):
     """Requests to a model behind HTTP."""
 
     dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat"] = "auto"
     """The server's dialect; `auto` asks the server. `completions` and `chat` are text only and not for training."""
-    model: str | None = None
-    """The model's name at the server; optional if it has only one."""
-    key_env: VariableName | None = None
-    """The environment variable with the server's key, which is stored nowhere."""
-    patience: HttpSettings = Field(default=HttpSettings())
-    """Concurrency, timeouts and retries of calls."""
     prices: Prices = Field(default=Prices())
     """The server's prices."""
     scaled_logprobs: bool = False
@@ -49,6 +42,10 @@ class RemoteModelSettings(Settings):
     temperature 1, and samples at another temperature are not for training."""
 
 
+_MOSTLY = 0.75
+"""Share of the sent tokens that a server counts at least: a tokenizer of a related model counts about as many."""
+_UNCOUNTED = 64
+"""Tokens by which counts may differ."""
 _DECODED = 512
 """Stretches of ids whose text is kept."""
 
@@ -56,6 +53,8 @@ _DECODED = 512
 @dataclass(slots=True)
 class _RemoteRow(CalledRow):
     parts: list[RowSegment] = field(default_factory=list)
+    body: JsonObject = field(default_factory=dict)
+    """The request of the latest turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,7 @@ class ServerInfo:
 
     dialect: str
     model: str
+    paths: ServerPaths = field(default_factory=lambda: ServerPaths(""))
 
 
 @dataclass
@@ -78,6 +78,11 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     stops: tuple[str, ...]
     temperature: float = 0.0
     scaled_logprobs: bool = False
+    send: Mapping[str, object] = field(default_factory=dict)
+    """Changes of the request's fields: see `ServerSettings.send`."""
+    words_of: Callable[[ServerTurn], str] = field(default=lambda turn: turn.text)
+    """Maps a reply of a server that is asked for text to the text of the turn: its reasoning and its tool calls are
+    written as the agent's protocol has them. Raises `ValueError` where it has none."""
     lost_stop: Callable[[str], str] = field(default=lambda text: "")
     """Maps a text ended by a stop string to that string, which OpenAI's interface omits."""
     neutral: Callable[[str], str] = field(default=without_role_marks)
@@ -96,7 +101,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         self._dialect = dialect_of(self.served.dialect)
         self._decode = lru_cache(_DECODED)(self.tokenizer.decode)
         """Branches of one run begin with the same ids."""
-        self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
+        self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs, self.send)
         """Why the turns cannot be trained on; empty if they can."""
 
     def _opened(self) -> _RemoteRow:
@@ -114,7 +119,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
             self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
         row.version = self.version
-        return self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
+        row.body = with_changes(self._dialect.body(ask), self.send)
+        return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), row.body, request.rank)
 
     def _part(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
         """A stretch as it is sent: by its ids, or by its text, in which a server reads marks."""
@@ -122,11 +128,28 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return RowSegment(by_model, ids, self.neutral(text) if by_model and not self._dialect.EXACT else text)
 
     def _read(self, key: int, row: _RemoteRow, answer: JsonObject) -> Turn:
-        turn = self._turn(key, row, self._dialect.read(answer))
         tokens = read_usage(answer)
         self.usage.add(tokens)
+        self._check_read(row, tokens)
+        turn = self._turn(key, row, self._dialect.read(answer))
         row.parts.append(self._part(True, turn.ids))
         return replace(turn, cost_usd=self.prices.of(tokens))
+
+    def _why(self, row: _RemoteRow, error: Exception) -> str:
+        hint = refused_field(error, row.body) if isinstance(error, HttpFailure) else ""
+        return super()._why(row, error) + hint
+
+    def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:
+        """Raise `ValueError` where the server read much less than it was sent: some cut a long prompt and say
+        nothing."""
+        sent = sum(len(part.ids) for part in row.parts)
+        if tokens is None or tokens[0] == 0 or isinstance(self.tokenizer, ByteTokenizer):
+            return
+        if sent - tokens[0] > _UNCOUNTED and tokens[0] < _MOSTLY * sent:
+            raise ValueError(
+                f"it read {tokens[0]} of the {sent} tokens that were sent; raise the server's context (num_ctx of "
+                "Ollama, --ctx-size of llama.cpp), or lower the limit max_tokens"
+            )
 
     def _turn(self, key: int, row: _RemoteRow, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
@@ -144,7 +167,10 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
 
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
         """A turn from text. Its log-probabilities are unknown and set to 0."""
-        text, end = written.text, TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
+        text, end = self.words_of(written), TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
+        if not text.strip():
+            way_out = "; raise the limit max_turn_tokens" if written.cut_off else ""
+            raise ValueError(why_wordless(written, max_tokens) + way_out)
         places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
         if places:
             text, end = text[: min(places)], TurnEnd.STOP
@@ -174,7 +200,9 @@ def same_text(decoded: str, text: str) -> bool:
     return decoded[:half] == text[:half]
 
 
-def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False) -> str:
+def why_inexact(
+    dialect: str, temperature: float, scaled_logprobs: bool = False, send: Mapping[str, object] | None = None
+) -> str:
     """Why a server's turns cannot be trained on; empty if they can."""
     module = dialect_of(dialect)
     if not module.EXACT:
@@ -182,6 +210,8 @@ def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False)
             f"the server is asked for text only ({dialect}), so the ids are not those that were sampled and have no "
             "log-probabilities; use a server that returns them: vLLM, SGLang, or `coseek serve model`"
         )
+    if send:
+        return f"`send` changes the fields {', '.join(send)} of the requests, on which the samples may depend"
     if temperature not in (0.0, 1.0) and not (module.SCALED or scaled_logprobs):
         return (
             f"the server's log-probabilities are those at temperature 1, and rows were drawn at {temperature:g}; start "
@@ -190,13 +220,13 @@ def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False)
     return ""
 
 
-def detect_server(calls: HttpClient, dialect: str, model: str | None) -> ServerInfo:
+def detect_server(calls: HttpClient, paths: ServerPaths, dialect: str, model: str | None) -> ServerInfo:
     """Determine the server's dialect (if `auto`) and model (if not named), asking the server if needed. An unreachable
     server, an unknown model, or a choice between several is a `SettingError`."""
     if model is not None and dialect != "auto":
-        return ServerInfo(dialect, model)
+        return ServerInfo(dialect, model, paths)
     try:
-        listed = _listed(calls.request("GET", "/v1/models"))
+        listed = _listed(calls.request("GET", paths.path("/v1/models")))
     except HttpFailure as error:
         raise SettingError(f"{error}; check its address and key, or say which dialect and model it has") from None
     names = [name for name, _ in listed]
@@ -210,7 +240,7 @@ def detect_server(calls: HttpClient, dialect: str, model: str | None) -> ServerI
         raise SettingError(f"{calls.base} lists {len(names)} models; say which one to ask with model: {known}")
     name = model or names[0]
     owner = dict(listed).get(name, "")
-    return ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name)
+    return ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name, paths)
 
 
 def _listed(answer: JsonObject) -> list[tuple[str, str]]:
@@ -229,10 +259,11 @@ def open_remote(
     lost_stop: Callable[[str], str] | None = None,
     text_stops: Sequence[str] | None = None,
     neutral: Callable[[str], str] = without_role_marks,
+    words_of: Callable[[ServerTurn], str] | None = None,
 ) -> RemoteModel:
     """Open the model at a URL."""
-    calls = HttpClient(parse_base_url(url, PATHS), settings.patience, read_key(settings.key_env))
-    served = detect_server(calls, settings.dialect, settings.model)
+    calls, paths = open_client(url, settings)
+    served = detect_server(calls, paths, settings.dialect, settings.model)
     return RemoteModel(
         calls,
         served,
@@ -240,6 +271,8 @@ def open_remote(
         tuple(stops),
         temperature,
         settings.scaled_logprobs,
+        settings.send,
+        words_of or (lambda turn: turn.text),
         lost_stop or (lambda text: ""),
         neutral,
         None if text_stops is None else tuple(text_stops),

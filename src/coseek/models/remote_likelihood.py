@@ -8,18 +8,15 @@ completion servers that take ids with `echo` can do this.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
-
-from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER, digest_of, fingerprint
-from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings, VariableName
+from coseek.core.http import HttpClient, HttpFailure
 from coseek.models.dialect import PromptDialect, PromptRequest, prompt_dialect_of
 from coseek.models.likelihood import (
     Continuation,
@@ -30,8 +27,9 @@ from coseek.models.likelihood import (
     open_local_likelihood,
 )
 from coseek.models.local_text import around_prompt
-from coseek.models.remote import PATHS, ServerInfo, detect_server, same_text
+from coseek.models.remote import ServerInfo, detect_server, same_text
 from coseek.models.remote_text import server_settings
+from coseek.models.server import ServerPaths, ServerSettings, open_client, with_changes
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 
@@ -40,21 +38,15 @@ _PROBE = Continuation("Which city is the capital of France?", " The capital of F
 """Plain letters, whose tokens have the same texts alone and together."""
 
 
-class RemoteLikelihoodSettings(Settings):
+class RemoteLikelihoodSettings(ServerSettings):
     """A server of a likelihood model."""
 
     url: str
     """The server's URL."""
     dialect: Literal["auto", "vllm", "sglang", "completions"] = "auto"
     """The server's dialect; `auto` asks the server. `completions` is a server that takes ids with `echo`."""
-    model: str | None = None
-    """The model's name at the server; optional if it has only one."""
     tokenizer: str | None = None
     """The folder of the served model's tokenizer; default: the model's name, where it is a folder here."""
-    key_env: VariableName | None = None
-    """The environment variable with the server's key, which is stored nowhere."""
-    patience: HttpSettings = Field(default=HttpSettings())
-    """Concurrency, timeouts and retries of calls."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +58,8 @@ class RemoteLikelihood(RowEncoder):
     speech: PromptDialect
     identity: str
     """A digest of the server's URL, dialect and model, and of the tokenizer."""
+    send: Mapping[str, object] = field(default_factory=dict)
+    """Changes of the request's fields."""
 
     @property
     def concurrency(self) -> int:
@@ -111,7 +105,8 @@ class RemoteLikelihood(RowEncoder):
             )
 
     def _submit(self, ask: PromptRequest) -> "Future[JsonObject]":
-        return self.calls.submit("POST", self.speech.PATH, self.speech.prompt_body(ask))
+        body = with_changes(self.speech.prompt_body(ask), self.send)
+        return self.calls.submit("POST", self.served.paths.path(self.speech.PATH), body)
 
     def _scored(self, ask: PromptRequest, answer: "Future[JsonObject] | None") -> ContinuationLogprob:
         """The sum of the log-probabilities in an answer, or its fault."""
@@ -131,16 +126,16 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Lo
 
 def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
     """Open the client of a server, and probe it. A server that cannot do this is a `SettingError`."""
-    calls = HttpClient(parse_base_url(settings.url, PATHS), settings.patience, read_key(settings.key_env))
+    calls, paths = open_client(settings.url, settings)
     try:
-        return _probed(calls, settings)
+        return _probed(calls, paths, settings)
     except BaseException:
         calls.close()
         raise
 
 
-def _probed(calls: HttpClient, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
-    served = detect_server(calls, settings.dialect, settings.model)
+def _probed(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
+    served = detect_server(calls, paths, settings.dialect, settings.model)
     speech = prompt_dialect_of(served.dialect)
     if speech is None:
         raise SettingError(
@@ -154,6 +149,8 @@ def _probed(calls: HttpClient, settings: RemoteLikelihoodSettings) -> RemoteLike
         )
     tokenizer = HfTokenizer.load(folder)
     sent = (calls.base, served.dialect, served.model, fingerprint(folder, TOKENIZER))
-    opened = RemoteLikelihood(tokenizer, around_prompt(tokenizer), calls, served, speech, digest_of(*sent))
+    opened = RemoteLikelihood(
+        tokenizer, around_prompt(tokenizer), calls, served, speech, digest_of(*sent), settings.send
+    )
     opened.probe()
     return opened

@@ -1,9 +1,10 @@
 """Remote text: a text model behind HTTP, with a cache of texts.
 
-    url: https://api.example.org      # a server with `/v1/chat/completions`
+    url: https://api.example.org      # a server with `/v1/chat/completions`, or the whole address of its requests
     model: its-name
     key_env: EXAMPLE_KEY              # the environment variable with the key
     cache: texts.sqlite               # created if missing
+    send: {seed: null, max_tokens: max_completion_tokens}    # fields to omit, rename, replace or add
 
 The cache key of a text is everything that was sent for it. Failures are not cached.
 """
@@ -22,35 +23,33 @@ from pydantic import Field
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings, VariableName, make_settings
-from coseek.models.dialect import Dialect, RowSegment, TurnRequest, dialect_of
-from coseek.models.remote import PATHS, detect_server
-from coseek.models.text_model import Output, texts_of
+from coseek.core.http import HttpClient, HttpFailure
+from coseek.core.settings import Settings, make_settings
+from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
+from coseek.models.remote import detect_server
+from coseek.models.server import ServerSettings, open_client, refused_field, with_changes
+from coseek.models.text_model import OutOfTokens, Output, texts_of
 from coseek.models.usage import Prices, Usage, read_usage
+from coseek.models.written import visible
 
 S = TypeVar("S", bound=Settings)
 
 
-class RemoteTextModelSettings(Settings):
+class RemoteTextModelSettings(ServerSettings):
     """A server of a text model."""
 
     url: str
     """The server's URL."""
     dialect: Literal["chat", "completions"] = "chat"
     """Send a prompt as the first message of a chat, or as text to complete."""
-    model: str | None = None
-    """The model's name at the server; optional if it has only one."""
-    key_env: VariableName | None = None
-    """The environment variable with the server's key, which is stored nowhere."""
-    temperature: float = Field(default=0.0, ge=0)
-    """0 selects the most likely token."""
-    seed: int = 0
-    """The seed sent to the server, for reproducible texts if the server supports it."""
+    temperature: float | None = Field(default=0.0, ge=0)
+    """0 selects the most likely token; `null` sends none, for models that refuse it and sample as they like."""
+    seed: int | None = 0
+    """The seed sent to the server, for reproducible texts if the server supports it; `null` sends none."""
+    reasoning_tokens: int = Field(default=0, ge=0)
+    """Tokens for reasoning, on top of those that a part allows for its answer: thousands for a reasoning model."""
     cache: str | None = None
     """The SQLite file of the cache, created if missing."""
-    patience: HttpSettings = Field(default=HttpSettings())
-    """Concurrency, timeouts and retries of calls."""
     prices: Prices = Field(default=Prices())
     """The server's prices."""
 
@@ -61,20 +60,30 @@ class RemoteTextModel:
 
     calls: HttpClient
     model: str
-    dialect: str
-    temperature: float = 0.0
-    seed: int = 0
+    settings: RemoteTextModelSettings
+    path: str
+    """The path of requests."""
     store: TextCache | None = None
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._under_way: dict[str, Future[str]] = {}
+        self._speech = dialect_of(self.settings.dialect)
+        given = {"temperature": self.settings.temperature, "seed": self.settings.seed}
+        self._send = {**{name: None for name, value in given.items() if value is None}, **self.settings.send}
+
+    @property
+    def temperature(self) -> float:
+        """The temperature that is asked for; 0 where none is sent."""
+        return self.settings.temperature or 0.0
 
     @property
     def identity(self) -> str:
         """A digest of the server's URL and of everything besides the prompt that is sent."""
-        return _digest([self.calls.base, self.dialect, self.model, self.temperature, self.seed])
+        asked = self.settings
+        more = [one for one in (self._send, asked.reasoning_tokens) if one]
+        return _digest([self.calls.base, asked.dialect, self.model, self.temperature, asked.seed or 0, *more])
 
     @property
     def concurrency(self) -> int:
@@ -86,12 +95,12 @@ class RemoteTextModel:
 
         Equal prompts are sent once, also by several threads. Each text is cached as soon as it arrives.
         """
-        speech = dialect_of(self.dialect)
-        bodies = [speech.body(self._ask(prompt, max_tokens)) for prompt in prompts]
-        keys = [_digest([self.calls.base, speech.PATH, body]) for body in bodies]
+        sent = max_tokens + self.settings.reasoning_tokens
+        bodies = [with_changes(self._speech.body(self._ask(prompt, sent)), self._send) for prompt in prompts]
+        keys = [_digest([self.calls.base, self.path, body]) for body in bodies]
         texts, mine = self._claim(keys)
         try:
-            self._fill(speech, dict(zip(keys, bodies, strict=True)), mine)
+            self._fill(dict(zip(keys, bodies, strict=True)), mine, sent)
         finally:
             with self._lock:
                 for key in mine:
@@ -102,7 +111,8 @@ class RemoteTextModel:
         return texts_of([_output(texts[key]) for key in keys])
 
     def _ask(self, prompt: str, max_tokens: int) -> TurnRequest:
-        return TurnRequest(self.model, (RowSegment(False, (), prompt),), max_tokens, (), self.temperature, self.seed)
+        segments = (RowSegment(False, (), prompt),)
+        return TurnRequest(self.model, segments, max_tokens, (), self.temperature, self.settings.seed or 0)
 
     def _claim(self, keys: Sequence[str]) -> tuple[dict[str, "Future[str]"], dict[str, "Future[str]"]]:
         """The texts to come by key, and those among them that this thread has to fetch."""
@@ -111,34 +121,42 @@ class RemoteTextModel:
             self._under_way |= mine
             return {key: self._under_way[key] for key in keys}, mine
 
-    def _fill(self, speech: Dialect, bodies: Mapping[str, JsonObject], texts: Mapping[str, "Future[str]"]) -> None:
+    def _fill(self, bodies: Mapping[str, JsonObject], texts: Mapping[str, "Future[str]"], max_tokens: int) -> None:
         """Fetch texts from the cache or the server. A text is cached before it leaves `_under_way`, and claimed before
         the cache is read, so that no thread misses it in both."""
-        known = (self.store.read(list(texts)) if self.store is not None else None) or {}
+        stored = (self.store.read(list(texts)) if self.store is not None else None) or {}
+        known = {key: text for key, text in stored.items() if visible(text).strip()}  # older caches hold empty replies
         for key, text in known.items():
             texts[key].set_result(text)
-        sent = {self.calls.submit("POST", speech.PATH, bodies[key]): key for key in texts if key not in known}
+        sent = {self.calls.submit("POST", self.path, bodies[key]): key for key in texts if key not in known}
         with self._lock:
             self.usage.remembered += len(known)
         try:
             for future in as_completed(sent):
-                self._keep(speech, sent[future], future, texts[sent[future]])
+                key = sent[future]
+                try:
+                    self._keep(key, future, texts[key], max_tokens)
+                except HttpFailure as error:
+                    texts[key].set_exception(ModelError(f"{error}{refused_field(error, bodies[key])}"))
+                except (ValueError, CancelledError) as error:
+                    texts[key].set_exception(ModelError(str(error) or "the connection to the server was closed"))
         finally:
             for future in sent:
                 future.cancel()
 
-    def _keep(self, speech: Dialect, key: str, answer: "Future[JsonObject]", text: "Future[str]") -> None:
-        """Read and cache one answer."""
-        try:
-            found = speech.read(answer.result()).text
-        except (HttpFailure, ValueError, CancelledError) as error:
-            text.set_exception(ModelError(str(error) or "the connection to the server was closed"))
-            return
+    def _keep(self, key: str, answer: "Future[JsonObject]", text: "Future[str]", max_tokens: int) -> None:
+        """Read and cache one answer. A reply without words is a failure, which is not cached."""
+        counted = read_usage(answer.result())
         with self._lock:
-            self.usage.add(read_usage(answer.result()))
+            self.usage.add(counted)
+        turn = self._speech.read(answer.result())
+        if not visible(turn.text).strip():
+            kind = OutOfTokens if turn.cut_off else ModelError
+            text.set_exception(kind(why_wordless(turn, max_tokens)))
+            return
         if self.store is not None:
-            self.store.write({key: found})
-        text.set_result(found)
+            self.store.write({key: turn.text})
+        text.set_result(turn.text)
 
 
 def _output(text: "Future[str]") -> Output:
@@ -151,10 +169,10 @@ def _output(text: "Future[str]") -> Output:
 
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
     """Open the client of a server. If no model is named, the server is asked for its model."""
-    calls = HttpClient(parse_base_url(settings.url, PATHS), settings.patience, read_key(settings.key_env))
-    model = detect_server(calls, settings.dialect, settings.model).model
+    calls, paths = open_client(settings.url, settings)
+    model = detect_server(calls, paths, settings.dialect, settings.model).model
     store = None if settings.cache is None else TextCache(Path(settings.cache).expanduser())
-    return RemoteTextModel(calls, model, settings.dialect, settings.temperature, settings.seed, store)
+    return RemoteTextModel(calls, model, settings, paths.path(dialect_of(settings.dialect).PATH), store)
 
 
 def named_server(name: str) -> RemoteTextModelSettings | None:

@@ -56,6 +56,10 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
     def _read(self, key: int, row: RowT, answer: AnswerT) -> Turn:
         """The turn in an answer, whose ids are added to the row. Raises `ValueError` for an answer that is none."""
 
+    def _why(self, row: RowT, error: Exception) -> str:
+        """The fault of a row whose call failed."""
+        return str(error) or type(error).__name__
+
     def start(self, request: Request) -> None:
         if request.key in self._rows:
             raise ValueError(f"a row with the key {request.key} is open already; close it first")
@@ -106,7 +110,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
         except CancelledError:
             fault = "the connection to the server was closed"
         except self.failures as error:
-            fault = str(error) or type(error).__name__
+            fault = self._why(self._rows[key], error)
         return [Turn(key, (), (), TurnEnd.FAULT, fault)]
 
     def _send(self, request: Request) -> None:

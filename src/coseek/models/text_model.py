@@ -26,6 +26,10 @@ class TextModel(Protocol):
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]: ...
 
 
+class OutOfTokens(ModelError):
+    """The tokens of a reply were used up, by reasoning, before an answer."""
+
+
 class PartialFailure(ModelError):
     """Some prompts of a batch failed."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.models.text_model import Output, TextModel, generate_each
+from coseek.models.written import visible
 
 PROMPTS = Path(__file__).parent / "prompts"
 _FIELDS = {"prompt": {"count", "passages", "draft", "answer", "start"}, "passage": {"number", "title", "text"}}
@@ -68,5 +69,5 @@ class QuestionWriter:
 
 def _question(output: Output) -> str | None:
     """The first line that holds something."""
-    lines = output.splitlines() if isinstance(output, str) else ()
+    lines = visible(output).splitlines() if isinstance(output, str) else ()
     return next((line.strip() for line in lines if line.strip()), None)

@@ -3,6 +3,7 @@
 from coseek.core.files import JsonObject
 from coseek.models.dialect import ServerTurn, TurnRequest, is_cut_off, item, text_of
 from coseek.models.dialects.completions import sampling
+from coseek.models.written import calls_in, content_of, reasoning_in, refusal_in
 
 PATH = "/v1/chat/completions"
 EXACT = False
@@ -17,6 +18,19 @@ def body(ask: TurnRequest) -> JsonObject:
 
 
 def read(answer: JsonObject) -> ServerTurn:
+    """Parse text, reasoning and tool calls. Raises `ValueError` for a refusal, and for an error in place of a
+    message."""
     choice = item(answer, "choices", 0)
-    text = text_of(item(choice, "message", "content"))
-    return ServerTurn(text, is_cut_off(item(choice, "finish_reason"), text))
+    message = item(choice, "message")
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise ValueError("its answer holds no message")
+    if isinstance(error := choice.get("error"), dict) and isinstance(said := error.get("message"), str):
+        raise ValueError(f"it answered: {said[:200]}")
+    text, _ = content_of(message.get("content"))
+    reasoning, calls = reasoning_in(message), tuple(calls_in(message))
+    if (refusal := refusal_in(message)) and not text.strip():
+        raise ValueError(f"the model refused: {refusal[:200]}")
+    finish = choice.get("finish_reason")
+    called = finish in ("tool_calls", "function_call") and calls
+    cut_off = False if called else is_cut_off(finish, text or reasoning or "".join(call.name for call in calls))
+    return ServerTurn(text_of(text), cut_off, text_of(reasoning), calls)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Passage
+from coseek.models.written import visible
 
 _NUMBER = re.compile(r"\[\s*([0-9]{1,9})\s*\]")
 _NUMBER_IN_DATA = re.compile(r"\[(\s*\d+\s*)\]")
@@ -49,7 +50,7 @@ def parse_ranking(answer: str, count: int) -> ParsedRanking:
     """Parse `[2] > [1] > [3]` as positions from 0. The ranking is the longest chain of bracketed numbers separated only
     by `>`, commas or white space, the last one of equal length, since a model that reasons first mentions passages
     earlier. Numbers without brackets are ignored."""
-    named = [number - 1 for number in _longest_chain(answer)]
+    named = [number - 1 for number in _longest_chain(visible(answer))]
     known = [place for place in named if 0 <= place < count]
     order = dict.fromkeys(known)
     rest = [place for place in range(count) if place not in order]

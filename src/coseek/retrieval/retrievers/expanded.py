@@ -14,6 +14,7 @@ from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
 from coseek.models.model_text import unfenced
 from coseek.models.text_model import TextModel
+from coseek.models.written import visible_after
 from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever, Shortfall
@@ -76,9 +77,7 @@ class ExpandedRetriever(ModelRetriever):
 
     def _with(self, query: QueryLike, output: str) -> QueryLike:
         """The query with the text that the model wrote. A bare query remains the question."""
-        after = self._prompt.text_after
-        _, mark, behind = output.rpartition(after) if after else ("", "", output)
-        text = "" if after and not mark else one_line(unfenced(behind))
+        text = one_line(unfenced(visible_after(output, self._prompt.text_after) or ""))
         self.stats.queries += 1
         self.stats.unexpanded += not text
         asked = Query.of(query)

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
-from coseek.models.model_text import read_verdict, repeatable, unfenced
+from coseek.models.model_text import read_verdict, unfenced
 from coseek.models.text_model import TextModel
+from coseek.models.written import repeatable
 from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits

@@ -18,6 +18,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.models.local_text import TextModelSettings
 from coseek.models.text_model import KeptTexts, TextModel
+from coseek.models.written import visible
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
@@ -156,11 +157,11 @@ def simulation_prompt(
 def parse_documents(answer: str, count: int) -> list[Passage]:
     """Parse at most `count` passages, one per `Document n: title` heading. Any text is accepted.
 
-    A text without headings is one passage. Text before the first heading, documents without words and repeated
-    documents are dropped. Tags are removed, so that the model cannot write tags of the agent's protocol. The id is a
-    digest of title and text, the same in every run.
+    Reasoning is left out. A text without headings is one passage. Text before the first heading, documents without
+    words and repeated documents are dropped. Tags are removed, so that the model cannot write tags of the agent's
+    protocol. The id is a digest of title and text, the same in every run.
     """
-    text = without_tags(answer)
+    text = without_tags(visible(answer))
     headings = list(_HEADING.finditer(text))
     if not headings:
         pieces = [("", text)]

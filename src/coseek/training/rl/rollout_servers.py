@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek.core.errors import ModelError, SettingError
-from coseek.core.http import HttpClient, HttpFailure, parse_base_url, read_key
+from coseek.core.http import HttpFailure
 from coseek.models.dialect import WeightUpdate, weight_dialect_of
-from coseek.models.remote import PATHS, RemoteModel, detect_server
+from coseek.models.remote import RemoteModel, detect_server
+from coseek.models.server import open_client
 from coseek.models.server_pool import ServerPool, open_pool
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.settings import RolloutSettings
@@ -172,8 +173,8 @@ def check_servers(settings: RolloutSettings) -> None:
     """Raise `SettingError` for a server that cannot be asked, or that cannot load weights while it serves."""
     for url in settings.servers:
         remote = settings.remote
-        calls = HttpClient(parse_base_url(url, PATHS), remote.patience, read_key(remote.key_env))
-        served = detect_server(calls, remote.dialect, remote.model)
+        calls, paths = open_client(url, remote)
+        served = detect_server(calls, paths, remote.dialect, remote.model)
         calls.close()
         if weight_dialect_of(served.dialect) is None:
             raise SettingError(
@@ -187,7 +188,7 @@ def _load_one(server: RemoteModel, update: WeightUpdate) -> str:
     dialect = weight_dialect_of(server.served.dialect)
     for call in dialect.update_calls(update) if dialect is not None else ():
         try:
-            server.calls.fetch("POST", call.path, call.body)
+            server.calls.fetch("POST", server.served.paths.path(call.path), call.body)
         except HttpFailure as error:
             return str(error)
     return ""

@@ -1,0 +1,99 @@
+"""Server: what all clients of model servers share: settings, address, the fields of a request, and refused fields."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic import Field
+
+from coseek.core.files import Json, JsonObject
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
+from coseek.core.settings import Settings, VariableName
+
+_VERSION = "/v1"
+"""The beginning of the usual paths."""
+_ENDS = ("/chat/completions", "/completions")
+"""Ends of a path that users copy from a server's documentation; what is in front of them is taken as it is."""
+_OWN_VERSION = re.compile(r"/v[0-9]+(?:alpha|beta)?[0-9]*(?=/|$)")
+_REFUSALS = (400, 404, 422)
+_INPUT = ("model", "messages", "prompt", "input_ids")
+_RENAMES = {"max_tokens": "max_completion_tokens"}
+"""Newer names of fields."""
+
+
+class ServerSettings(Settings):
+    """How a model server is asked."""
+
+    model: str | None = None
+    """The model's name at the server; optional if it has only one."""
+    key_env: VariableName | None = None
+    """The environment variable with the server's key, which is stored nowhere."""
+    send: dict[str, object] = Field(default={})
+    """Changes of the request's fields, by name: `null` omits a field (`seed: null`), a name renames it (`max_tokens:
+    max_completion_tokens`), another value replaces it, and a field that is not sent otherwise is added
+    (`reasoning_effort: low`)."""
+    patience: HttpSettings = Field(default=HttpSettings())
+    """Concurrency, timeouts and retries of calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPaths:
+    """The address of a server, and where its paths begin."""
+
+    base: str
+    version: str = _VERSION
+
+    @classmethod
+    def of(cls, url: str) -> "ServerPaths":
+        """Parse a URL: of a server (`http://HOST:PORT`, with or without `/v1`), of an interface with a version of its
+        own (`https://HOST/api/paas/v4`), or the whole address of its requests (`…/chat/completions`)."""
+        base = parse_base_url(url, ("/generate",))
+        for end in _ENDS:
+            if base.endswith(end):
+                base = base.removesuffix(end)
+                return cls(base.removesuffix(_VERSION), _VERSION) if base.endswith(_VERSION) else cls(base, "")
+        if base.endswith(_VERSION):
+            return cls(base.removesuffix(_VERSION))
+        return cls(base, "" if _OWN_VERSION.search(base) else _VERSION)
+
+    def path(self, usual: str) -> str:
+        """The path at this server of one that usually begins with `/v1`."""
+        return self.version + usual.removeprefix(_VERSION) if usual.startswith(_VERSION) else usual
+
+
+def open_client(url: str, settings: ServerSettings) -> tuple[HttpClient, ServerPaths]:
+    """The client of a server, and its paths. Nothing is asked yet."""
+    paths = ServerPaths.of(url)
+    return HttpClient(paths.base, settings.patience, read_key(settings.key_env)), paths
+
+
+def with_changes(body: JsonObject, send: Mapping[str, object]) -> JsonObject:
+    """The body of a request with the changes of `ServerSettings.send`."""
+    changed: JsonObject = {}
+    for name, value in body.items():
+        new = cast(Json, send.get(name, value))
+        if name in send and isinstance(new, str) and not isinstance(value, str):
+            changed[new] = value
+        elif name not in send or new is not None:
+            changed[name] = new
+    added = {name: cast(Json, value) for name, value in send.items() if name not in body and value is not None}
+    return {**changed, **added}
+
+
+def refused_field(error: HttpFailure, body: Mapping[str, object]) -> str:
+    """The setting that would omit or rename the field that a server refuses, as the end of a sentence; "" for another
+    error."""
+    if error.status not in _REFUSALS:
+        return ""
+    said = str(error)
+    for name in body:
+        if name in _INPUT or not re.search(
+            rf"""(?:["'`\[.]|\b(?:parameter|field|argument|property|name):? ){name}\b""", said
+        ):
+            continue
+        new = _RENAMES.get(name, "")
+        if new and new in said:
+            return f"; rename the field with `send: {{{name}: {new}}}` in the server's settings"
+        return f"; omit the field with `send: {{{name}: null}}` in the server's settings"
+    return ""
