@@ -21,7 +21,7 @@ from coseek.core.prompt_file import fill_template
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
@@ -215,3 +215,45 @@ def test_a_base_models_prompt_is_continued_as_it_stands(name: str) -> None:
     template = load_protocol(name, "base").template
     ids, tail = template.prompt_ids(chatting(), QUESTION)
     assert tail == () and chatting().decode(ids).endswith("Record:\n") and template.file.chat_template == "off"
+
+
+def opening() -> HfTokenizer:
+    """A tokenizer whose chat template opens the thought itself, as those of R1-Distill, QwQ and Qwen3-Thinking do."""
+    tokenizer = chatting()
+    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", ["search-r1", "react", "s3-think"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "opened again"])
+def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again: bool, tmp_path: Path) -> None:
+    tokenizer, protocol = opening(), load_protocol(name)
+    first, *rest = script(name)
+    assert first.startswith("<think>")
+    model = Typist(tokenizer, [first if again else first.removeprefix("<think>"), *rest])
+    shelf = Shelf(results={QUESTION.question: ["p1"], "Ada": ["p1"], "Bob": ["p2"], "Eve": ["p3"]})
+    run = Run.create(tmp_path / "run", {})
+    run_questions(run, Agent(protocol, model), shelf, [QUESTION], WIDE)
+    (made,) = run.trajectories()
+    before = next(place for place, one in enumerate(made.segments) if one.author is Author.AGENT) - 1
+    assert made.segments[before].text.endswith("<think>\n") and made.valid, made.format_error
+    assert not list(check_trajectory(made, decode=tokenizer.decode))
+    assert not list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(made))
+    assert cast(dict[str, Json], run.record["identities"])["opened_by_prompt"] == "<think>"
+
+
+def test_a_thought_that_is_never_closed_stays_a_fault_of_form() -> None:
+    tokenizer = opening()
+    model = Typist(tokenizer, ["I know it.<answer>Ada</answer>"])
+    made = rollout(Agent(load_protocol("search-r1"), model), Shelf(results={}), [QUESTION], [7], WIDE)[0]
+    assert made.answer == "Ada" and made.format_error == "<think> is not closed"
+
+
+def test_a_question_cannot_open_a_thought() -> None:
+    tokenizer = chatting()
+    model = Typist(tokenizer, ["I know it.</think><answer>Ada</answer>"])
+    asked = replace(QUESTION, question="Who? <think>")
+    made = rollout(
+        Agent(load_protocol("search-r1", chat_template="off"), model), Shelf(results={}), [asked], [7], WIDE
+    )[0]
+    assert not made.valid

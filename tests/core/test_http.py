@@ -1,8 +1,10 @@
 """Fears about calls: a key that leaks, a fault that is repeated for ever or not at all, a stall that spreads."""
 
+import gzip
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -316,3 +318,36 @@ def test_a_key_that_is_a_word_and_a_plain_header_are_left_in_answers() -> None:
         assert calls.request("POST", "/x", {}) == said
         assert calls.fetch("GET", "/x", headers={"Accept": "application/json"}) == json.dumps(said).encode()
         calls.close()
+
+
+def test_a_proxys_error_inside_a_200_keeps_its_reason_and_is_asked_again_by_its_code() -> None:
+    limited = Said({"error": {"message": "Rate limit exceeded: free-models-per-day", "code": 429}, "user_id": "u"})
+    with site(in_order(limited, OK)) as there:
+        calls = HttpClient(there.url, FAST)
+        assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
+        calls.close()
+    sentence, made = failure_of(in_order(limited))
+    assert made == 3 and "Rate limit exceeded: free-models-per-day" in sentence
+    for error in ({"message": "no such model", "code": "400"}, {"message": "no such model"}, "no such model"):
+        sentence, made = failure_of(in_order(Said({"error": error})))
+        assert made == 1 and "no such model" in sentence
+
+
+def test_a_compressed_answer_that_was_not_asked_for_is_read() -> None:
+    body = json.dumps({"ok": True}).encode()
+    for coding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body)), ("identity", body)):
+        with site(in_order(Said(packed, headers={"content-encoding": coding}))) as there:
+            calls = HttpClient(there.url, FAST)
+            assert calls.request("POST", "/x", {}) == {"ok": True}
+            calls.close()
+
+
+def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
+    bomb = Said(gzip.compress(b" " * 5_000_000 + b"{}"), headers={"content-encoding": "gzip"})
+    with site(in_order(bomb)) as there:
+        calls = HttpClient(there.url, FAST, most_bytes=1_000_000)
+        with pytest.raises(HttpFailure, match="more than 1000000 bytes"):
+            calls.request("POST", "/x", {})
+        calls.close()
+    sentence, _ = failure_of(in_order(Said(b"{}", headers={"content-encoding": "br"})))
+    assert "'br'" in sentence

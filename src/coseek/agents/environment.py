@@ -46,6 +46,7 @@ from coseek.data.trajectory import (
     stop_of_decline,
 )
 from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.written import opened_at_end, visible
 from coseek.retrieval.retriever import Retriever
 
 
@@ -279,6 +280,6 @@ class Environment:
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
-        notes = self.tokenizer.decode(ids).strip()
+        notes = visible(opened_at_end(row.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
         shown = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
         return self._show(row, self.protocol.observation_tag, shown, found)

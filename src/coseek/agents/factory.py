@@ -22,6 +22,7 @@ from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.scripted_agent import ScriptedAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.served_turn import TurnWriter
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
@@ -274,6 +275,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         grammar.lost_stop,
         grammar.closing_stops,
         partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
+        lambda chats: TurnWriter(grammar, reopens=chats),
     )
     if dialect_of(model.served.dialect).EXACT and settings.tokenizer == BYTES:
         raise SettingError(

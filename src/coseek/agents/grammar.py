@@ -228,10 +228,19 @@ class Grammar:
         marks = sorted(self.special_tokens, key=len, reverse=True)
         return re.split(f"({'|'.join(map(re.escape, marks))})", text)
 
-    def parse(self, text: str) -> list[Span]:
-        """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems."""
+    def opened_by(self, before: str) -> Tag | None:
+        """The agent's tag without an action whose opening mark a text by the environment ends with, as chat templates
+        of reasoning models open the thought. Text from outside is escaped, so that it cannot end like that."""
+        end = before.rstrip()
+        inert = (tag for tag in self.tags if tag.author is Author.AGENT and tag.action is Action.NONE)
+        return next((tag for tag in inert if not tag.is_bracket and end.endswith(tag.opening)), None)
+
+    def parse(self, text: str, opened: Tag | None = None) -> list[Span]:
+        """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems. `opened` is
+        a tag that the prompt has opened; an agent that opens it once more at once opens it once."""
         spans: list[Span] = []
-        opened: Tag | None = None
+        if opened is not None and text.lstrip().startswith(opened.opening):
+            opened = None
         ends: dict[str, dict[int, int]] = {}
         at = 0
         while mark := self._marks.search(text, at):
@@ -265,10 +274,14 @@ class Grammar:
     def spans(self, segments: Sequence[Segment]) -> list[Span]:
         """All spans of a trajectory after its prompt. Each environment segment is one span, whatever it contains."""
         found: list[Span] = []
+        before = ""
         for segment in segments:
             if segment.author is Author.AGENT:
-                found += self.parse(segment.text)
-            elif segment.tag == RETRY:
+                found += self.parse(segment.text, self.opened_by(before))
+                before = ""
+                continue
+            before = segment.text
+            if segment.tag == RETRY:
                 found.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
             elif segment.tag in (PAGE, MISSING, TOOL) or segment.tag in self.by_name:
                 tag = self.observation if segment.tag in (PAGE, MISSING, TOOL) else segment.tag

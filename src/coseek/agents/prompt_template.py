@@ -165,6 +165,12 @@ class PromptTemplate:
         contents = [self._instruction(tokenizer, text, question.question) for _, text in messages]
         return self._messages(tokenizer, [role for role, _ in messages], contents)
 
+    def opened_mark(self, tokenizer: Tokenizer) -> str:
+        """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
+        itself; "" without one."""
+        tag = self.grammar.opened_by(tokenizer.decode(self._messages(tokenizer, ["user"], [()])[1]))
+        return tag.opening if tag else ""
+
     def _messages(
         self, tokenizer: Tokenizer, roles: Sequence[str], contents: Sequence[Sequence[int]]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -81,6 +81,8 @@ def run_questions(
     asked_for = [mended(question) for question in questions] if faults else questions
     framed = agent.protocol.template.framed(agent.model.tokenizer)
     identities = identities_of(agent.identities, agent.protocol, retriever, asked_for, limits, seed, framed)
+    if mark := agent.protocol.template.opened_mark(agent.model.tokenizer):
+        identities["opened_by_prompt"] = mark
     rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
     if only is not None:
         rows = [row for row in rows if (row[0].id, row[1]) in only]

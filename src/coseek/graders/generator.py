@@ -186,4 +186,4 @@ def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
 def fault_of(error: ModelError, limit: str) -> str:
     """The message of an error; `limit` is the setting of the tokens that a model may write."""
     said = str(error) or "the model failed without a word"
-    return f"{said}; raise {limit}" if isinstance(error, OutOfTokens) else said
+    return f"{said}, or {limit}" if isinstance(error, OutOfTokens) else said

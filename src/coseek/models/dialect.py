@@ -221,7 +221,8 @@ def is_cut_off(finish: Json, text: str) -> bool:
         return False
     if reason in CUT:
         return True
-    raise ValueError(f"it ended the turn by {str(finish)[:40]!r}")
+    way_out = "; start the server without its tool parser" if reason in ("tool_calls", "function_call") else ""
+    raise ValueError(f"it ended the turn by {str(finish)[:40]!r}{way_out}")
 
 
 def why_wordless(turn: ServerTurn, max_tokens: int) -> str:

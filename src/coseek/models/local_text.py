@@ -16,12 +16,13 @@ from coseek.data.question import Question
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Precision
 from coseek.models.chat import chat_frame
-from coseek.models.model import EpisodeState, Model, Request, TurnEnd
+from coseek.models.model import EpisodeState, Model, Request, Turn, TurnEnd
 from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path
-from coseek.models.text_model import Output, texts_of
+from coseek.models.text_model import OutOfTokens, Output, texts_of
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.written import opened_at_end, visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,6 +52,9 @@ class LocalTextModel:
     cut_prompts: int = 0
     """The number of prompts whose middle was removed."""
     _next: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self._opened = opened_at_end(self.model.tokenizer.decode(self.around[1]))
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         """One text per prompt, in order, each of at most `max_tokens` tokens. Failures are a `PartialFailure`."""
@@ -84,9 +88,17 @@ class LocalTextModel:
         """Collect finished texts."""
         for turn in self.model.step():
             self.model.close(turn.key)
-            ids = turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids
-            fault = turn.end is TurnEnd.FAULT
-            outputs[turn.key] = ModelError(turn.fault) if fault else self.model.tokenizer.decode(ids)
+            outputs[turn.key] = self._output(turn)
+
+    def _output(self, turn: Turn) -> Output:
+        """The text of a finished row, with the mark of reasoning that the chat template wrote in front of it."""
+        if turn.end is TurnEnd.FAULT:
+            return ModelError(turn.fault)
+        ids = turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids
+        text = self._opened + self.model.tokenizer.decode(ids)
+        if turn.end is TurnEnd.LENGTH and text.strip() and not visible(text).strip():
+            return OutOfTokens(f"{len(ids)} tokens were used up before an answer; raise its limit of tokens")
+        return text
 
     def _ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
         """The prompt in its frame. A long prompt keeps its beginning and end, where instructions are."""

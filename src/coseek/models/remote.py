@@ -25,6 +25,7 @@ from coseek.models.row_calls import CalledRow, EndedCall, RowCalls, check_turn, 
 from coseek.models.server import ServerPaths, ServerSettings, open_client, refused_field, with_changes
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.usage import Prices, Usage, read_usage
+from coseek.models.written import ToolCallText
 
 _OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
 """Maps `owned_by` in a server's model list to its dialect."""
@@ -46,6 +47,7 @@ _MOSTLY = 0.75
 """Share of the sent tokens that a server counts at least: a tokenizer of a related model counts about as many."""
 _UNCOUNTED = 64
 """Tokens by which counts may differ."""
+_MOST_REPEATS = 2
 _DECODED = 512
 """Stretches of ids whose text is kept."""
 
@@ -55,6 +57,10 @@ class _RemoteRow(CalledRow):
     parts: list[RowSegment] = field(default_factory=list)
     body: JsonObject = field(default_factory=dict)
     """The request of the latest turn."""
+    calls: tuple[ToolCallText, ...] = ()
+    """Tool calls that the server took out of the latest turn's text."""
+    repeats: int = 0
+    """Turns in a row with the same calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
 
     def _turn(self, key: int, row: _RemoteRow, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
+            _check_repeats(row, written)
             return self._encoded(key, row.max_tokens, written)
         ids, logprobs = written.ids or (), written.logprobs
         if None not in (written.version, row.version) and written.version != row.version:
@@ -165,12 +172,23 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         version = row.version if written.version is None else written.version
         return Turn(key, ids, logprobs[: len(ids)], end, exact=not self.inexact, version=version)
 
+    def _words(self, written: ServerTurn, max_tokens: int) -> str:
+        """The turn's text. Reasoning that the server returns apart is cut where it does not fit the turn's budget, so
+        that the turn keeps its action."""
+        text = self.words_of(written)
+        if not written.reasoning or len(self.tokenizer.encode_data(text)) <= max_tokens:
+            return text
+        bare = self.tokenizer.encode_data(self.words_of(replace(written, reasoning="…")))
+        left = max(0, max_tokens - len(bare))
+        kept = self.tokenizer.decode(self.tokenizer.encode_data(written.reasoning)[:left]).rstrip("\ufffd")
+        return self.words_of(replace(written, reasoning=kept))
+
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
         """A turn from text. Its log-probabilities are unknown and set to 0."""
-        text, end = self.words_of(written), TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
-        if not text.strip():
+        if not written.text.strip() and not written.calls:
             way_out = "; raise the limit max_turn_tokens" if written.cut_off else ""
             raise ValueError(why_wordless(written, max_tokens) + way_out)
+        text, end = self._words(written, max_tokens), TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
         if places:
             text, end = text[: min(places)], TurnEnd.STOP
@@ -180,6 +198,18 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         if len(ids) > max_tokens:
             ids, end = ids[:max_tokens], TurnEnd.LENGTH
         return Turn(key, ids, (0.0,) * len(ids), end, exact=False)
+
+
+def _check_repeats(row: _RemoteRow, written: ServerTurn) -> None:
+    """Raise `ValueError` where a server takes the same calls out of the text again and again: its model does not see
+    what they found, and each turn is paid for."""
+    row.repeats = row.repeats + 1 if written.calls and written.calls == row.calls else 0
+    row.calls = written.calls
+    if row.repeats >= _MOST_REPEATS:
+        raise ValueError(
+            f"it returned the same call of the tool {row.calls[0].name!r} {row.repeats + 1} times in a row; start the "
+            "server without its tool parser (vLLM: without --enable-auto-tool-choice)"
+        )
 
 
 def _stretches(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
@@ -259,9 +289,9 @@ def open_remote(
     lost_stop: Callable[[str], str] | None = None,
     text_stops: Sequence[str] | None = None,
     neutral: Callable[[str], str] = without_role_marks,
-    words_of: Callable[[ServerTurn], str] | None = None,
+    writer: Callable[[bool], Callable[[ServerTurn], str]] = lambda chats: lambda turn: turn.text,
 ) -> RemoteModel:
-    """Open the model at a URL."""
+    """Open the model at a URL. `writer` makes `RemoteModel.words_of` for a server that takes chat messages or not."""
     calls, paths = open_client(url, settings)
     served = detect_server(calls, paths, settings.dialect, settings.model)
     return RemoteModel(
@@ -272,7 +302,7 @@ def open_remote(
         temperature,
         settings.scaled_logprobs,
         settings.send,
-        words_of or (lambda turn: turn.text),
+        writer(served.dialect == "chat"),
         lost_stop or (lambda text: ""),
         neutral,
         None if text_stops is None else tuple(text_stops),

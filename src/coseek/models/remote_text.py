@@ -151,8 +151,9 @@ class RemoteTextModel:
             self.usage.add(counted)
         turn = self._speech.read(answer.result())
         if not visible(turn.text).strip():
-            kind = OutOfTokens if turn.cut_off else ModelError
-            text.set_exception(kind(why_wordless(turn, max_tokens)))
+            why = why_wordless(turn, max_tokens)
+            more = OutOfTokens(f"{why}; raise reasoning_tokens of its server")
+            text.set_exception(more if turn.cut_off else ModelError(why))
             return
         if self.store is not None:
             self.store.write({key: turn.text})

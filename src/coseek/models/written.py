@@ -7,7 +7,7 @@ server that drops special tokens leaves only the channels' names.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.role_marks import harmless
@@ -24,6 +24,9 @@ _PAIRS = (
 )
 """Opening and closing marks of reasoning."""
 _ENDS = frozenset(end.lower() for _, end in _PAIRS)
+_STARTS = frozenset(start.lower() for start, _ in _PAIRS)
+_LONGEST = 64
+"""Characters in which a mark at the end of a text lies."""
 _MARK = re.compile("|".join(re.escape(mark) for pair in _PAIRS for mark in pair), re.I)
 _FRAMES = re.compile(r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 """Marks around an answer."""
@@ -37,7 +40,7 @@ _BARE_CHANNELS = re.compile(r"\s*+analysis(?=[A-Z\s\"'])(.*)assistantfinal", re.
 class ToolCallText:
     """A tool call that a server or a log holds apart from the text."""
 
-    ident: str | None
+    ident: str | None = field(compare=False)
     name: str
     arguments: Json
     """The arguments; a text where they are not valid JSON."""
@@ -75,6 +78,8 @@ def _split_channels(text: str) -> tuple[str, str]:
     reasoning: list[str] = []
     shown = ""
     found = list(_CHANNEL.finditer(text))
+    if not found:
+        return text.strip(), ""
     ends = [*(one.start() for one in found[1:]), len(text)]
     for one, end in zip(found, ends, strict=True):
         message = text[one.end() : end]
@@ -93,6 +98,19 @@ def visible(text: str) -> str:
     if "<|channel|>" not in text and not _MARK.search(text) and not _BARE_CHANNELS.match(text):
         return _FRAMES.sub("", text) if "<|" in text else text
     return split_reasoning(text)[1]
+
+
+def opens_reasoning(mark: str) -> bool:
+    """Whether a mark opens reasoning."""
+    return mark.lower() in _STARTS
+
+
+def opened_at_end(text: str) -> str:
+    """The mark that opens reasoning at the end of a text, as some chat templates end their prompts; "" for another
+    end."""
+    end = text.rstrip()
+    marks = [mark for mark in _MARK.finditer(end[-_LONGEST:]) if opens_reasoning(mark[0])]
+    return marks[-1][0] if marks and marks[-1].end() == len(end[-_LONGEST:]) else ""
 
 
 def visible_after(text: str, mark: str) -> str | None:

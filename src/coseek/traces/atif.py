@@ -14,7 +14,8 @@ import coseek
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Segment, Trajectory
-from coseek.traces.conversation import ChatTurn, SampledIds, calls_in, reasoning_in, results_of, text_of, turns_of
+from coseek.models.written import calls_in, reasoning_in
+from coseek.traces.conversation import ChatTurn, SampledIds, results_of, text_of, turns_of
 from coseek.traces.messages import OF_RESULT, about, messages_of
 
 VERSION = "ATIF-v1.7"

@@ -16,7 +16,6 @@ from coseek.agents.actions import texts_of
 from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
-from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.evidence import met_passages, ranked
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -34,6 +33,7 @@ from coseek.data.trajectory import (
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.models.written import ToolCallText, calls_in, reasoning_in, split_reasoning, visible
 from coseek.traces.found_passages import hits_by_query, own_hits
 
 PROTOCOL = "tongyi"
@@ -88,20 +88,6 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedCall:
-    """A tool call in a message."""
-
-    ident: str | None
-    name: str
-    arguments: Json
-
-    @property
-    def object(self) -> JsonObject:
-        """The arguments as an object, as formats and tools want them."""
-        return self.arguments if isinstance(self.arguments, dict) else {"arguments": self.arguments}
-
-
-@dataclass(frozen=True, slots=True)
 class ChatTurn:
     """Assistant messages with nothing between them, and the messages behind them; positions in the conversation."""
 
@@ -123,36 +109,6 @@ def text_of(content: Json) -> str:
     return "\n".join(parts)
 
 
-def reasoning_in(message: JsonObject) -> str:
-    """The reasoning that some servers return beside the content."""
-    return next((text for key in ("reasoning_content", "reasoning") if isinstance(text := message.get(key), str)), "")
-
-
-def calls_in(message: JsonObject) -> list[LoggedCall]:
-    """The tool calls of an assistant message, those of the older form `function_call` too."""
-    listed = message.get("tool_calls")
-    rows = listed if isinstance(listed, list) else []
-    if isinstance(message.get("function_call"), dict):
-        rows = [*rows, {"function": message["function_call"]}]
-    found: list[LoggedCall] = []
-    for row in rows:
-        function = row.get("function", row) if isinstance(row, dict) else None
-        if isinstance(row, dict) and isinstance(function, dict) and isinstance(name := function.get("name"), str):
-            ident = row.get("id")
-            found.append(LoggedCall(ident if isinstance(ident, str) else None, name, _arguments(function)))
-    return found
-
-
-def _arguments(function: JsonObject) -> Json:
-    given = function.get("arguments")
-    if not isinstance(given, str):
-        return given
-    try:
-        return parse_strict(given)
-    except InvalidJson:
-        return given
-
-
 def turns_of(messages: Sequence[JsonObject]) -> tuple[int, list[ChatTurn]]:
     """The number of messages that the agent read first, and its turns. A greeting before the question is read."""
     roles = [message["role"] for message in messages]
@@ -171,7 +127,7 @@ def turns_of(messages: Sequence[JsonObject]) -> tuple[int, list[ChatTurn]]:
     return begin, turns
 
 
-def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[LoggedCall], dict[int, int]]:
+def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
     """The calls of a turn, and which message behind it (by position) holds the result of which call (by number).
 
     A result names its call by id; those without an id belong to the calls that no result names, in order.
@@ -268,7 +224,7 @@ class _Writer:
         """One turn of the agent, and what it was answered."""
         messages = self.chat.messages
         calls, matched = results_of(messages, turn)
-        content = "\n".join(text for at in turn.written if (text := text_of(messages[at].get("content"))).strip())
+        content = visible(self._content(turn))
         if is_last and not turn.behind:
             said = self.chat.answer or ("" if self.chat.stop else content)
             self.answer = None if calls else said.strip() or None
@@ -336,10 +292,16 @@ class _Writer:
 
     # --- parts of a turn
 
-    def _wrote(self, turn: ChatTurn, calls: Sequence[LoggedCall], content: str) -> None:
+    def _content(self, turn: ChatTurn) -> str:
+        """What the agent wrote in a turn, the reasoning in it included."""
+        texts = (text_of(self.chat.messages[at].get("content")) for at in turn.written)
+        return "\n".join(text for text in texts if text.strip())
+
+    def _wrote(self, turn: ChatTurn, calls: Sequence[ToolCallText], content: str) -> None:
         """The agent's segment: reasoning, content, and calls or an answer in the protocol's tags."""
-        reasoning = "\n".join(reasoning_in(self.chat.messages[at]) for at in turn.written).strip()
-        pieces, tag = [self._escape(reasoning)], ""
+        beside = "\n".join(reasoning_in(self.chat.messages[at]) for at in turn.written).strip()
+        inside = split_reasoning(self._content(turn))[0]
+        pieces, tag = [self._escape("\n".join(filter(None, (beside, inside))))], ""
         if self.answer != content.strip():
             pieces.append(self._escape(content))
         pieces += [self._called(call) for call in calls]
@@ -353,7 +315,7 @@ class _Writer:
         ledger = (sampled.ids, sampled.logprobs) if sampled else ((), ())
         self.segments.append(Segment(Author.AGENT, tag, text, *ledger))
 
-    def _found(self, turn: ChatTurn, calls: Sequence[LoggedCall], matched: Mapping[int, int], number: int) -> None:
+    def _found(self, turn: ChatTurn, calls: Sequence[ToolCallText], matched: Mapping[int, int], number: int) -> None:
         """Searches and calls with their results, in one block of the searches and a segment for each other message."""
         messages, blocks = self.chat.messages, list[tuple[str, str]]()
         searched: list[str] = []
@@ -401,10 +363,10 @@ class _Writer:
             ]
         self.reader.counts["searches"] += len(queries)
 
-    def _queries(self, call: LoggedCall) -> tuple[str, ...]:
+    def _queries(self, call: ToolCallText) -> tuple[str, ...]:
         return self.reader.queries(call.arguments) if self.reader.is_search(call.name) else ()
 
-    def _called(self, call: LoggedCall) -> str:
+    def _called(self, call: ToolCallText) -> str:
         """A call in the protocol's tags. Searches are written as calls of the protocol's own tool."""
         queries = self._queries(call)
         row: JsonObject = {"name": call.name, "arguments": call.arguments}

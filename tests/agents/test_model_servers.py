@@ -1,0 +1,204 @@
+"""Each part behind each kind of server works, or is refused with the setting to change; nothing is scored as wrong."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.models.http_site import Said, Site, site
+from tests.models.model_servers import KINDS, Kind, answers
+
+from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.rollout import Limits, rollout
+from coseek.core.errors import RetrieverError
+from coseek.core.files import JsonObject
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.graders.factory import open_generator, open_judge
+from coseek.graders.generator import GeneratorOutput, GeneratorSettings, ReadingInput
+from coseek.graders.judge import Claim, JudgeSettings
+from coseek.models.local_text import open_text_model
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.retriever import FixedRetriever
+
+QUESTION = Question("q1", "Where was Mira Castell born?", ("Orlen",))
+PASSAGE = Passage("p1", "Mira Castell", "Mira Castell was born in Orlen.")
+SEND = {
+    "gpt-5": {"max_tokens": "max_completion_tokens", "temperature": None, "stop": None, "seed": None},
+    "mistral": {"seed": None},
+}
+"""Settings with which a kind of server can be asked."""
+REFUSES = {"gpt-5": "send: {max_tokens: max_completion_tokens}", "mistral": "send: {seed: null}"}
+"""What the fault names where a server is asked without them."""
+
+
+def writes(messages: Sequence[JsonObject]) -> str:
+    """A model that thinks about Veld and means Orlen."""
+    said = str(messages[0]["content"])
+    thought = "<think>Is it Veld? Or Karst? Document 1: Veld. Yes, no.</think>"
+    if "<search>" in said:
+        return thought + ("<answer>Orlen</answer>" if len(messages) > 1 else "<search>Mira Castell born</search>")
+    if "tool_call" in said:
+        call = json.dumps({"name": "search", "arguments": {"query": ["Mira Castell born"]}})
+        return thought + ("<answer>Orlen</answer>" if len(messages) > 1 else f"<tool_call>{call}</tool_call>")
+    if "Document" in said:
+        return f"{thought}Document 1: Mira Castell\nShe was born in Orlen."
+    return thought + ("yes" if "Response:" in said else "Orlen")
+
+
+NAMES = list(KINDS)
+
+
+@contextmanager
+def served(kind: Kind, folder: Path, **settings: object) -> Iterator[tuple[Site, str]]:
+    """A server of a kind, and the YAML file of its settings."""
+    with site(answers(kind, writes)) as there:
+        given = {"url": there.url, "reasoning_tokens": 1000, "patience": {"attempts": 1}, **settings}
+        path = folder / "server.yaml"
+        path.write_text(yaml.safe_dump(given))
+        yield there, str(path)
+
+
+def sends(kind: Kind) -> dict[str, object]:
+    return {"send": SEND[kind.name]} if kind.name in SEND else {}
+
+
+def answered(name: str) -> GeneratorOutput:
+    generator = open_generator(GeneratorSettings(model=name))
+    return generator.answer([generator.context(ReadingInput(QUESTION.question, (PASSAGE,)))])[0]
+
+
+def run_at(there: Site, folder: Path, protocol: str, **server: object) -> Trajectory:
+    path = folder / "agent.yaml"
+    given = {"dialect": "chat", "patience": {"attempts": 1}, **server}
+    path.write_text(yaml.safe_dump({"name": there.url, "protocol": protocol, "tokenizer": "bytes", "server": given}))
+    agent = open_agent(settings_for(str(path)))
+    shelf = FixedRetriever(Corpus([PASSAGE]), {"Mira Castell born": [PASSAGE.id]})
+    (run,) = rollout(agent, shelf, [QUESTION], [0], Limits(max_turn_tokens=4000, max_tokens=64000))
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
+def test_a_generator_answers_without_its_reasoning(kind: Kind, tmp_path: Path) -> None:
+    with served(kind, tmp_path, **sends(kind)) as (_, name):
+        assert answered(name).answer == "Orlen"
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
+def test_a_judge_is_read_behind_its_reasoning(kind: Kind, tmp_path: Path) -> None:
+    with served(kind, tmp_path, **sends(kind)) as (_, name):
+        (verdict,) = open_judge(JudgeSettings(model=name)).judge([Claim(QUESTION, "Orlen")])
+        assert (verdict.right, verdict.fault) == (True, None)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
+def test_a_simulated_engine_shows_no_reasoning(kind: Kind, tmp_path: Path) -> None:
+    with served(kind, tmp_path, **sends(kind)) as (_, name):
+        engine = tmp_path / "engine.yaml"
+        engine.write_text(yaml.safe_dump({"retriever": "simulated", "model": name}))
+        [[hit]] = open_retriever(str(engine)).search(["Mira Castell"], 1)
+        assert (hit.passage.title, hit.passage.text) == ("Mira Castell", "She was born in Orlen.")
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
+@pytest.mark.parametrize("protocol", ["search-r1", "react"])
+def test_an_agent_searches_and_answers(kind: Kind, protocol: str, tmp_path: Path) -> None:
+    with served(kind, tmp_path) as (there, _):
+        run = run_at(there, tmp_path, protocol, **sends(kind))
+    assert (run.stop, run.answer) == (StopReason.ANSWERED, "Orlen"), run.stop_detail
+    assert [search.query for search in run.searches] == ["Mira Castell born"]
+    if kind.reasoning != "hidden":  # its reasoning is the turn's thought
+        assert run.valid, run.format_error
+        assert "Is it Veld?" in run.segments[1].text
+
+
+@pytest.mark.parametrize("name", REFUSES)
+def test_a_server_that_refuses_a_field_names_the_setting(name: str, tmp_path: Path) -> None:
+    with served(KINDS[name], tmp_path) as (there, path):
+        [verdict] = open_judge(JudgeSettings(model=path)).judge([Claim(QUESTION, "Orlen")])
+        assert verdict.right is None and REFUSES[name] in str(verdict.fault)
+        out = answered(path)
+        assert out.answer is None and REFUSES[name] in str(out.fault)
+        run = run_at(there, tmp_path, "search-r1")
+        assert run.stop is StopReason.MODEL_ERROR and REFUSES[name] in run.stop_detail
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
+def test_tokens_that_reasoning_used_up_are_a_fault_that_is_asked_again(kind: Kind, tmp_path: Path) -> None:
+    cache = str(tmp_path / "texts.sqlite")
+    with served(kind, tmp_path, reasoning_tokens=0, cache=cache, **sends(kind)) as (there, name):
+        for _ in range(2):
+            (verdict,) = open_judge(JudgeSettings(model=name)).judge([Claim(QUESTION, "Orlen")])
+            assert verdict.right is None and "16 tokens were used up before an answer" in str(verdict.fault)
+            assert "reasoning_tokens" in str(verdict.fault) and "max_tokens" in str(verdict.fault)
+        assert sum(asked.method == "POST" for asked in there.asked) == 2
+        engine = tmp_path / "engine.yaml"
+        engine.write_text(yaml.safe_dump({"retriever": "simulated", "model": name, "document_tokens": 20}))
+        with pytest.raises(RetrieverError, match="used up"):
+            open_retriever(str(engine)).search(["Mira Castell"], 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"content": None, "refusal": "I cannot help with that."}, "refused: I cannot help"),
+        ({"content": "", "reasoning_content": "It is Orlen."}, "wrote reasoning and no answer"),
+        ({"content": None}, "wrote no words"),
+        ({"content": "<think>It is Orlen."}, "wrote reasoning and no answer"),
+        ({"content": None, "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}]}, "the tool 'find'"),
+    ],
+)
+def test_a_reply_without_words_is_a_fault_of_the_part(message: JsonObject, why: str, tmp_path: Path) -> None:
+    said = Said({"choices": [{"message": message, "finish_reason": "stop"}]})
+    path = tmp_path / "server.yaml"
+    with site(lambda asked: said) as there:
+        path.write_text(yaml.safe_dump({"url": there.url, "model": "m", "cache": str(tmp_path / "c.sqlite")}))
+        for _ in range(2):  # it is not remembered
+            out = answered(str(path))
+            assert out.answer is None and why in str(out.fault)
+        assert len(there.asked) == 2
+
+
+def test_tool_calls_in_a_protocol_without_tools_are_no_fault_of_the_agent(tmp_path: Path) -> None:
+    def calls(messages: Sequence[JsonObject]) -> str:
+        return '<think>a</think><tool_call>{"name": "search", "arguments": {"query": ["b"]}}</tool_call>'
+
+    with site(answers(KINDS["vllm"], calls)) as there:
+        run = run_at(there, tmp_path, "search-r1")
+        assert run.stop is StopReason.MODEL_ERROR and "tool parser" in run.stop_detail
+        assert sum(asked.method == "POST" for asked in there.asked) == 1
+        run = run_at(there, tmp_path, "react")  # a model that never sees what it found is not paid for 50 turns
+        assert run.stop is StopReason.MODEL_ERROR and "3 times in a row" in run.stop_detail
+
+
+@pytest.mark.parametrize("spelling", ["<think>{}</think>", "{}</think>", "[THINK]{}[/THINK]"])
+def test_a_thought_in_the_text_is_the_protocols_thought(spelling: str, tmp_path: Path) -> None:
+    text = spelling.format("I know it.") + "<answer>Orlen</answer>"
+    said = Said({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]})
+    with site(lambda asked: said) as there:
+        run = run_at(there, tmp_path, "search-r1", model="m")
+        assert (run.answer, run.valid) == ("Orlen", True), run.format_error
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("", "/v1/chat/completions"),
+        ("/v1", "/v1/chat/completions"),
+        ("/openai/v1/chat/completions", "/openai/v1/chat/completions"),
+        ("/v1beta/openai/", "/v1beta/openai/chat/completions"),
+        ("/api/paas/v4", "/api/paas/v4/chat/completions"),
+        ("/chat/completions", "/chat/completions"),
+        ("/team", "/team/v1/chat/completions"),
+    ],
+)
+def test_a_server_is_reached_at_its_own_path(url: str, path: str, tmp_path: Path) -> None:
+    with site(answers(KINDS["ollama"], writes)) as there:
+        file = tmp_path / "server.yaml"
+        file.write_text(yaml.safe_dump({"url": there.url + url, "reasoning_tokens": 1000}))
+        assert open_text_model(str(file)).write(["Where?"], 16) == ["Orlen"]
+        models = path.replace("/chat/completions", "/models")
+        assert [asked.path for asked in there.asked] == [models, path]

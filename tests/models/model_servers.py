@@ -1,0 +1,96 @@
+"""Stand-ins of model servers as people run them: what each refuses, where it puts reasoning and tool calls, and how it
+shapes an answer. What the model behind them writes is a function of the messages."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from tests.models.http_site import Asked, Said
+
+from coseek.core.files import Json, JsonObject
+
+Writes = Callable[[Sequence[JsonObject]], str]
+"""Chat messages → what the model writes: its reasoning in `<think>`, calls in `<tool_call>`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of server."""
+
+    name: str
+    owner: str
+    refuses: tuple[str, ...] = ()
+    """Fields that it answers with an error."""
+    knows: tuple[str, ...] | None = None
+    """The only fields beside `model` and `messages`; any where it is `None`."""
+    refusal: Callable[[str], Said] = lambda name: Said({"error": {"message": f"Unsupported parameter: '{name}'"}}, 400)
+    reasoning: str = "hidden"
+    """Where reasoning stands: `hidden`, `parts` of the content, the name of a field, or in the `text`."""
+    takes_calls: bool = False
+    """Whether it takes tool calls out of the text."""
+    finish: str = "stop"
+    thinks_tokens: int = 40
+    """Tokens of reasoning: fewer are no answer."""
+
+
+def _openai(name: str) -> Said:
+    new = {"max_tokens": " Use 'max_completion_tokens' instead."}.get(name, "")
+    said = f"Unsupported parameter: '{name}' is not supported with this model.{new}"
+    return Said({"error": {"message": said, "type": "invalid_request_error", "param": name}}, 400)
+
+
+def _mistral(name: str) -> Said:
+    detail: Json = [{"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"}]
+    return Said({"object": "error", "message": {"detail": detail}, "type": "invalid_request_error"}, 422)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("gpt-5", "openai", ("max_tokens", "temperature", "stop", "seed", "top_k"), refusal=_openai),
+        Kind("mistral", "mistralai", ("seed", "top_k", "repetition_penalty"), refusal=_mistral, reasoning="parts"),
+        Kind("ollama", "library", reasoning="reasoning"),
+        Kind("lm-studio", "organization_owner", reasoning="reasoning_content", finish=""),
+        Kind("vllm", "vllm", reasoning="reasoning_content", takes_calls=True),
+    )
+}
+
+
+def answers(kind: Kind, writes: Writes) -> Callable[[Asked], Said]:
+    """How a server of a kind answers."""
+
+    def answer(asked: Asked) -> Said:
+        if asked.method == "GET":
+            return Said({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": kind.owner}]})
+        for name in kind.refuses:
+            if name in asked.body:
+                return kind.refusal(name)
+        most = asked.body.get("max_tokens", asked.body.get("max_completion_tokens", 10**6))
+        return _shaped(kind, writes(cast(list[JsonObject], asked.body["messages"])), cast(int, most))
+
+    return answer
+
+
+def _shaped(kind: Kind, written: str, most: int) -> Said:
+    """What the model wrote as the server returns it."""
+    found = re.match(r"<think>(.*?)</think>(.*)", written, re.DOTALL)
+    thought, text = (found[1], found[2]) if found else ("", written)
+    cut = bool(thought) and most < kind.thinks_tokens
+    text = "" if cut else text.strip()
+    message: JsonObject = {"role": "assistant", "content": text}
+    if kind.takes_calls and (call := re.search(r"<tool_call>(.*)</tool_call>", text, re.DOTALL)):
+        row = json.loads(call[1])
+        function: JsonObject = {"name": row["name"], "arguments": json.dumps(row["arguments"])}
+        message |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    if kind.reasoning == "parts":
+        thinking: Json = {"type": "thinking", "thinking": [{"type": "text", "text": thought}]}
+        message["content"] = [thinking, *([{"type": "text", "text": text}] if text else [])] if thought else text
+    elif kind.reasoning == "text":
+        message["content"] = f"<think>{thought}" + ("" if cut else f"</think>{text}")
+    elif kind.reasoning != "hidden":
+        message[kind.reasoning] = thought
+    usage: JsonObject = {"prompt_tokens": 9, "completion_tokens": 9}
+    finish = "length" if cut else kind.finish
+    return Said({"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage})
