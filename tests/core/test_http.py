@@ -14,6 +14,7 @@ from tests.models.http_site import Asked, Said, site
 
 from coseek.core.circuit_breaker import CircuitBreaker
 from coseek.core.errors import SettingError
+from coseek.core.files import Json
 from coseek.core.http import (
     HttpClient,
     HttpFailure,
@@ -328,7 +329,8 @@ def test_a_proxys_error_inside_a_200_keeps_its_reason_and_is_asked_again_by_its_
         calls.close()
     sentence, made = failure_of(in_order(limited))
     assert made == 3 and "Rate limit exceeded: free-models-per-day" in sentence
-    for error in ({"message": "no such model", "code": "400"}, {"message": "no such model"}, "no such model"):
+    errors: list[Json] = [{"message": "no such model", "code": "400"}, {"message": "no such model"}, "no such model"]
+    for error in errors:
         sentence, made = failure_of(in_order(Said({"error": error})))
         assert made == 1 and "no such model" in sentence
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coseek.core.files import Json
 from coseek.models.model_text import read_verdict
 from coseek.models.written import (
     calls_in,
@@ -95,9 +96,12 @@ def test_verdicts_of_reasoning_models_are_read(text: str, right: bool | None) ->
 
 
 def test_content_in_parts_and_reasoning_beside_it_are_read() -> None:
-    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Orlen"}]
-    assert content_of([*parts]) == ("Orlen", "hm")
-    assert reasoning_in({"content": [*parts]}) == "hm"
+    parts: list[Json] = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "Orlen"},
+    ]
+    assert content_of(parts) == ("Orlen", "hm")
+    assert reasoning_in({"content": parts}) == "hm"
     assert reasoning_in({"content": "Orlen", "reasoning_content": None, "reasoning": "hm"}) == "hm"
     assert content_of(None) == ("", "")
 
