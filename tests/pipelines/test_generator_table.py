@@ -22,8 +22,9 @@ from coseek.measure.score import METRICS, summaries_of
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.agent_results import TableRow, alarms_of, by_generator, metric_of, pairs_of, rows_of
+from coseek.pipelines.agent_results import alarms_of
 from coseek.pipelines.grader_settings import Graders, GraderSettings
+from coseek.pipelines.table_rows import TableRow, by_generator, metric_of, pairs_of, rows_of
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.training.rl.monitor import alarm_steps

@@ -13,7 +13,7 @@ from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.agent_results import rows_of
+from coseek.pipelines.table_rows import rows_of
 
 
 @pytest.mark.slow

@@ -72,14 +72,14 @@ def _check_known(
             )
 
 
-def draw(questions: Sequence[Question], count: int | None, seed: int) -> list[Question]:
+def draw(questions: Sequence[Question], count: int | None, seed: int, per_set: int | None = None) -> list[Question]:
     """Draw `count` questions, in their order; all of them when there are no more, or for `None`.
 
     Every data set keeps its share to within a question or so (Webster's method), and at least one question while
-    `count` allows it. The draw depends on `seed` and the questions' ids, not on their order, and a larger `count` only
-    adds questions.
+    `count` allows it. With `per_set` each data set is first cut to at most that many. The draw depends on `seed` and
+    the questions' ids, not on their order, and a larger `count` or `per_set` only adds questions.
     """
-    if count is None or count >= len(questions):
+    if per_set is None and (count is None or count >= len(questions)):
         return list(questions)
     strata: dict[str | None, list[tuple[bytes, int]]] = {}
     for place, question in enumerate(questions):
@@ -87,6 +87,8 @@ def draw(questions: Sequence[Question], count: int | None, seed: int) -> list[Qu
         strata.setdefault(question.dataset, []).append((hashlib.blake2b(text, digest_size=16).digest(), place))
     ranked: list[tuple[float, bytes, int]] = []
     for members in strata.values():
-        for rank, (key, place) in enumerate(sorted(members)):
-            ranked.append(((rank + 0.5) / len(members) if rank else 0.0, key, place))
-    return [questions[place] for place in sorted(place for *_, place in heapq.nsmallest(count, ranked))]
+        kept = sorted(members)[:per_set]
+        for rank, (key, place) in enumerate(kept):
+            ranked.append(((rank + 0.5) / len(kept) if rank else 0.0, key, place))
+    drawn = ranked if count is None else heapq.nsmallest(count, ranked)
+    return [questions[place] for place in sorted(place for *_, place in drawn)]

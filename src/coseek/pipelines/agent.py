@@ -33,15 +33,16 @@ from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.agent_check import check_recipe, taught
+from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.data_folder import make_data, own_questions
+from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import demonstrate, left_to_ask, texts_of
 from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.policy_card import HEALTHY, write_policy_card
+from coseek.pipelines.question_sets import QuestionSet, question_sets
 from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedule, check_in_turn, schedule_of
 from coseek.pipelines.run_record import TrainingRun
@@ -66,15 +67,6 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import Workers, workers_here
 from coseek.world.world import make_world
-
-
-@dataclass(frozen=True)
-class QuestionSet:
-    """The questions and the retriever of one column of the table."""
-
-    name: str
-    questions: tuple[Question, ...]
-    retriever: Retriever
 
 
 @dataclass
@@ -111,6 +103,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def _train(self) -> None:
         if self.workers.first:
             self.prepare_data()
+            if self.recipe.table.baselines:
+                check_baselines(self.recipe, {retriever.name for retriever in self.retrievers.values()})
             self.make_policy()
         self.workers.wait()
         if behind := max((stage.recipe.rollout.max_steps_behind for stage in self.stages), default=0):
@@ -183,17 +177,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def sets(self) -> list[QuestionSet]:
         """The columns of the table."""
-        data, most, seed = self.recipe.data, self.recipe.table.questions, self.recipe.table.seed
-        named = [("dev", "data", data.dev)] if self.recipe.table.dev else []
-        named += [("test", "data", data.test)]
-        named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
-        asked = [(name, where, Dataset(self.set_folders[where]).questions(split)) for name, where, split in named]
-        if data.folder is not None:
-            own = own_questions(data.folder, self.data_folder, data.train)
-            asked += [(name, "data", found) for name, found in own.items()]
-        return [
-            QuestionSet(name, tuple(draw(found, most, seed)), self.retrievers[where]) for name, where, found in asked
-        ]
+        return question_sets(self.recipe, self.set_folders, self.retrievers)
 
     # --- policy
 
@@ -248,11 +232,16 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return HfTokenizer.load(self.policy_folder("start"))
 
     def sampler(
-        self, model: PreTrainedModel, protocol: Protocol, temperature: float, limits: Limits | None = None
+        self,
+        model: PreTrainedModel,
+        protocol: Protocol,
+        temperature: float,
+        limits: Limits | None = None,
+        tokenizer: HfTokenizer | None = None,
     ) -> Sampler:
-        """A sampler for contexts of `limits`, the recipe's when not given."""
+        """A sampler for contexts of `limits`, the recipe's when not given, with the policy's tokenizer by default."""
         settings = self._sampler_settings(temperature, limits or self.recipe.limits)
-        return Sampler(model, self.tokenizer, protocol.grammar.stops, settings)
+        return Sampler(model, tokenizer or self.tokenizer, protocol.grammar.stops, settings)
 
     def _sampler_settings(self, temperature: float, limits: Limits) -> SamplerSettings:
         rows, cache, dtype = self.recipe.concurrency, self.recipe.cache_gib, self.recipe.precision
@@ -357,7 +346,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, seed, self.progress.say))
 
     def dev_questions(self, recipe: AgentRecipe) -> list[Question]:
-        return draw(self.questions(recipe.data.dev), recipe.table.dev_questions, recipe.table.seed)
+        table = recipe.table
+        return draw(self.questions(recipe.data.dev), table.dev_questions, table.seed, table.dev_per_set)
 
     def roll_out(
         self, agent: Agent, retriever: Retriever, questions: Sequence[Question], seeds: Sequence[int], limits: Limits

@@ -1,6 +1,6 @@
 """Checks of agent recipes, made before torch is imported and anything is written; all mistakes in one error."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,6 +101,7 @@ def check_settings(recipe: AgentRecipe) -> None:
             if stage.recipe.rl.backend == VERL:
                 wrong.of(check_verl, stage.recipe)
     wrong.of(taught, recipe)
+    wrong.of(check_baselines, recipe)
     for name in recipe.track:
         wrong.of(find_tracker, name)
     wrong.of(_check_data, recipe.data)
@@ -122,6 +123,16 @@ def check_settings(recipe: AgentRecipe) -> None:
         wrong.of(load_judge_prompt, graders.judge)
     if recipe.policy.folder is None:
         wrong.of(check_shape, recipe.policy.laptop)
+    wrong.refuse()
+
+
+def check_baselines(recipe: AgentRecipe, retrievers: Collection[str] = ()) -> None:
+    """Refuse baselines of the table without a prompt, or whose protocol needs none of these retrievers."""
+    wrong = ErrorList()
+    for name in recipe.table.baselines:
+        if (protocol := wrong.of(recipe.load_protocol, name, run_files=False)) is not None:
+            for retriever in retrievers:
+                wrong.of(protocol.check_retriever, retriever)
     wrong.refuse()
 
 

@@ -25,6 +25,7 @@ from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
+from coseek.pipelines.table_settings import TableSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.synthesis.settings import SynthesisSettings
@@ -36,7 +37,7 @@ from coseek.world.settings import WorldSettings
 RECIPES = Path(__file__).parent.parent / "recipes"
 STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
 """Settings that a stage may replace."""
-TAKEN = ("start", "warm", "trained")
+TAKEN = ("start", "warm", "trained", "baseline")
 """Reserved names of policy folders."""
 
 
@@ -210,26 +211,6 @@ class MachineSettings(Settings):
     """Model FLOPs utilisation of token-by-token decoding."""
 
 
-class TableSettings(Settings):
-    """The final measurement."""
-
-    questions: int = Field(default=800, ge=1)
-    """Questions of each set, at most; a draw with every data set in its share."""
-    dev: bool = True
-    """Whether the dev split stands in the table as well. Without it the table takes a third less time."""
-    sampled: bool = True
-    """Whether the agent before and after training is also measured as it writes at temperature 1."""
-    dev_questions: int = Field(default=200, ge=1)
-    """Questions of the dev split for the gate and the learning curve."""
-    rag_passages: int = Field(default=4, ge=1)
-    """Passages of naive RAG."""
-    wide_rag: int | None = Field(default=None, ge=1)
-    """Passages of a second naive RAG where the generator answers: as many as the agent's searches find together
-    (s3: 9). None: only the baseline's."""
-    seed: int = 0
-    """Seed of the drawn questions, of the rows at temperature 1, and of the bootstrap."""
-
-
 class AgentRecipe(Placement):
     """The training and measurement of one agent. `precision` is that of sampling; learners have their own."""
 
@@ -359,6 +340,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         ("data.training_retriever.questions", engine.get("questions"), "data"),
         (ENCODER, None if data.index or shipped else encoder, "model"),
         ("policy.folder", recipe.policy.folder, "model"),
+        ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
     ]
     if (generator := recipe.graders.generator) is not None:
         named.append(("graders.generator.model", generator.model, "model"))

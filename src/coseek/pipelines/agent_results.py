@@ -6,15 +6,12 @@ Where the agent gives no answer and the recipe has a generator, that generator a
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from coseek.agents.protocol import tool_files
-from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import identities_of
-from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
@@ -34,7 +31,7 @@ from coseek.measure.report import (
     TrajectorySection,
     write_report,
 )
-from coseek.measure.score import METRICS, ScoredRun, Scores, answers_itself, score_run, summaries_of
+from coseek.measure.score import METRICS, ScoredRun, Scores, score_run, summaries_of
 from coseek.measure.table import (
     MAIN,
     PAIRED,
@@ -46,65 +43,34 @@ from coseek.measure.table import (
     scores_json,
     show,
 )
-from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
-from coseek.pipelines.agent import AgentTraining, QuestionSet
+from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.policy_card import write_policy_card
+from coseek.pipelines.question_sets import QuestionSet
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage
-from coseek.rewards.reward import make_reward
+from coseek.pipelines.table_rows import (
+    TableRow,
+    agent_of,
+    by_generator,
+    folder_of,
+    framed,
+    identities_of_row,
+    limits_of,
+    metric_of,
+    pairs_of,
+    rows_of,
+    tokenizer_folder,
+)
 from coseek.training.rl.monitor import alarm_steps
 
-PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
-"""Rows that are compared question by question."""
 EXAMPLES = 6
 """Trajectories in the report."""
 LOOK = "eval/reward"
 """Metric of the looks at the dev questions; those of one data set end in `/NAME`."""
 RESULT_FILES = {"report.html": "the report", "table.md": "all tables", "table.json": "the same for programs"}
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """One agent of the table."""
-
-    name: str
-    policy: str
-    """Name of the policy folder; empty for the rule-based agent."""
-    protocol: str
-    temperature: float
-    passages: int = 0
-    """Passages of naive RAG with the generator, which needs no policy; 0 for agents."""
-
-    @property
-    def label(self) -> str:
-        return self.name if self.temperature == 0.0 else f"{self.name}, T=1"
-
-
-def rows_of(training: AgentTraining) -> list[TableRow]:
-    """The rows of the table. `before` comes first, since the others are paired with it."""
-    own = training.recipe.protocol
-    pair = tuple(zip(("before", "after"), training.compared, strict=True))
-    temperatures = (0.0, 1.0) if training.recipe.table.sampled else (0.0,)
-    agents = [TableRow(name, policy, own, t) for t in temperatures for name, policy in pair]
-    agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
-    warm = training.recipe.warm_start
-    shown_on_data = warm is not None and warm.demonstrator in ("rules", "expert") and not warm.uses_worlds
-    rules = [TableRow("rules", "", own, 0.0)] if shown_on_data else []
-    if by_generator(training):
-        shown = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
-        return [*agents, *(TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None), *rules]
-    if warm is None or warm.demonstrator == "gold":  # nobody taught the baselines' protocols
-        return agents
-    once = [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
-    return [*agents, *once, *rules]
-
-
-def by_generator(training: AgentTraining) -> bool:
-    """Whether the generator answers for the agent."""
-    return training.recipe.graders.generator is not None and not answers_itself(training.recipe.protocol)
 
 
 def train_and_measure(
@@ -182,8 +148,8 @@ def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
     a folder that was moved since, the policies have other paths."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
-    framed = protocol.template.framed(training.tokenizer)
-    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
+    own = framed(training, row)
+    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, own)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     run.drop_faults()
     return None if run.is_sealed and len(run.done()) == len(column.questions) else run.settings
@@ -193,41 +159,17 @@ def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
     """The settings in a cell's `run.yaml`."""
     return {
         "agent": {
-            "name": str(training.policy_folder(row.policy)) if row.policy else row.name,
+            "name": str(folder_of(training, row)) if row.policy else row.name,
             "protocol": row.protocol,
             "prompt_template": training.recipe.prompt_template,
             "chat_template": training.recipe.chat_template,
             "temperature": row.temperature,
-            "tokenizer": str(training.policy_folder("start")),  # all rows are tokenised by this one
+            "tokenizer": str(tokenizer_folder(training, row)),
         },
         "set": column.name,
         "limits": dump_settings(limits_of(training, row)),
         "seed": training.recipe.table.seed,
     }
-
-
-def identities_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
-    """Digests of what the row's turns depend on: see `Agent.identities`."""
-    if row.policy:
-        return training.turn_identities(row.policy, row.temperature)
-    return {"agent": row.name, "tokenizer": training.turn_identities("start", 0.0)["tokenizer"]}
-
-
-def agent_of(training: AgentTraining, row: TableRow) -> Agent:
-    """The row's agent. The rule-based one uses the policy's tokenizer, so that token counts are comparable."""
-    protocol = training.recipe.load_protocol(row.protocol)
-    turn_identities = identities_of_row(training, row)
-    if not row.policy:
-        return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), turn_identities)
-    model = load_model(training.policy_folder(row.policy), training.recipe)
-    return Agent(protocol, training.sampler(model, protocol, row.temperature), turn_identities)
-
-
-def limits_of(training: AgentTraining, row: TableRow) -> Limits:
-    """The recipe's limits; naive RAG has its own number of passages."""
-    if row.protocol != "rag":
-        return training.recipe.limits
-    return training.recipe.limits.with_passages(training.recipe.table.rag_passages)
 
 
 def cell_folder(training: AgentTraining, row: TableRow, column: QuestionSet) -> Path:
@@ -252,33 +194,12 @@ def _scores(training: AgentTraining, rows: Sequence[TableRow], column: QuestionS
     return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, pairs=pairs)
 
 
-def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """The paired comparisons: those of `PAIRS` that are measured, and `after` with the generator's naive RAG."""
-    labels = {row.label for row in rows}
-    return [
-        *(pair for pair in PAIRS if labels.issuperset(pair)),
-        *(("after", row.label) for row in rows if row.passages),
-    ]
-
-
 def scored(training: AgentTraining, name: str, folder: Path) -> ScoredRun:
     """A run folder scored by its own answers, or by the generator's where that answers for the agent."""
     runs = Run(folder).trajectories()
     if by_generator(training):
         return served.scored_by_generator(training.graders, name, folder, list(runs))
     return score_run(name, runs)
-
-
-def metric_of(training: AgentTraining) -> str:
-    """The headline metric: the one nearest to the reward."""
-    recipe = training.stages[-1].recipe if training.stages else training.recipe
-    if by_generator(training):
-        return "gen_acc" if recipe.graders.judge is not None else "cover_em"
-    paid = {part.name for part in make_reward(recipe.reward).parts}
-    if answers_itself(recipe.protocol):
-        return "recall" if "gold_recall" in paid else "em"
-    # Where the data names no gold passages, recall is undefined and found answers are paid.
-    return "answer_hit" if {"answer_hit", "rank_tiers"} & paid else "recall"
 
 
 def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, Table]:
@@ -314,15 +235,25 @@ def alarms_of(stage: Stage) -> list[str]:
 
 
 def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
-    """Agents by sets, in one metric; a set of several data sets has a column for each, and their macro means."""
-    metric = metric_of(training)
+    """Agents by sets, in the headline metrics; a set of several data sets has a column for each, and their macro
+    means."""
+    metrics = training.recipe.table.metrics or (metric_of(training),)
     columns = {name: (found, ALL) for name, found in scores.items()}
     columns |= {f"{name} {group}": (found, group) for name, found in scores.items() for group in found.by_dataset}
     cells = [
-        (row.label, *(show(found.of(row.label, group).metrics.get(metric)) for found, group in columns.values()))
+        (
+            row.label,
+            *(
+                show(found.of(row.label, group).metrics.get(metric))
+                for found, group in columns.values()
+                for metric in metrics
+            ),
+        )
         for row in rows_of(training)
     ]
-    return Table((metric, *columns), tuple(cells), tuple(notes_of(training)))
+    several = [f"{name}, {metric}" for name in columns for metric in metrics]
+    names = (metrics[0], *columns) if len(metrics) == 1 else ("agent", *several)
+    return Table(names, tuple(cells), tuple(notes_of(training)))
 
 
 def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:

@@ -136,14 +136,14 @@ def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
         gathered=max(policy.gathered(shape), critic.gathered(shape) if critic is not None else 0.0),
         activations=_activations(shape, rl.policy, limits.max_tokens, written, share),
         sampler=_sampler(recipe, shape, policy.shards),
-        cache=_cache(recipe, shape, max(runs, recipe.table.dev_questions)),
+        cache=_cache(recipe, shape, max(runs, _looked_at(recipe))),
     )
 
 
 def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> Memory:
     """Supervised training, with a loss at every token, and the evaluations and samples of the first worker."""
     policy, row = _learner(shape, settings, recipe.machine.devices), recipe.limits.max_tokens
-    questions = recipe.concurrency if recipe.learn == "rejection" else recipe.table.dev_questions
+    questions = recipe.concurrency if recipe.learn == "rejection" else _looked_at(recipe)
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
         gradients=policy.gradients, gathered=policy.gathered(shape),
@@ -227,6 +227,11 @@ def _cache(recipe: AgentRecipe, shape: Shape, runs: int) -> float:
     if recipe.cache_gib is not None:
         rows = min(rows, max(1, int(recipe.cache_gib * GIB / row)))
     return float(rows * row)
+
+
+def _looked_at(recipe: AgentRecipe) -> int:
+    """Dev questions that are answered at once, at most."""
+    return recipe.table.dev_questions or recipe.concurrency
 
 
 def _itemsize(recipe: AgentRecipe) -> int:

@@ -126,8 +126,10 @@ class StopSettings(Settings):
 class PairsSettings(Settings):
     """The table: every agent over every retriever, greedy, on the test split."""
 
-    questions: int = Field(default=200, ge=1)
-    """Questions, at most."""
+    questions: int | None = Field(default=200, ge=1)
+    """Questions, at most. null: all."""
+    per_set: int | None = Field(default=None, ge=1)
+    """Questions of each data set, at most. null: all."""
     seed: int = 0
     """Seed of the runs and of the bootstrap."""
     beside: bool = True

@@ -14,7 +14,8 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.selection import draw
 from coseek.measure.score import METRICS, ScoredRun, summarise
-from coseek.pipelines.agent_results import metric_of, scored
+from coseek.pipelines.agent_results import scored
+from coseek.pipelines.table_rows import metric_of
 from coseek.pipelines.together.paths import CoTrainingPaths
 
 Split = Literal["test", "dev"]
@@ -109,8 +110,9 @@ class Pairs:
     def _questions(self) -> dict[Split, list[Question]]:
         recipe, dataset = self.course.recipe, Dataset(self.course.data_folder)
         data = recipe.agent.data
-        seed = recipe.pairs.seed
-        found: dict[Split, list[Question]] = {"test": draw(dataset.questions(data.test), recipe.pairs.questions, seed)}
+        pairs, seed = recipe.pairs, recipe.pairs.seed
+        test = draw(dataset.questions(data.test), pairs.questions, seed, pairs.per_set)
+        found: dict[Split, list[Question]] = {"test": test}
         if recipe.stop is not None:
             found["dev"] = draw(dataset.questions(data.dev), recipe.stop.questions, seed)
         return found

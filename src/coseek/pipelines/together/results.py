@@ -11,14 +11,10 @@ from coseek.measure.report import PlotSection, ReportSection, TableSection, writ
 from coseek.measure.score import METRICS, Scores, summaries_of
 from coseek.measure.table import Table, dataset_table, scores_json, show
 from coseek.pipelines import generator_table as served
-from coseek.pipelines.agent_results import (
-    RESULT_FILES,
-    by_generator,
-    closing_sections,
-    means_and_differences,
-)
+from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences
 from coseek.pipelines.policy_card import write_policy_card
 from coseek.pipelines.run_record import write_tables
+from coseek.pipelines.table_rows import by_generator
 from coseek.pipelines.together.labelling import labelled
 from coseek.pipelines.together.pairs import Pair, Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths

@@ -1,0 +1,135 @@
+"""The rows of an agent's table: which agents are measured, with which model, protocol and limits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.agents.rollout import Agent, Limits
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.fingerprint import TOKENIZER, fingerprint
+from coseek.measure.score import answers_itself
+from coseek.models.pretrained import load_model
+from coseek.models.shipped import model_path
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.part_identities import policy_identities
+from coseek.rewards.reward import make_reward
+
+BASELINE = "baseline"
+"""In place of a policy's name: the untrained model of `table.baselines`."""
+PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
+"""Rows that are compared question by question."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One agent of the table."""
+
+    name: str
+    policy: str
+    """Name of the policy folder; `BASELINE`; or empty for the rule-based agent."""
+    protocol: str
+    temperature: float
+    passages: int = 0
+    """Passages of naive RAG with the generator, which needs no policy; 0 for agents."""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.temperature == 0.0 else f"{self.name}, T=1"
+
+
+def rows_of(training: AgentTraining) -> list[TableRow]:
+    """The rows of the table. `before` comes first, since the others are paired with it."""
+    own = training.recipe.protocol
+    pair = tuple(zip(("before", "after"), training.compared, strict=True))
+    temperatures = (0.0, 1.0) if training.recipe.table.sampled else (0.0,)
+    agents = [TableRow(name, policy, own, t) for t in temperatures for name, policy in pair]
+    agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
+    warm = training.recipe.warm_start
+    shown_on_data = warm is not None and warm.demonstrator in ("rules", "expert") and not warm.uses_worlds
+    rules = [TableRow("rules", "", own, 0.0)] if shown_on_data else []
+    untrained = [TableRow(f"untrained {name}", BASELINE, name, 0.0) for name in training.recipe.table.baselines]
+    if by_generator(training):
+        shown = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
+        agents += [TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None]
+        return [*agents, *untrained, *rules]
+    if warm is None or warm.demonstrator == "gold":  # nobody taught the baselines' protocols
+        return [*agents, *untrained]
+    once = [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
+    return [*agents, *once, *untrained, *rules]
+
+
+def by_generator(training: AgentTraining) -> bool:
+    """Whether the generator answers for the agent."""
+    return training.recipe.graders.generator is not None and not answers_itself(training.recipe.protocol)
+
+
+def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
+    """The paired comparisons: those of `PAIRS` that are measured, and `after` with every row of naive RAG and of an
+    untrained model."""
+    labels = {row.label for row in rows}
+    return [
+        *(pair for pair in PAIRS if labels.issuperset(pair)),
+        *(("after", row.label) for row in rows if row.passages or row.policy == BASELINE),
+    ]
+
+
+def folder_of(training: AgentTraining, row: TableRow) -> Path:
+    """The model folder of a row that has a policy."""
+    if row.policy != BASELINE:
+        return training.policy_folder(row.policy)
+    named = training.recipe.table.baseline_model
+    return training.policy_folder("start") if named is None else model_path(named)
+
+
+def tokenizer_folder(training: AgentTraining, row: TableRow) -> Path:
+    """The folder of the row's tokenizer: the policy's for all rows but those of a model of their own."""
+    own = row.policy == BASELINE and training.recipe.table.baseline_model is not None
+    return folder_of(training, row) if own else training.policy_folder("start")
+
+
+def framed(training: AgentTraining, row: TableRow) -> bool:
+    """Whether the row's prompts stand in its model's chat template."""
+    tokenizer = HfTokenizer.load(tokenizer_folder(training, row))
+    return training.recipe.load_protocol(row.protocol).template.framed(tokenizer)
+
+
+def identities_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
+    """Digests of what the row's turns depend on: see `Agent.identities`."""
+    tokenizer, precision = tokenizer_folder(training, row), training.recipe.precision
+    if row.policy:
+        return policy_identities(folder_of(training, row), tokenizer, row.temperature, precision)
+    return {"agent": row.name, "tokenizer": fingerprint(tokenizer, TOKENIZER)}
+
+
+def agent_of(training: AgentTraining, row: TableRow) -> Agent:
+    """The row's agent. The rule-based one uses the policy's tokenizer, so that token counts are comparable."""
+    protocol = training.recipe.load_protocol(row.protocol)
+    turn_identities = identities_of_row(training, row)
+    if not row.policy:
+        return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), turn_identities)
+    model = load_model(folder_of(training, row), training.recipe)
+    tokenizer = HfTokenizer.load(tokenizer_folder(training, row))
+    return Agent(protocol, training.sampler(model, protocol, row.temperature, tokenizer=tokenizer), turn_identities)
+
+
+def limits_of(training: AgentTraining, row: TableRow) -> Limits:
+    """The recipe's limits; naive RAG has its own number of passages."""
+    if row.protocol not in ("rag", "rag-rerank"):
+        return training.recipe.limits
+    return training.recipe.limits.with_passages(training.recipe.table.rag_passages)
+
+
+def metric_of(training: AgentTraining) -> str:
+    """The first headline metric: by default the one nearest to the reward."""
+    if training.recipe.table.metrics is not None:
+        return training.recipe.table.metrics[0]
+    recipe = training.stages[-1].recipe if training.stages else training.recipe
+    if by_generator(training):
+        return "gen_acc" if recipe.graders.judge is not None else "cover_em"
+    paid = {part.name for part in make_reward(recipe.reward).parts}
+    if answers_itself(recipe.protocol):
+        return "recall" if "gold_recall" in paid else "em"
+    # Where the data names no gold passages, recall is undefined and found answers are paid.
+    return "answer_hit" if {"answer_hit", "rank_tiers"} & paid else "recall"

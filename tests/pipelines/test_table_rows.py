@@ -1,0 +1,139 @@
+"""Fears about the table at paper size: a set of 125 questions measured by five, and no baseline beside the agent."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.pipelines.test_agent import TINY
+
+from coseek.core.errors import SettingError, UserError
+from coseek.core.progress import NoProgress
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.selection import draw
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_check import check_settings
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_results import cell_folder, train_and_measure
+from coseek.pipelines.dry_run import small_model
+from coseek.pipelines.estimate import shape_of_folder
+from coseek.pipelines.question_sets import QuestionSet
+from coseek.pipelines.table_rows import pairs_of, rows_of
+from coseek.pipelines.together_recipe import load_together_recipe
+
+SIZES = {
+    "nq": 3610, "triviaqa": 11_313, "popqa": 14_267, "hotpotqa": 7405, "2wikimultihopqa": 12_576, "musique": 2417,
+    "bamboogle": 125,
+}  # fmt: skip
+"""Test questions of the seven sets as they are published."""
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Question]:
+    return [
+        Question(f"{name}_{number}", "Who?", ("Bob",), meta={"data_source": name})
+        for name, size in SIZES.items()
+        for number in range(size)
+    ]
+
+
+def test_a_paper_s_table_asks_every_question_of_the_seven_sets(published: list[Question]) -> None:
+    for name in ("search-r1-ppo", "search-r1-grpo", "qagent", "s3", "zerosearch"):
+        table = load_recipe(name).table
+        drawn = draw(published, table.questions, table.seed, table.per_set)
+        assert Counter(one.dataset for one in drawn) == SIZES
+    by_share = Counter(one.dataset for one in draw(published, 2000, 0))
+    assert by_share["bamboogle"] == 5  # why not
+
+
+def test_a_cap_for_each_set_leaves_the_small_ones_whole(published: list[Question]) -> None:
+    cap = load_recipe("search-r1-ppo", ["table.per_set=500"]).table
+    drawn = draw(published, cap.questions, cap.seed, cap.per_set)
+    assert Counter(one.dataset for one in drawn) == {**dict.fromkeys(SIZES, 500), "bamboogle": 125}
+    more = draw(published, None, cap.seed, 600)
+    assert {one.id for one in drawn} < {one.id for one in more}
+    pairs = load_together_recipe("agentic-r").pairs
+    assert len(draw(published, pairs.questions, pairs.seed, pairs.per_set)) == 3125
+    looks = load_recipe("search-r1-ppo").table
+    seen = Counter(one.dataset for one in draw(published, looks.dev_questions, looks.seed, looks.dev_per_set))
+    assert seen.total() == 200 and min(seen.values()) > 25  # of 14,267 and of 125 alike
+
+
+def test_a_laptop_recipe_s_table_asks_what_it_asked(published: list[Question]) -> None:
+    table = load_recipe("quickstart").table
+    assert (table.questions, table.per_set, table.dev_questions, table.dev_per_set) == (400, None, 100, None)
+    assert (table.baselines, table.metrics) == ((), None)
+
+
+# --- baselines
+
+
+CHAT = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] "
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model with a chat template and a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    recipe = load_recipe("from-nothing", ["policy.folder=base", "prompt_template=default"])
+    small_model(recipe, shape_of_folder(Path(str(recipe_folder())))[0], recipe.load_protocol(), folder)
+    tokenizer = HfTokenizer.load(folder)
+    tokenizer.fast.chat_template = CHAT
+    tokenizer.save(folder)
+    return folder
+
+
+def recipe_folder() -> Path:
+    from coseek.models.shipped import model_path
+
+    return model_path("base")
+
+
+def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_path: Path, chat_model: Path) -> None:
+    recipe = load_recipe("from-nothing", [
+        *TINY, "data.unseen=null", "rl.steps=0", "rl.evaluate_every=0", "policy.folder=base", "warm_start=null",
+        "prompt_template=default", "limits={max_tokens: 1024, max_turn_tokens: 8}",
+        "table={questions: 2, dev: false, sampled: false, dev_questions: 1, rag_passages: 2}",
+        "table.baselines=[direct, cot, rag, ircot, search-o1]", f"table.baseline_model={chat_model}",
+        "table.metrics=[cover_em, f1]",
+    ])  # fmt: skip
+    training, table = train_and_measure(recipe, tmp_path / "run", False, NoProgress())
+    assert table is not None
+    names = ["before", "after", *(f"untrained {name}" for name in recipe.table.baselines)]
+    assert [row[0] for row in table.rows] == names and table.columns == ("agent", "test, cover_em", "test, f1")
+    assert ("after", "untrained rag") in pairs_of(rows_of(training))
+    [column] = training.sets
+    runs = {row.name: cell(training, row.name, column) for row in rows_of(training)}
+    assert all(len(list(run.trajectories())) == 2 for run in runs.values())
+    asked = next(iter(runs["untrained rag"].trajectories()))
+    assert "[assistant]" in asked.segments[1].text  # behind what the opening search found
+    assert [len(search.hits) for search in asked.searches] == [2]  # rag_passages
+    assert "[assistant]" not in next(iter(runs["before"].trajectories())).segments[0].text
+
+
+def cell(training: AgentTraining, name: str, column: QuestionSet) -> Run:
+    row = next(row for row in rows_of(training) if row.name == name)
+    return Run(cell_folder(training, row, column))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("table.baselines=[directly]", "directly"),
+        ("table.metrics=[covr_em]", "did you mean 'cover_em'"),
+        ("table.metrics=[]", "table.metrics is empty"),
+    ],
+)
+def test_a_misspelt_baseline_or_metric_is_refused_before_anything_is_trained(setting: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_settings(load_recipe("from-nothing", [setting]))
+
+
+def test_a_baseline_over_the_wrong_retriever_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    recipe = load_recipe("from-nothing", [*TINY, "table.baselines=[rag-rerank]", "prompt_template=default"])
+    training = AgentTraining(recipe, tmp_path / "run")
+    training.begin(resume=False)
+    with pytest.raises(SettingError, match="rag-rerank is meant for a retriever"):
+        training.train()
+    assert not (tmp_path / "run" / "policy").exists()
