@@ -2,11 +2,14 @@
 
     python -m bench.site        build/site, from README.md, docs, bench/results and docstrings
 
+Every page has a Markdown twin of the same name beside it, and `llms.txt` lists the twins for programs.
+
 Pages keep their places, so that links between them are those of the repository. The navigation is the order of
 docs/README.md. A link to a page or heading that is not there ends the build, and so does a script, style, font or image
 from elsewhere.
 """
 
+import inspect
 import json
 import os
 import re
@@ -24,6 +27,7 @@ OUT = ROOT / "build"
 REFERENCE = "docs/reference"
 API = f"{REFERENCE}/api.md"
 """Written here from docstrings; the other pages are files of the repository."""
+NEWLINE = "\n"
 COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "bench/results", "examples")
 LOADING = {"script", "link", "img", "iframe", "source", "video", "audio", "object", "embed", "image", "use", "track"}
 """Elements whose addresses a browser fetches by itself."""
@@ -48,6 +52,7 @@ def main() -> int:
     ended = subprocess.run(command, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     if ended.returncode:
         return ended.returncode
+    write_twins(pages, site)
     found = list(outside(site))
     for line in found:
         print(line, file=sys.stderr)
@@ -93,6 +98,46 @@ def api_page() -> str:
             if name[0].isupper() is is_type:
                 lines += [f"::: {path}", "    options:", f"      heading: {name}", f"      toc_label: {name}", ""]
     return "\n".join(lines)
+
+
+def write_twins(pages: Path, site: Path) -> None:
+    """Copy every page's Markdown to its place in the site, and list the copies in `llms.txt` (llmstxt.org)."""
+    for page in sorted(pages.rglob("*.md")):
+        twin = site / page.relative_to(pages)
+        twin.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, twin)
+    (site / API).write_text(api_twin(), encoding="utf-8")
+    (site / "llms.txt").write_text(index_for_programs(pages), encoding="utf-8")
+
+
+def index_for_programs(pages: Path) -> str:
+    """The text of `llms.txt`: what coseek is, then every page by section, with its title and first sentence."""
+    lines = ["# coseek", "", f"> {opening(pages / 'README.md')}"]
+    for part in navigation(pages):
+        for section, links in part.items():
+            lines += ["", f"## {section}", ""]
+            for link in [links] if isinstance(links, str) else links:
+                text = (pages / link).read_text(encoding="utf-8")
+                lines.append(f"- [{text.partition(NEWLINE)[0].lstrip('# ')}]({link}): {opening(pages / link)}")
+    return NEWLINE.join(lines) + NEWLINE
+
+
+def opening(page: Path) -> str:
+    """The first sentence of a page's prose, without links."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    prose = next((one for one in text.split("\n\n")[1:] if one.strip() and one.strip()[0] not in "#|!<"), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(prose.split()))
+    return re.split(r"(?<=[.])\s", plain)[0]
+
+
+def api_twin() -> str:
+    """The public names as Markdown: signature and docstring."""
+    parts = ["# Docstrings", "The names of [the library](library.md) with their docstrings."]
+    for name in sorted(coseek._HOMES):
+        offered = getattr(coseek, name)
+        signature = str(inspect.signature(offered)) if inspect.isfunction(offered) else ""
+        parts += [f"## {name}", f"`{name}{signature}`" if signature else "A type.", inspect.getdoc(offered) or ""]
+    return "\n\n".join(parts) + NEWLINE
 
 
 class Addresses(HTMLParser):

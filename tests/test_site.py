@@ -1,9 +1,10 @@
 """The site: every page is in its navigation, every public name on its page, and nothing comes from another host."""
 
+import re
 from pathlib import Path
 
 import pytest
-from bench.site import api_page, navigation, outside, stage
+from bench.site import api_page, navigation, outside, stage, write_twins
 
 import coseek
 
@@ -23,6 +24,18 @@ def test_every_public_name_has_its_docstring_on_the_site() -> None:
     page = api_page()
     missing = [name for name in coseek.__all__ if f"heading: {name}\n" not in page]
     assert missing == ["__version__"]
+
+
+def test_a_program_finds_every_page_as_markdown_from_llms_txt(tmp_path: Path) -> None:
+    pages, site = tmp_path / "pages", tmp_path / "site"
+    stage(pages)
+    write_twins(pages, site)
+    listed = re.findall(r"^- \[(.+)\]\((\S+)\): (.+)$", (site / "llms.txt").read_text("utf-8"), flags=re.MULTILINE)
+    assert sorted(path for _, path, _ in listed) == sorted(str(page.relative_to(pages)) for page in pages.rglob("*.md"))
+    for title, path, _ in listed:
+        assert (site / path).read_text(encoding="utf-8").startswith(f"# {title}\n"), path
+    library = (site / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert "## rollout\n" in library and "samples: int = 1" in library and ":::" not in library
 
 
 FETCHES = [

@@ -1,0 +1,38 @@
+"""Lay down a small project: data, a recipe, and AGENTS.md with six commands and their output."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.terminal import new_app, shell_word, tell
+from coseek.core.errors import DataError
+from coseek.core.files import atomic_folder
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+app = new_app()
+
+PROJECT = files("coseek.cli").joinpath("project")
+WORLD = WorldSettings(size="tiny", train=200, dev=60, test=60)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
+    """Lay down a small project: data, a recipe that extends a shipped one, and AGENTS.md.
+
+    AGENTS.md has six commands with their output, for people and for coding agents. Example: `coseek init my-agent`.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} is not empty; name a new folder")
+    atomic_folder(folder, lay_down)
+    tell(f"{folder}: data, recipe.yaml, AGENTS.md")
+    tell(f"Next: cd {shell_word(folder)}, and the commands in AGENTS.md; the first is coseek index data --out index")
+
+
+def lay_down(folder: Path) -> None:
+    """Write the files of a project."""
+    make_world(WORLD).save(folder / "data")
+    for name in ("AGENTS.md", "recipe.yaml"):
+        (folder / name).write_bytes(PROJECT.joinpath(name).read_bytes())
