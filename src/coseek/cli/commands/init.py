@@ -6,23 +6,24 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import new_app, shell_word, tell
+from coseek.cli.terminal import example, new_app, shell_word, tell
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
+GROUP = "Start here"
 app = new_app()
 
 PROJECT = files("coseek.cli").joinpath("project")
 WORLD = WorldSettings(size="tiny", train=200, dev=60, test=60)
 
 
-@app.command()
+@app.command(epilog=example("coseek init my-agent"))
 def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
     """Lay down a small project: data, a recipe that extends a shipped one, and AGENTS.md.
 
-    AGENTS.md has six commands with their output, for people and for coding agents. Example: `coseek init my-agent`.
+    AGENTS.md has six commands with their output, for people and for coding agents.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is not empty; name a new folder")
