@@ -140,14 +140,36 @@ def _take(path: Path, place: Path, way_out: str) -> _Hold:
         return _Hold(lock, path, made)
 
 
-def _holder(path: Path) -> str:
-    """The process id and machine in a lock file, for the error; empty where it holds none."""
+def is_being_written(folder: Path) -> bool:
+    """Whether a process holds the folder's lock, without taking it. A process of another machine counts as alive."""
+    if (found := _pid_and_node(folder / NAME)) is None:
+        return False
+    pid, node = found
+    if node != platform.node():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _pid_and_node(path: Path) -> tuple[int, str] | None:
+    """The process id and machine in a lock file; `None` where it holds none."""
     try:
         pid, _, node = path.read_text(encoding="utf-8").strip().partition(" on ")
     except (OSError, UnicodeDecodeError):
+        return None
+    return (int(pid), node) if pid.isdecimal() else None
+
+
+def _holder(path: Path) -> str:
+    """The process id and machine in a lock file, for the error; empty where it holds none."""
+    if (found := _pid_and_node(path)) is None:
         return ""
-    if not pid.isdecimal():
-        return ""
+    pid, node = found
     return f" ({pid})" if node == platform.node() else f" ({pid} on {node[:80]})"
 
 

@@ -1,0 +1,131 @@
+"""List what a folder holds: trainings, runs, labels; when, which recipe, how far, and the result."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console, tell
+from coseek.core.errors import CoseekError, DataError
+from coseek.core.files import RECORDS, JsonObject, parse_line, read_yaml
+from coseek.core.lock import is_being_written
+from coseek.measure.table import Table
+
+GROUP = "Results"
+app = new_app()
+DEPTH = 3
+"""Levels below the folder that are searched. What lies inside a found folder belongs to it."""
+KINDS = {"rounds": "co-training", "rl": "agent", "tasks": "base model", "loss": "retriever", "sft": "reader"}
+"""Setting of a recipe → what it trains; the first that the recipe has."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder with a record."""
+
+    folder: str
+    what: str
+    """`agent`, `retriever`, `co-training`, `run`, `labels` …"""
+    about: str
+    """The recipe's first line, or what was run or labelled."""
+    started: str
+    """ISO time; empty for a record without one."""
+    state: str
+    """`finished`, `running`, or how far it is."""
+    result: str
+    """Headline of a finished training."""
+
+
+@app.command(epilog=example("coseek runs runs"))
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the trainings, runs and labels in a folder, the newest first."""
+    if not folder.expanduser().is_dir():
+        raise DataError(f"there is no folder {folder}; name one: coseek runs DIR")
+    found = sorted(entries(folder.expanduser()), key=lambda entry: entry.started, reverse=True)
+    if as_json:
+        print_json([cast(JsonObject, asdict(entry)) for entry in found])
+    elif not found:
+        tell(f"{folder} holds no training, run or labels")
+    else:
+        shown = [(e.folder, e.what, e.about, e.started[:16].replace("T", " "), e.state, e.result) for e in found]
+        stdout_console().print(Table(("folder", "what", "about", "started", "state", "result"), tuple(shown)).rich())
+
+
+def entries(folder: Path, depth: int = DEPTH) -> Iterator[Entry]:
+    """Yield an entry for each folder with a record, without those inside another one."""
+    for name in RECORDS:
+        if (folder / name).is_file():
+            yield entry_of(folder, name)
+            return
+    if depth:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+                yield from entries(path, depth - 1)
+
+
+def entry_of(folder: Path, name: str) -> Entry:
+    """Describe a folder by its record `name`; a record that cannot be read is said in its place."""
+    try:
+        record = read_yaml(folder / name, "record")
+    except CoseekError as error:
+        return Entry(str(folder), "?", str(error), "", "", "")
+    recipe, settings = (part if isinstance(part := record.get(key), dict) else {} for key in ("recipe", "settings"))
+    started, running = str(record.get("created") or ""), is_being_written(folder)
+    if name == "recipe.yaml":
+        what = next((kind for key, kind in KINDS.items() if key in recipe), "training")
+        finished = (folder / "table.md").is_file()
+        state = "running" if running else "finished" if finished else "stopped"
+        state = state if finished else ", ".join(filter(None, (state, last_step(folder))))
+        about = recipe.get("about")
+        agent = recipe.get("agent")
+        about = about or (agent.get("about") if isinstance(agent, dict) else "")
+        return Entry(str(folder), what, str(about or ""), started, state, headline(folder / "table.md"))
+    agent = settings.get("agent")
+    if name == "run.yaml":
+        who = agent.get("name") if isinstance(agent, dict) else agent
+        about = f"{who} on {settings.get('questions', settings.get('set', ''))}"
+        rows = f"{count_lines(folder / 'trajectories.jsonl')} trajectories"
+        return Entry(str(folder), "run", about, started, f"running, {rows}" if running else rows, "")
+    sets = f"{count_lines(folder / 'labels.jsonl')} label sets"
+    about = f"{settings.get('method', '')}: {', '.join(map(str, cast(list[str], settings.get('runs') or [])))}"
+    return Entry(str(folder), "labels", about, started, f"running, {sets}" if running else sets, "")
+
+
+def last_step(folder: Path) -> str:
+    """Return `STAGE step N` of the numbers that were logged last; empty without any."""
+    logs = sorted(folder.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(logs):
+        lines = path.read_bytes().splitlines()
+        for line in reversed(lines):
+            try:
+                return f"{path.parent.relative_to(folder)} step {parse_line(line, str(path)).get('step')}"
+            except CoseekError:  # half of a line that is being written
+                continue
+    return ""
+
+
+def headline(path: Path) -> str:
+    """Return the first column of a training's first table: `em on test: before 0.618, after 0.840`."""
+    if not path.is_file():
+        return ""
+    rows = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    if len(rows) < 3 or len(rows[0]) < 2:
+        return ""
+    cells = []
+    for row in rows[2:4]:
+        if len(row) == len(rows[0]):
+            cells.append(f"{row[0]} {row[1].partition(' ')[0]}")
+    return f"{rows[0][0]} on {rows[0][1]}: {', '.join(cells)}"
+
+
+def count_lines(path: Path) -> int:
+    """Count the lines of a file that may be growing; 0 if there is none."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
