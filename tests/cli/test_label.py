@@ -10,6 +10,8 @@ from tests.cli.conftest import Type
 from tests.cli.test_resume import stop_midway
 from tests.labels.checker import rows_of, violations
 
+from coseek.core.files import write_jsonl
+from coseek.data.dataset import Dataset
 from coseek.labels.label_folder import LabelFolder
 
 
@@ -108,3 +110,15 @@ def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_
 def test_another_worlds_oracle_can_be_named_by_its_folder(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
     words = ("label", ran, "--method", "agentic-r", "--count", 2, "--scorer", world, "--out", tmp_path / "x")
     assert coseek(*words).code == 0
+
+
+def test_a_run_without_gold_passages_is_not_labelled_in_silence(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    rows = [one.to_json() | {"gold_ids": []} for one in Dataset(world).questions("test")[:2]]
+    write_jsonl(tmp_path / "q.jsonl", rows)
+    made = ("run", tmp_path / "q.jsonl", "--agent", "rules", "--retriever", index, "--out", tmp_path / "run")
+    assert coseek(*made).code == 0
+    said = coseek("label", tmp_path / "run", "--method", "gold", "--out", tmp_path / "labels")
+    assert "no search has a label" in said.err and "--method answer-in-passage" in said.err
+    assert coseek("label", tmp_path / "run", "--method", "opened-next", "--out", tmp_path / "used").code == 0

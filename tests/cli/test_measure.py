@@ -10,11 +10,14 @@ from tests.cli.conftest import Type
 from tests.models.http_site import Said, site
 
 from coseek.cli.commands.measure import tags
+from coseek.cli.main import main
 from coseek.core.files import JsonObject, write_jsonl
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.run import Run
 from coseek.data.trec import read_qrels, read_run
-from coseek.retrieval.index import build_index
+from coseek.labels.label_folder import LabelFolder
+from coseek.retrieval.index import build_index, open_index
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +203,42 @@ def test_a_reranker_that_ranked_nothing_says_so_where_it_is_measured(
         ran = coseek("run", *words, "--agent", "rules", "--retriever", tmp_path / "lw.yaml", "--out", tmp_path / "r")
         assert re.search(r"lw\.yaml: (\d+) of \1 orders could not be read", ran.err)
     assert "could not be read" not in coseek("measure", *words, index, "--metrics", "mrr@5").err
+
+
+@pytest.fixture(scope="module")
+def run(world: Path, index: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("measured") / "run"
+    made = ("run", world, "--split", "test", "--count", "6", "--agent", "expert", "--retriever", index, "--out", out)
+    assert main([str(word) for word in made]) == 0
+    return out
+
+
+def test_the_searches_of_a_run_are_made_again_and_each_has_its_own_gold(
+    run: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type
+) -> None:
+    each = tmp_path / "each.jsonl"
+    words = ("measure", run, index, noise, "--metrics", "recall@5,mrr@10,answer_hit@5", "--json")
+    printed = coseek(*words, "--per-question", each)
+    found = means(printed.out)
+    assert found[str(index)]["mrr@10"] > 0.5 > found[str(noise)]["mrr@10"]
+    rows = [json.loads(line) for line in each.read_text(encoding="utf-8").splitlines()]
+    searches = [len(one.searches) for one in Run(run).trajectories()]
+    assert len(rows) == 2 * sum(searches) > 2 * len(searches)
+    again = [row["metrics"]["recall@5"] for row in rows if "recall@5" in row["metrics"]]
+    (all_, *_) = (one for one in json.loads(printed.out)["summaries"] if one["group"] == "all")
+    assert all_["questions"] == 6 and any(again)
+    refused = coseek("measure", run, index, "--split", "test")
+    assert "no splits" in refused.sentence
+
+
+def test_a_label_folder_is_measured_by_its_positives(run: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    assert coseek("label", run, "--method", "gold", "--out", tmp_path / "labels", "negatives=3").code == 0
+    shown = coseek("measure", tmp_path / "labels", index, "--metrics", "mrr", "--json")
+    sets = list(LabelFolder(tmp_path / "labels").sets())
+    expected: dict[str, list[float]] = {}
+    opened = open_index(index)
+    for one in sets:
+        ids = [hit.passage.id for hit in opened.search([one.query], 100)[0]]
+        expected.setdefault(one.question.id, []).append(1 / (1 + ids.index(one.positive)) if one.positive in ids else 0)
+    value = means(shown.out)[str(index)]["mrr"]
+    assert value == pytest.approx(sum(sum(some) / len(some) for some in expected.values()) / len(expected))

@@ -7,6 +7,7 @@ come from a TREC run file, which has only ids.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, RetrieverError
@@ -52,34 +53,44 @@ Answered: TypeAlias = tuple[Question, SearchedQuestion]
 
 
 def search_questions(
-    retriever: Retriever, questions: Sequence[Question], depth: int, batch: int = 64
+    retriever: Retriever,
+    questions: Sequence[Question],
+    depth: int,
+    batch: int = 64,
+    queries: Mapping[str, Query] | None = None,
 ) -> Iterator[list[Answered]]:
-    """Search for the text of every question, batch by batch. A passage that is the question itself is no hit.
+    """Search for every question, batch by batch: for its text, or for its query in `queries`, by question id. A passage
+    that is the question itself is no hit.
 
     The questions of a failed batch are searched one by one, so that a failure affects only its question.
     """
     for start in range(0, len(questions), batch):
         asked = questions[start : start + batch]
         try:
-            found = _search(retriever, asked, depth)
+            found = _search(retriever, asked, depth, queries)
             yield [(question, SearchedQuestion.of(question, hits, depth)) for question, hits in found]
         except RetrieverError:
-            yield [(question, _alone(retriever, question, depth)) for question in asked]
+            yield [(question, _alone(retriever, question, depth, queries)) for question in asked]
 
 
-def _search(retriever: Retriever, asked: Sequence[Question], depth: int) -> Iterator[tuple[Question, list[Hit]]]:
-    # The same query as an agent's whose first search is the question itself.
-    queries = [Query(question.question, question=question.question) for question in asked]
+def _search(
+    retriever: Retriever, asked: Sequence[Question], depth: int, queries: Mapping[str, Query] | None
+) -> Iterator[tuple[Question, list[Hit]]]:
+    # By default the same query as an agent's whose first search is the question itself.
+    known = queries or {}
+    texts = [known.get(one.id) or Query(one.question, question=one.question) for one in asked]
     deeper = any(question.own_passage is not None for question in asked)
-    found = retriever.search(queries, depth + deeper)
+    found = retriever.search(texts, depth + deeper)
     if fault := next(filter(None, map(fault_of_hits, found)), ""):
         raise RetrieverError(fault)
     return zip(asked, found, strict=True)
 
 
-def _alone(retriever: Retriever, question: Question, depth: int) -> SearchedQuestion:
+def _alone(
+    retriever: Retriever, question: Question, depth: int, queries: Mapping[str, Query] | None
+) -> SearchedQuestion:
     try:
-        ((_, hits),) = _search(retriever, [question], depth)
+        ((_, hits),) = _search(retriever, [question], depth, queries)
     except RetrieverError as error:
         return SearchedQuestion(fault=str(error))
     return SearchedQuestion.of(question, hits, depth)
@@ -157,6 +168,17 @@ class RetrievalMeasure:
             scored[question.id] = QuestionScores(question, metrics, int(not failed), int(failed))
         return ScoredRun(name, scored, {stop: count for stop, count in stops.items() if count})
 
+    @staticmethod
+    def by_owner(run: ScoredRun, owners: Mapping[str, Question]) -> ScoredRun:
+        """A run whose rows are searches (by id in `owners`) as one whose rows are questions: a question's value is the
+        mean over its searches, which are not independent."""
+        rows: dict[str, list[QuestionScores]] = {}
+        for ident, scored in run.questions.items():
+            rows.setdefault(owners[ident].id, []).append(scored)
+        asked = {owner.id: owner for owner in owners.values()}
+        means = {ident: _mean_scores(asked[ident], some) for ident, some in rows.items()}
+        return ScoredRun(run.name, means, run.stops)
+
     def unjudged(self, questions: Iterable[Question]) -> int:
         """Number of questions without a relevant passage; only answer_hit is defined for them."""
         return sum(not grades(self.gold(question)) for question in questions)
@@ -166,3 +188,10 @@ class RetrievalMeasure:
     ) -> Scores:
         """Means with intervals over all questions and by group, and comparisons with the first retriever."""
         return summaries_of(runs, questions, by, [metric.name for metric in self.metrics], seed)
+
+
+def _mean_scores(owner: Question, searches: Sequence[QuestionScores]) -> QuestionScores:
+    """The mean of each metric over the searches for which it is defined."""
+    names = dict.fromkeys(name for one in searches for name in one.metrics)
+    means = {name: fmean(one.metrics[name] for one in searches if name in one.metrics) for name in names}
+    return QuestionScores(owner, means, sum(one.rows for one in searches), sum(one.faults for one in searches))

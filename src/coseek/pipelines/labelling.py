@@ -1,6 +1,6 @@
 """Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -166,17 +166,20 @@ def run_questions(settings: LabelSettings) -> list[Question]:
 def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:
     """The search turns of the runs for these questions, in order. Raises `DataError` without any."""
     wanted = {question.id for question in questions}
-    turns: list[SearchTurn] = []
-    for run in runs_of(settings):
-        protocols: dict[str, Protocol] = {}
-        for trajectory in run.trajectories():
-            name = trajectory.protocol
-            if trajectory.question.id in wanted:
-                protocols[name] = protocols.get(name) or _protocol_of(run, name)
-                turns += search_turns(trajectory, protocols[name])
+    turns = [turn for run in runs_of(settings) for turn in turns_of(run, wanted)]
     if not turns:
         raise DataError(f"{', '.join(settings.runs)}: no searches, so there is nothing to label")
     return turns
+
+
+def turns_of(run: Run, question_ids: Collection[str] | None = None) -> Iterator[SearchTurn]:
+    """The search turns of a run, in order, of some questions or of all."""
+    protocols: dict[str, Protocol] = {}
+    for trajectory in run.trajectories():
+        name = trajectory.protocol
+        if question_ids is None or trajectory.question.id in question_ids:
+            protocols[name] = protocols.get(name) or _protocol_of(run, name)
+            yield from search_turns(trajectory, protocols[name])
 
 
 def _protocol_of(run: Run, name: str) -> Protocol:

@@ -17,6 +17,7 @@ from coseek.cli.terminal import (
     shell_word,
     tell,
 )
+from coseek.core.counted import counted
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.plugins import is_plugin_path
@@ -84,7 +85,7 @@ def index(
     if as_json:
         print_json(card.to_json())
     else:
-        tell(f"{out}: {card.retriever} over {card.passages:,} passages{how}. {next_step(out, card, tree)}")
+        tell(f"{out}: {card.retriever} over {counted(card.passages, 'passage')}{how}. {next_step(out, card, tree)}")
 
 
 def takes(retriever: str | None, setting: str) -> bool:

@@ -109,8 +109,21 @@ def report(out: Path, done: LabelSummary) -> None:
         tell(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
     if done.left:
         say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
+    if not done.sets and not done.left:
+        say(f"no search has a label. {way_out(done.dropped)}")
     if done.sets:
         tell(f"Next: coseek train retriever … --labels {shell_word(out)}")
+
+
+def way_out(dropped: Mapping[str, int]) -> str:
+    """What to do about the most frequent reason."""
+    reason = next(iter(dropped), "")
+    return {
+        "no-gold": "The questions have no gold passages: take --method answer-in-passage, which needs gold answers, or "
+        "--method opened-next, which needs neither.",
+        "no-answer": "The questions have no gold answers but yes, no or numbers: take --method opened-next.",
+        "not-found": "The retriever finds none of the positives: choose another with --retriever, or more candidates=…",
+    }.get(reason, "Nothing can be trained on this folder; docs/reference/labels.md explains the reasons.")
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -11,6 +11,7 @@ import typer
 from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
 from coseek.cli.terminal import AsJson, example, new_app, print_json, progress_bar, say
+from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, check_output_file, write_jsonl
 from coseek.core.lock import lock_if_named
@@ -25,6 +26,7 @@ from coseek.measure.score import ScoredRun, Scores
 from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, relevance, search_questions
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
+from coseek.pipelines.asked_searches import AskedSearches, asked_searches
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
 
@@ -54,6 +56,8 @@ class Plan:
     """Passages for TREC run files, where a metric reads texts."""
     keep: bool
     """Whether rankings are kept for writing them as run files."""
+    asked: AskedSearches | None = None
+    """The searches that `questions` stand for; `None` if the questions themselves are searched."""
 
     @property
     def metrics(self) -> list[str]:
@@ -72,7 +76,13 @@ class Measured:
 
 @app.command(epilog=example("coseek measure data/notes data/notes.index --split test"))
 def measure(
-    source: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A data-set folder, or a questions file.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="QUESTIONS",
+            help="A data-set folder or a questions file; a run or a label folder, whose own searches are then made.",
+        ),
+    ],
     retrievers: Annotated[
         list[str],
         typer.Argument(
@@ -106,20 +116,29 @@ def measure(
     Every later RETRIEVER is paired with the first. A question's gold passages are relevant, with the grades of its data
     set or of --qrels where there are any. Failed searches are counted, and left out of all means. Ends with 1 when
     every search of a retriever failed.
+
+    With a run or a label folder, the agent's searches are made again, each through the retriever's query view. Relevant
+    are the gold passages that no earlier turn had found, or the label's positives; a question's value is the mean over
+    its searches.
     """
     if len(set(retrievers)) < len(retrievers):
         raise UserError("the same retriever is named twice; name each once")
     check_output_file(per_question, ".jsonl")
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
-    questions = draw(question_filter(select).apply(questions_at(source, split)), count, seed)
+    asked = asked_searches(source, split)
+    owners = draw(
+        question_filter(select).apply(questions_at(source, split) if asked is None else asked.owners), count, seed
+    )
+    asked = asked and asked.of(owners)
+    questions = owners if asked is None else [one.question for one in asked.searches]
     reads = metrics or default_metrics(qrels, questions)
-    plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out)
+    plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out, asked)
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
         measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
-        scores = plan.measuring.compare([one.run for one in measured.values()], questions, groups, seed)
+        scores = plan.measuring.compare([by_question(one.run, plan) for one in measured.values()], owners, groups, seed)
         if trec_out:
             write_trec(trec_out, measured, plan)
     if per_question:
@@ -160,11 +179,12 @@ def planned(
     qrels: Path | None,
     missing: Literal["zero", "leave-out"],
     trec_out: Path | None,
+    asked: AskedSearches | None = None,
 ) -> Plan:
     """Read the judgements, and the corpus where a run file is measured by texts."""
     corpus = corpus_of(source) if reads_texts(metrics) and any(map(is_run_file, retrievers)) else None
     measuring = RetrievalMeasure(metrics, judgements(qrels, questions))
-    return Plan(questions, measuring, depth, missing, corpus, trec_out is not None)
+    return Plan(questions, measuring, depth, missing, corpus, trec_out is not None, asked)
 
 
 def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
@@ -235,12 +255,20 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
 
 def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
     done, total = 0, len(plan.questions)
+    queries = {one.question.id: one.query for one in plan.asked.searches} if plan.asked else None
     with progress_bar() as bars:
-        for batch in search_questions(retriever, plan.questions, plan.depth):
+        for batch in search_questions(retriever, plan.questions, plan.depth, queries=queries):
             bars.report(name, done, total)
             yield from batch
             done += len(batch)
             bars.report(name, done, total)
+
+
+def by_question(run: ScoredRun, plan: Plan) -> ScoredRun:
+    """The run with the searches of each question averaged."""
+    if plan.asked is None:
+        return run
+    return plan.measuring.by_owner(run, {one.question.id: one.owner for one in plan.asked.searches})
 
 
 def retriever_table(scores: Scores, plan: Plan) -> Table:
@@ -252,9 +280,13 @@ def retriever_table(scores: Scores, plan: Plan) -> Table:
 def notes(scores: Scores, plan: Plan) -> Iterator[str]:
     """Lines below the table: how many questions the means leave out, and why."""
     yield "Means with 95 % bootstrap intervals over questions."
+    if plan.asked:
+        made = counted(len(plan.questions), "search")
+        yield f"{made} of {counted(len(plan.asked.owners), 'question')}. {plan.asked.rule}"
     unjudged = plan.measuring.unjudged(plan.questions)
     if unjudged:
-        yield f"{unjudged} of {len(plan.questions)} questions have no relevant passage; only answer_hit counts them."
+        unit = "searches" if plan.asked else "questions"
+        yield f"{unjudged} of {len(plan.questions)} {unit} have no relevant passage; only answer_hit counts them."
     own = sum(question.own_passage is not None for question in plan.questions)
     if own:
         yield f"{own} of {len(plan.questions)} questions are passages of their corpus; their own is no hit."

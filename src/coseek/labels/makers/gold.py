@@ -17,7 +17,6 @@ from pydantic import Field
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
-from coseek.data.evidence import met_passages
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.labels.candidates import Candidates, find_candidates
@@ -25,6 +24,7 @@ from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.negatives import label_sets, not_equal_to
 from coseek.labels.resources import LabelResources
+from coseek.labels.used_passages import shown_before
 from coseek.retrieval.lexical.analyzer import words
 
 
@@ -110,13 +110,8 @@ class GoldMaker:
 
 
 def unseen(turn: SearchTurn) -> list[str]:
-    """The gold passages that no search of an earlier turn returned. Queries of one turn run at once, so none of them is
-    earlier than another."""
-    earlier = turn.trajectory.searches[: turn.search]
-    now = turn.trajectory.searches[turn.search].turn
-    before = [search for search in earlier if now is None or search.turn != now]
-    visits = [visit for visit in turn.trajectory.visits if now is not None and visit.turn < now]
-    shown = met_passages(before, visits)
+    """The gold passages that no search of an earlier turn returned."""
+    shown = shown_before(turn)
     return [ident for ident in turn.question.gold_ids if ident not in shown]
 
 

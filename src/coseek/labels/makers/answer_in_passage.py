@@ -1,0 +1,56 @@
+"""Answer in passage: the passages that hold a gold answer as positives, without a model and without gold passages.
+
+A candidate is a positive if it holds a gold answer as a run of whole words, and no search of an earlier turn returned
+it. The best-ranked one is the first. Negatives hold no answer. Answers that are yes, no or a number say nothing about a
+passage and do not count. A turn is dropped without such an answer (`no-answer`), if no candidate holds one
+(`not-found`), or if an earlier turn had returned all that do (`all-shown`). For questions of several steps, only the
+searches for the last step get a label.
+"""
+
+from coseek.agents.search_turns import SearchTurn
+from coseek.data.passage import Passage
+from coseek.labels.candidates import Candidates
+from coseek.labels.maker import MakerRequirements
+from coseek.labels.resources import LabelResources
+from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings
+from coseek.labels.used_passages import shown_before
+from coseek.measure.corpus_coverage import answer_words, is_decidable
+
+
+class AnswerSettings(RuleSettings):
+    """Candidates, positives and negatives."""
+
+
+SETTINGS = AnswerSettings
+
+
+def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
+    """The candidates that hold an answer."""
+    answers = [known for answer in turn.question.answers if is_decidable(known := answer_words(answer))]
+    if not answers:
+        return "no-answer"
+    holders = [one.passage for one in candidates if holds(one.passage, answers)]
+    if not holders:
+        return "not-found"
+    shown = shown_before(turn)
+    positives = [passage for passage in holders if passage.id not in shown]
+    return RuledTurn(positives, holders) if positives else "all-shown"
+
+
+def holds(passage: Passage, answers: list[list[str]]) -> bool:
+    """Whether a passage holds one of these answers, given as words."""
+    said = _padded(answer_words(f"{passage.title} {passage.text}"))
+    return any(_padded(answer) in said for answer in answers)
+
+
+def _padded(words: list[str]) -> str:
+    return f" {' '.join(words)} "
+
+
+def terms(settings: AnswerSettings) -> MakerRequirements:
+    return MakerRequirements()
+
+
+def open(settings: AnswerSettings, parts: LabelResources) -> RuleMaker:
+    _ = parts.retriever
+    return RuleMaker("answer-in-passage", settings, parts, judge)

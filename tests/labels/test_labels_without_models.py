@@ -1,0 +1,96 @@
+"""Fears about labels without a model: a passage taken for used that was not, an answer in a negative."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.labels.small import make, parts, runs, turns
+
+from coseek.agents.search_turns import SearchTurn
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, Visit
+from coseek.labels.label_set import LabelSet
+from coseek.labels.makers import answer_in_passage, opened_next
+from coseek.labels.makers.answer_in_passage import AnswerSettings
+from coseek.labels.makers.opened_next import OpenedSettings
+from coseek.labels.used_passages import used
+from coseek.measure.answers import cover_match
+from coseek.retrieval.query import Query
+
+FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")
+SEA = Passage("sea", "Night sea", "A sea at night, with a train of waves.")
+ADA = Passage("ada", "Ada Byron", "Ada Byron was born in Orn.")
+OTHER = Passage("other", "Orn", "Orn is a town.")
+
+
+def run_of(*searches: Search, visits: tuple[Visit, ...] = (), answer: str | None = None) -> list[SearchTurn]:
+    """The turns of a run with these searches."""
+    asked = Question("q", "Where was the director of Night Train born?", ("Orn",))
+    made = replace(runs()[0], question=asked, searches=searches, visits=visits, answer=answer, selected_ids=())
+    return [SearchTurn(made, number, Query(one.query, asked.question)) for number, one in enumerate(searches)]
+
+
+def found(query: str, turn: int, *passages: Passage, selected: tuple[str, ...] | None = None) -> Search:
+    return Search(query, tuple(Hit(one, 1.0) for one in passages), turn=turn, selected=selected)
+
+
+def ids(passages: list[Passage]) -> list[str]:
+    return [one.id for one in passages]
+
+
+def test_a_passage_is_used_if_the_next_query_has_words_that_only_it_can_have_given() -> None:
+    first, last = run_of(found("Night Train", 1, SEA, FILM), found("Ada Byron born", 2, OTHER, ADA), answer="Orn")
+    assert ids(used(first, "query")) == ["film"] and not used(last, "query")
+    assert ids(used(last, "answer")) == ["other", "ada"] and not used(first, "answer")
+    (alone,) = run_of(found("Night Train", 1, SEA, FILM), answer="no")
+    assert not used(alone, "answer") and not used(alone, "query")
+
+
+def test_words_of_the_question_and_of_every_passage_show_no_use() -> None:
+    first, _ = run_of(found("Night Train", 1, FILM, ADA), found("director born Ada Byron", 2, ADA))
+    assert not used(first, "query")  # both passages hold the new words
+
+
+def test_a_visit_counts_for_the_last_search_before_it_that_found_the_passage() -> None:
+    searches = found("a", 1, SEA, FILM), found("b", 2, FILM, ADA), found("c", 5, FILM)
+    made = run_of(*searches, visits=(Visit(3, "film", (FILM,)), Visit(4, "ada", (ADA,)), Visit(6, "nobody", ())))
+    assert [ids(used(turn, "opened")) for turn in made] == [[], ["film", "ada"], []]
+
+
+def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_passage_is_a_negative() -> None:
+    first, _ = run_of(found("Night Train", 1, SEA, FILM, OTHER, selected=("sea",)), found("Ada Byron", 2, ADA))
+    ruled = opened_next.judge(("opened", "selected", "query", "answer"), first, ())
+    assert not isinstance(ruled, str)
+    assert (ids([*ruled.positives]), ids([*ruled.not_negative])) == (["sea"], ["sea", "film"])
+    assert opened_next.judge(("opened",), first, ()) == "not-used"
+
+
+def sets_of(folder: Path, maker: str, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
+    made_of = parts(folder)
+    opened = (
+        answer_in_passage.open(AnswerSettings.model_validate(settings), made_of)
+        if maker == "answer"
+        else opened_next.open(OpenedSettings.model_validate(settings), made_of)
+    )
+    labels, said = make(folder, opened, made_of)
+    assert said.left == 0
+    return list(labels.sets()), dict(said.dropped)
+
+
+def test_positives_hold_an_answer_that_no_earlier_turn_had_shown_and_negatives_hold_none(tmp_path: Path) -> None:
+    sets, dropped = sets_of(tmp_path, "answer")
+    by_turn = {turn.id: turn for turn in turns()}
+    for one in sets:
+        earlier = by_turn[one.turn].trajectory.searches[: one.turn.search]
+        assert cover_match(one.passage(one.positive).contents, one.question.answers)
+        assert one.positive not in {hit.passage.id for search in earlier for hit in search.hits}
+        assert not any(cover_match(one.passage(ident).contents, one.question.answers) for ident in one.negatives)
+    assert len(sets) > 15 and dropped["no-answer"] > 0  # yes and no
+
+
+def test_what_an_agent_used_is_nearly_always_what_it_needed(tmp_path: Path) -> None:
+    sets, _ = sets_of(tmp_path, "opened", every=True)
+    first = [one for one in sets if one.copy == 0]
+    assert len(first) > 30
+    assert sum(one.positive in one.question.gold_ids for one in first) > 0.9 * len(first)
+    assert max(one.copy for one in sets) > 0
