@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -44,6 +44,23 @@ _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
 
+Source: TypeAlias = Annotated[
+    Path,
+    typer.Argument(
+        metavar="QUESTIONS",
+        help="A data-set folder or a questions file; a run or a label folder, whose own searches are then made.",
+    ),
+]
+"""Type of the argument that names what is searched for."""
+Retrievers: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RETRIEVER", help="An index folder, a URL, a YAML file, or a TREC run file; several are compared."
+    ),
+]
+"""Type of the argument that names the retrievers."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The command's arguments, checked."""
@@ -76,19 +93,8 @@ class Measured:
 
 @app.command(epilog=example("coseek measure data/notes data/notes.index --split test"))
 def measure(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="QUESTIONS",
-            help="A data-set folder or a questions file; a run or a label folder, whose own searches are then made.",
-        ),
-    ],
-    retrievers: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RETRIEVER", help="An index folder, a URL, a YAML file, or a TREC run file; several are compared."
-        ),
-    ],
+    source: Source,
+    retrievers: Retrievers,
     split: Split = None,
     count: Count = None,
     select: Select = None,
@@ -126,11 +132,7 @@ def measure(
     check_output_file(per_question, ".jsonl")
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
-    asked = asked_searches(source, split)
-    owners = draw(
-        question_filter(select).apply(questions_at(source, split) if asked is None else asked.owners), count, seed
-    )
-    asked = asked and asked.of(owners)
+    owners, asked = drawn(source, split, select, count, seed)
     questions = owners if asked is None else [one.question for one in asked.searches]
     reads = metrics or default_metrics(qrels, questions)
     plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out, asked)
@@ -148,6 +150,16 @@ def measure(
     else:
         print_tables(scores, plan.metrics, retriever_table(scores, plan))
     return 1 if any(one.run.stops.keys() == {FAULT} for one in measured.values()) else 0
+
+
+def drawn(
+    source: Path, split: str | None, select: Sequence[str] | None, count: int | None, seed: int
+) -> tuple[list[Question], AskedSearches | None]:
+    """The chosen questions, and the searches that were made for them in a run or a label folder."""
+    asked = asked_searches(source, split)
+    owners = questions_at(source, split) if asked is None else asked.owners
+    chosen = draw(question_filter(select).apply(owners), count, seed)
+    return chosen, asked and asked.of(chosen)
 
 
 def chosen_metrics(names: str, depth: int) -> tuple[Metric, ...]:
