@@ -14,6 +14,7 @@ from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.rollout import Limits, rollout
 from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
@@ -21,6 +22,8 @@ from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import GeneratorOutput, GeneratorSettings, ReadingInput
 from coseek.graders.judge import Claim, JudgeSettings
 from coseek.models.local_text import open_text_model
+from coseek.models.model import EpisodeState, Request, TurnEnd
+from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import FixedRetriever
 
@@ -202,3 +205,50 @@ def test_a_server_is_reached_at_its_own_path(url: str, path: str, tmp_path: Path
         assert open_text_model(str(file)).write(["Where?"], 16) == ["Orlen"]
         models = path.replace("/chat/completions", "/models")
         assert [asked.path for asked in there.asked] == [models, path]
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("vllm", {"repetition_penalty": 1.0, "top_k": -1}), ("ollama", {})])
+@pytest.mark.parametrize("model", ["m", None])
+def test_greedy_is_greedy_where_the_server_would_add_a_penalty_of_the_models_own(
+    name: str, wanted: JsonObject, model: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(KINDS[name], tmp_path, model=model) as (there, path):
+        assert answered(path).answer == "Orlen"
+        run_at(there, tmp_path, "react", model=model)
+        sent = [asked.body for asked in there.asked if asked.method == "POST"]
+        assert all({key: body[key] for key in wanted} == wanted for body in sent)
+        assert ("repeat_penalty" in caplog.text) == (name == "ollama")  # what cannot be undone is said
+        file = tmp_path / "other.yaml"
+        file.write_text(
+            yaml.safe_dump({"url": there.url, "model": "m", "send": {"top_k": None}, "reasoning_tokens": 99})
+        )
+        open_text_model(str(file)).write(["a"], 9)
+        assert "top_k" not in there.asked[-1].body
+
+
+class KnownTokenizer:
+    """A tokenizer whose tokens are the server's: one for each byte."""
+
+    eos_id = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    encode_data = encode
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode()
+
+
+@pytest.mark.parametrize(("read", "fault"), [(400, True), (3_900, False), (0, False)])
+def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault: bool) -> None:
+    usage: JsonObject = {"prompt_tokens": read, "completion_tokens": 9}
+    said = Said({"choices": [{"message": {"content": "Orlen"}, "finish_reason": "stop"}], "usage": usage})
+    fast = make_settings(RemoteModelSettings, {"dialect": "chat", "model": "m"})
+    with site(lambda asked: said) as there:
+        model = open_remote(there.url, fast, KnownTokenizer(), ())
+        model.start(Request(1, tuple(b"a" * 4000), 50, 1, EpisodeState(QUESTION)))
+        (turn,) = model.step()
+        model.calls.close()
+    assert (turn.end is TurnEnd.FAULT) == fault
+    assert not fault or ("400 of the 4000 tokens" in turn.fault and "num_ctx" in turn.fault)

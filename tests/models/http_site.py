@@ -41,6 +41,18 @@ class Site:
     most_at_once: int = 0
 
 
+def _said(answer: Callable[[Asked], Said], asked: Asked) -> tuple[Said, bool]:
+    """The site's answer, and whether the request counts: one for a list of models that the site does not have does
+    not, since clients do without it."""
+    if asked.method != "GET" or not asked.path.endswith("/models"):
+        return answer(asked), True
+    try:
+        said = answer(asked)
+    except (KeyError, IndexError):
+        return Said({}, 404), False
+    return said, isinstance(said.body, dict) and "data" in said.body
+
+
 @contextmanager
 def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
     """The site, at 127.0.0.1 and a free port, until the block ends."""
@@ -63,7 +75,10 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
                 found.asked.append(asked)
                 now[0] += 1
                 found.most_at_once = max(found.most_at_once, now[0])
-            said = answer(asked)
+            said, counts = _said(answer, asked)
+            if not counts:
+                with lock:
+                    found.asked.remove(asked)
             if said.hold is not None:
                 said.hold.wait(20)
             with lock:

@@ -162,7 +162,7 @@ def test_a_chat_template_is_filled_without_being_read_from(tokenizer: HfTokenize
 
 def test_the_text_client_and_the_service_understand_each_other(live: Live) -> None:
     writer = open_remote_text(RemoteTextModelSettings(url=live[0]))
-    assert writer.model == "policy"
+    assert writer.served.model == "policy"
     texts = writer.write(["one fish", "the cat", "one fish"], 8)
     assert texts[0] == texts[2] and writer.usage.written_tokens > 0
     writer.calls.close()

@@ -138,6 +138,8 @@ class _Request:
     content: bytes | None
     rank: int
     """Calls of a lower rank are sent first where calls wait."""
+    attempts: int | None = None
+    """At most; by default as the settings say."""
 
 
 class HttpClient:
@@ -188,9 +190,11 @@ class HttpClient:
         since `concurrency` are open, those of a lower `rank` go first."""
         return self._begin(self._object, method, path, body, None, rank)
 
-    def request(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
-        """Make a call and wait for the answer."""
-        return _waited(self.submit(method, path, body))
+    def request(
+        self, method: Method, path: str, body: JsonObject | None = None, attempts: int | None = None
+    ) -> JsonObject:
+        """Make a call and wait for the answer. `attempts` replaces the setting."""
+        return _waited(self._begin(self._object, method, path, body, None, 0, attempts))
 
     def fetch(
         self, method: Method, path: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
@@ -217,13 +221,14 @@ class HttpClient:
         body: JsonObject | None,
         headers: Mapping[str, str] | None,
         rank: int = 0,
+        attempts: int | None = None,
     ) -> "Future[T]":
         if not self._end.alive:
             raise RuntimeError(f"the calls to {self._name} were closed")
         # Escaped, since a lone surrogate cannot be encoded.
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         sent = {} if body is None else {"content-type": "application/json"}
-        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content, rank)
+        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content, rank, attempts)
         return asyncio.run_coroutine_threadsafe(self._call(request, read), self._loop)
 
     def close(self) -> None:
@@ -248,14 +253,15 @@ class HttpClient:
         if wait_s:
             raise self._failed(f"it failed {self._breaker.faults} times in a row and is not asked for {wait_s:.0f} s")
         longest_s = self.patience.longest_wait_s
-        for attempt in range(1, self.patience.attempts + 1):
+        attempts = request.attempts or self.patience.attempts
+        for attempt in range(1, attempts + 1):
             self.stats.calls += 1
             self.stats.retries += attempt > 1
             try:
                 answer = read(await self._once(request))
             except _TransientFault as fault:
                 too_long = fault.wait_s > longest_s and not self.patience.insistent
-                if too_long or attempt == self.patience.attempts:
+                if too_long or attempt == attempts:
                     self._breaker.failed()
                     asks = f" and asks to wait {fault.wait_s:.0f} s" if too_long else ""
                     tries = f"{attempt} tries" if attempt > 1 else "1 try"

@@ -6,6 +6,7 @@ If a server returns text only, the text is tokenised and the turn is marked as i
 training.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -22,11 +23,12 @@ from coseek.core.role_marks import without_role_marks
 from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of, why_wordless
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.row_calls import CalledRow, EndedCall, RowCalls, check_turn, cut_at_stop
-from coseek.models.server import ServerPaths, ServerSettings, open_client, refused_field, with_changes
+from coseek.models.server import FIXED, NEUTRAL, ServerPaths, ServerSettings, open_client, refused_field, with_changes
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.usage import Prices, Usage, read_usage
 from coseek.models.written import ToolCallText
 
+log = logging.getLogger(__name__)
 _OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
 """Maps `owned_by` in a server's model list to its dialect."""
 
@@ -70,6 +72,13 @@ class ServerInfo:
     dialect: str
     model: str
     paths: ServerPaths = field(default_factory=lambda: ServerPaths(""))
+    owner: str = ""
+    """Who owns the model by the server's list, which tells the kinds of servers apart; "" where that is not known."""
+
+    @property
+    def neutral(self) -> JsonObject:
+        """Fields that undo what the model's own generation settings add, where the server takes such fields."""
+        return {} if dialect_of(self.dialect).EXACT else NEUTRAL.get(self.owner, {})
 
 
 @dataclass
@@ -125,7 +134,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
             self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
         row.version = self.version
-        row.body = with_changes(self._dialect.body(ask), self.send)
+        row.body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
         return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), row.body, request.rank)
 
     def _part(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
@@ -250,11 +259,14 @@ def why_inexact(
     return ""
 
 
-def detect_server(calls: HttpClient, paths: ServerPaths, dialect: str, model: str | None) -> ServerInfo:
+def detect_server(
+    calls: HttpClient, paths: ServerPaths, dialect: str, model: str | None, samples: bool = True
+) -> ServerInfo:
     """Determine the server's dialect (if `auto`) and model (if not named), asking the server if needed. An unreachable
     server, an unknown model, or a choice between several is a `SettingError`."""
     if model is not None and dialect != "auto":
-        return ServerInfo(dialect, model, paths)
+        owner = _owner(calls, paths, model) if samples and not dialect_of(dialect).EXACT else ""
+        return _told(ServerInfo(dialect, model, paths, owner))
     try:
         listed = _listed(calls.request("GET", paths.path("/v1/models")))
     except HttpFailure as error:
@@ -270,7 +282,23 @@ def detect_server(calls: HttpClient, paths: ServerPaths, dialect: str, model: st
         raise SettingError(f"{calls.base} lists {len(names)} models; say which one to ask with model: {known}")
     name = model or names[0]
     owner = dict(listed).get(name, "")
-    return ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name, paths)
+    return _told(ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name, paths, owner))
+
+
+def _owner(calls: HttpClient, paths: ServerPaths, model: str) -> str:
+    """The owner of a model by the server's list, which is asked for once: not all servers have one."""
+    try:
+        listed = dict(_listed(calls.request("GET", paths.path("/v1/models"), attempts=1)))
+    except HttpFailure:
+        return ""
+    return listed.get(model, "")
+
+
+def _told(served: ServerInfo) -> ServerInfo:
+    """Warn of what a server adds to greedy decoding."""
+    if served.owner in FIXED and not dialect_of(served.dialect).EXACT:
+        log.warning("%s", FIXED[served.owner])
+    return served
 
 
 def _listed(answer: JsonObject) -> list[tuple[str, str]]:

@@ -135,7 +135,7 @@ def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikeliho
 
 
 def _probed(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
-    served = detect_server(calls, paths, settings.dialect, settings.model)
+    served = detect_server(calls, paths, settings.dialect, settings.model, samples=False)
     speech = prompt_dialect_of(served.dialect)
     if speech is None:
         raise SettingError(

@@ -26,7 +26,7 @@ from coseek.core.files import JsonObject, read_yaml
 from coseek.core.http import HttpClient, HttpFailure
 from coseek.core.settings import Settings, make_settings
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
-from coseek.models.remote import detect_server
+from coseek.models.remote import ServerInfo, detect_server
 from coseek.models.server import ServerSettings, open_client, refused_field, with_changes
 from coseek.models.text_model import OutOfTokens, Output, texts_of
 from coseek.models.usage import Prices, Usage, read_usage
@@ -59,14 +59,13 @@ class RemoteTextModel:
     """Generates texts on a server. Thread-safe."""
 
     calls: HttpClient
-    model: str
+    served: ServerInfo
     settings: RemoteTextModelSettings
-    path: str
-    """The path of requests."""
     store: TextCache | None = None
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
+        self._path = self.served.paths.path(dialect_of(self.settings.dialect).PATH)
         self._lock = threading.Lock()
         self._under_way: dict[str, Future[str]] = {}
         self._speech = dialect_of(self.settings.dialect)
@@ -82,8 +81,8 @@ class RemoteTextModel:
     def identity(self) -> str:
         """A digest of the server's URL and of everything besides the prompt that is sent."""
         asked = self.settings
-        more = [one for one in (self._send, asked.reasoning_tokens) if one]
-        return _digest([self.calls.base, asked.dialect, self.model, self.temperature, asked.seed or 0, *more])
+        more = [one for one in (self._send, asked.reasoning_tokens, self.served.neutral) if one]
+        return _digest([self.calls.base, asked.dialect, self.served.model, self.temperature, asked.seed or 0, *more])
 
     @property
     def concurrency(self) -> int:
@@ -96,8 +95,11 @@ class RemoteTextModel:
         Equal prompts are sent once, also by several threads. Each text is cached as soon as it arrives.
         """
         sent = max_tokens + self.settings.reasoning_tokens
-        bodies = [with_changes(self._speech.body(self._ask(prompt, sent)), self._send) for prompt in prompts]
-        keys = [_digest([self.calls.base, self.path, body]) for body in bodies]
+        neutral = self.served.neutral
+        bodies = [
+            with_changes({**neutral, **self._speech.body(self._ask(prompt, sent))}, self._send) for prompt in prompts
+        ]
+        keys = [_digest([self.calls.base, self._path, body]) for body in bodies]
         texts, mine = self._claim(keys)
         try:
             self._fill(dict(zip(keys, bodies, strict=True)), mine, sent)
@@ -112,7 +114,7 @@ class RemoteTextModel:
 
     def _ask(self, prompt: str, max_tokens: int) -> TurnRequest:
         segments = (RowSegment(False, (), prompt),)
-        return TurnRequest(self.model, segments, max_tokens, (), self.temperature, self.settings.seed or 0)
+        return TurnRequest(self.served.model, segments, max_tokens, (), self.temperature, self.settings.seed or 0)
 
     def _claim(self, keys: Sequence[str]) -> tuple[dict[str, "Future[str]"], dict[str, "Future[str]"]]:
         """The texts to come by key, and those among them that this thread has to fetch."""
@@ -128,7 +130,7 @@ class RemoteTextModel:
         known = {key: text for key, text in stored.items() if visible(text).strip()}  # older caches hold empty replies
         for key, text in known.items():
             texts[key].set_result(text)
-        sent = {self.calls.submit("POST", self.path, bodies[key]): key for key in texts if key not in known}
+        sent = {self.calls.submit("POST", self._path, bodies[key]): key for key in texts if key not in known}
         with self._lock:
             self.usage.remembered += len(known)
         try:
@@ -171,9 +173,9 @@ def _output(text: "Future[str]") -> Output:
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
     """Open the client of a server. If no model is named, the server is asked for its model."""
     calls, paths = open_client(settings.url, settings)
-    model = detect_server(calls, paths, settings.dialect, settings.model).model
+    served = detect_server(calls, paths, settings.dialect, settings.model)
     store = None if settings.cache is None else TextCache(Path(settings.cache).expanduser())
-    return RemoteTextModel(calls, model, settings, paths.path(dialect_of(settings.dialect).PATH), store)
+    return RemoteTextModel(calls, served, settings, store)
 
 
 def named_server(name: str) -> RemoteTextModelSettings | None:

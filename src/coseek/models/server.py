@@ -22,6 +22,24 @@ _RENAMES = {"max_tokens": "max_completion_tokens"}
 """Newer names of fields."""
 
 
+_FULL: JsonObject = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL: Mapping[str, JsonObject] = {
+    "vllm": _FULL,
+    "sglang": _FULL,
+    "llamacpp": {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
+    "organization_owner": {"repeat_penalty": 1.0},  # LM Studio
+}
+"""Owner in a server's model list → fields that undo what the model's own generation settings add: a penalty for
+repetitions makes greedy decoding another one. Servers that are asked for text and take ids have these fields anyway."""
+FIXED: Mapping[str, str] = {
+    "library": (
+        "Ollama adds the repetition penalty of the model's Modelfile, which no request can change: for greedy decoding "
+        "set `PARAMETER repeat_penalty 1.0` there"
+    )
+}
+"""Owner → what is added that a request cannot undo."""
+
+
 class ServerSettings(Settings):
     """How a model server is asked."""
 
