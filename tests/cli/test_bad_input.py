@@ -182,8 +182,8 @@ BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "broken corpus": ("corpus.jsonl", '{0}\n{1}\n{{"id": "cat", \n', ("corpus.jsonl, line 3", "not valid JSON")),
     "list for a passage": ("corpus.jsonl", '{0}\n["cat"]\n', ("corpus.jsonl, line 2", "list")),
     "passage without id": ("corpus.jsonl", '{0}\n{{"text": "x"}}\n', ("corpus.jsonl, line 2", '"id"')),
-    "null for a text": ("corpus.jsonl", '{0}\n{{"id": "x", "text": null}}\n', ("line 2", "'x'", "not None")),
-    "null for an id": ("corpus.jsonl", '{{"id": null, "text": "x"}}\n', ("line 1", "not None")),
+    "null for a text": ("corpus.jsonl", '{0}\n{{"id": "x", "text": null}}\n', ("line 2", "'x'", '"text"')),
+    "null for an id": ("corpus.jsonl", '{{"id": null, "text": "x"}}\n', ("line 1", '"id"')),
     "number for a title": ("corpus.jsonl", '{{"id": "x", "title": 5, "text": "x"}}\n', ("line 1", "title", "not 5")),
     "passage without text": ("corpus.jsonl", '{{"id": "x"}}\n', ("corpus.jsonl, line 1", "'x'")),
     "no questions": ("questions.test.jsonl", "", ("questions.test.jsonl holds no questions",)),
@@ -197,8 +197,8 @@ BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "question without text": ("questions.test.jsonl", '{{"id": "q"}}\n', ("line 1", "'question'")),
     "answers that are no list": (
         "questions.test.jsonl",
-        '{{"id": "q", "question": "?", "answers": "yes"}}\n',
-        ("line 1", "'q'", "lists"),
+        '{{"id": "q", "question": "?", "answers": {{"text": "yes"}}}}\n',
+        ("line 1", "'q'", "{'text': 'yes'}"),
     ),
     "gold that is not there": (
         "questions.test.jsonl",

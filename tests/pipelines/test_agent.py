@@ -187,8 +187,8 @@ def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> No
         ("policy.laptop.heads=3", "heads must divide hidden"),
         ("policy.folder=/", "/ holds no config.json and no"),
         ("warm_start.also={s3-think: 0.1}", "could not tell them apart"),
-        ("data={folder: nowhere}", "there is no nowhere"),
-        ("data={imported: {format: 2wiki, sources: []}}", "name the files"),
+        ("data=!replace {folder: nowhere}", "there is no nowhere"),
+        ("data=!replace {imported: {format: 2wiki, sources: []}}", "name the files"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(

@@ -59,7 +59,8 @@ class Played(CoTrainingPaths):
 
 
 def course(folder: Path, *overrides: str, broken_at: float | None = None) -> Played:
-    made = Played(recipe(folder, LIMITS, "labels.questions=8", *overrides), folder / "run", broken_at=broken_at)
+    by_answers = ("agent.protocol=search-r1", "labels.settings={}", "labels.questions=8")
+    made = Played(recipe(folder, LIMITS, *by_answers, *overrides), folder / "run", broken_at=broken_at)
     made.first.prepare_data()
     return made
 
