@@ -7,6 +7,7 @@ server that drops special tokens leaves only the channels' names.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from coseek.core.files import Json, JsonObject
@@ -30,6 +31,9 @@ _LONGEST = 64
 _MARK = re.compile("|".join(re.escape(mark) for pair in _PAIRS for mark in pair), re.I)
 _FRAMES = re.compile(r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 """Marks around an answer."""
+_ARGUMENTS = ("arguments", "args", "input", "parameters")
+"""Fields that hold the arguments of a call, the first that is there."""
+_JSON_LIKE = re.compile(r'^\s*["\[{]|["\]}]\s*$|":')
 _CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 _CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
 _BARE_CHANNELS = re.compile(r"\s*+analysis(?=[A-Z\s\"'])(.*)assistantfinal", re.DOTALL)
@@ -44,6 +48,11 @@ class ToolCallText:
     name: str
     arguments: Json
     """The arguments; a text where they are not valid JSON."""
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether the arguments are a broken piece of JSON, and no words."""
+        return isinstance(self.arguments, str) and _JSON_LIKE.search(self.arguments) is not None
 
     @property
     def object(self) -> JsonObject:
@@ -173,14 +182,14 @@ def refusal_in(message: JsonObject) -> str:
 
 
 def calls_in(message: JsonObject) -> list[ToolCallText]:
-    """The tool calls of an assistant message, those of the older form `function_call` too."""
+    """The tool calls of an assistant message, those of the older form `function_call` and of LangChain (`args`) too."""
     listed = message.get("tool_calls")
     rows = listed if isinstance(listed, list) else []
     if isinstance(message.get("function_call"), dict):
         rows = [*rows, {"function": message["function_call"]}]
     found: list[ToolCallText] = []
     for row in rows:
-        function = row.get("function", row) if isinstance(row, dict) else None
+        function = row.get("function", row.get("custom", row)) if isinstance(row, dict) else None
         if isinstance(row, dict) and isinstance(function, dict) and isinstance(name := function.get("name"), str):
             ident = row.get("id")
             found.append(ToolCallText(ident if isinstance(ident, str) else None, name, _arguments(function)))
@@ -188,10 +197,9 @@ def calls_in(message: JsonObject) -> list[ToolCallText]:
 
 
 def _arguments(function: JsonObject) -> Json:
-    given = function.get("arguments")
-    if not isinstance(given, str):
-        return given
-    try:
-        return parse_strict(given)
-    except InvalidJson:
-        return given
+    given = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)
+    for _ in range(2):  # some programs encode the arguments twice
+        if isinstance(given, str):
+            with suppress(InvalidJson):
+                given = parse_strict(given)
+    return given

@@ -14,8 +14,9 @@ import coseek
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Segment, Trajectory
-from coseek.models.written import calls_in, reasoning_in
-from coseek.traces.conversation import ChatTurn, SampledIds, results_of, text_of, turns_of
+from coseek.models.written import reasoning_in
+from coseek.traces.calls import calls_in, text_of
+from coseek.traces.conversation import ChatTurn, SampledIds, results_of, turns_of
 from coseek.traces.messages import OF_RESULT, about, messages_of
 
 VERSION = "ATIF-v1.7"
@@ -30,7 +31,7 @@ def is_atif(row: JsonObject) -> bool:
 def atif_document(run: Trajectory, model_name: str | None = None) -> JsonObject:
     """The ATIF document of a trajectory. `model_name` is that of the agent of a run of coseek."""
     messages = messages_of(run)
-    begin, turns = turns_of(messages)
+    begin, turns = turns_of(messages, run.question.question)
     wrote = [at for at, segment in enumerate(run.segments) if segment.author is Author.AGENT]
     steps = [_step(message) for message in messages[:begin]]
     for place, turn in enumerate(turns):

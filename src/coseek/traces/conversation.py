@@ -1,6 +1,7 @@
 """Conversation: a chat with tool calls, as logs hold it, and the trajectory that is stored for it.
 
-A message is an object with `role`, `content` and `tool_calls` in the form of OpenAI's chat completions. The trajectory
+A message is an object with `role`, `content` and `tool_calls` in the form of OpenAI's chat completions
+(`message_forms` writes others so). The question is the user's last, and what was said before is context. The trajectory
 is written in the tags of `PROTOCOL`. All text of a log is data: marks in it are neutralised before ours are put around
 it, a call is one only where the log has it as a call, and the run is never exact, so nothing in it is trained on as
 sampled.
@@ -33,7 +34,8 @@ from coseek.data.trajectory import (
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.models.written import ToolCallText, calls_in, reasoning_in, split_reasoning, visible
+from coseek.models.written import ToolCallText, reasoning_in
+from coseek.traces.calls import calls_in, said_in, text_of
 from coseek.traces.found_passages import hits_by_query, own_hits
 
 PROTOCOL = "tongyi"
@@ -41,7 +43,12 @@ PROTOCOL = "tongyi"
 QUERY_ARGUMENTS = ("query", "queries", "q", "search_query", "question", "keywords", "input", "text")
 """Arguments of a search tool that may hold the query, the first that is there; else its only argument."""
 _SEARCHES = re.compile("search|retriev", re.I)
+_OBSERVED = re.compile(
+    r"\s*(<(tool_response|information|observation|results?|search_results?|documents?)\b|observation\s*:)", re.I
+)
+"""How a user's message begins that holds what a tool returned."""
 _EMPTY = "the last message is empty"
+_NO_RESULT = "(the log has no result of this call)"
 _UNANSWERED = (StopReason.COMPLETE, StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.INVALID)
 """Ends that a log may name for a run without an answer."""
 _UNCUT = 2**31
@@ -95,24 +102,51 @@ class ChatTurn:
     behind: tuple[int, ...]
 
 
-def text_of(content: Json) -> str:
-    """The text of a message's content: a text, a list of parts, or nothing."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        return json.dumps(content, ensure_ascii=False)
-    parts: list[str] = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) else part
-        kind = part.get("type") if isinstance(part, dict) else None
-        parts.append(text if isinstance(text, str) else f"({kind})")
-    return "\n".join(parts)
+def question_at(messages: Sequence[JsonObject], given: str | None = None) -> int | None:
+    """The position of the user's message that asks: the last question that an assistant's message follows.
+
+    A user's message behind a call is no question but what the agent read. With `given`, the message that is this
+    question, else the first that contains it, else the first. `None` without a user's message with text.
+    """
+    said = {at: text_of(row.get("content")).strip() for at, row in enumerate(messages) if row["role"] == "user"}
+    users = [at for at, text in said.items() if text]
+    if given is not None:
+        exact = [at for at in users if said[at] == given.strip()]
+        if not exact:
+            return next((at for at in users if given.strip() in said[at]), next(iter(said), None))
+        users = exact
+    asking = [at for at in users if _asks(messages, at)] or users
+    followed = [at for at in asking if any(row["role"] == "assistant" for row in messages[at:])]
+    chosen = followed or asking
+    return chosen[-1] if chosen else None
 
 
-def turns_of(messages: Sequence[JsonObject]) -> tuple[int, list[ChatTurn]]:
-    """The number of messages that the agent read first, and its turns. A greeting before the question is read."""
+def questions_before(messages: Sequence[JsonObject], at: int) -> int:
+    """Number of the user's questions before the one at `at` that an assistant answered."""
+    return sum(
+        row["role"] == "user" and messages[place + 1]["role"] == "assistant" and _asks(messages, place)
+        for place, row in enumerate(messages[:at])
+    )
+
+
+def _asks(messages: Sequence[JsonObject], at: int) -> bool:
+    """Whether a user's message is a question: the first one, or one behind a message without calls."""
+    before = [row for row in messages[:at] if row["role"] in ("assistant", "tool", "function")]
+    if not before:
+        return True
+    observed = _OBSERVED.match(text_of(messages[at].get("content"))) is not None
+    return before[-1]["role"] == "assistant" and not calls_in(before[-1]) and not observed
+
+
+def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[ChatTurn]]:
+    """The number of messages that the agent read first, and its turns. What stands before the question is read.
+
+    Messages of the assistant with nothing between them are one turn, except final words behind a call that has no
+    result.
+    """
     roles = [message["role"] for message in messages]
-    begin = roles.index("user") + 1 if "user" in roles else 0
+    asked = question_at(messages, question)
+    begin = 0 if asked is None else asked + 1
     while begin < len(roles) and roles[begin] != "assistant":
         begin += 1
     turns: list[ChatTurn] = []
@@ -120,11 +154,18 @@ def turns_of(messages: Sequence[JsonObject]) -> tuple[int, list[ChatTurn]]:
         last = turns[-1] if turns else ChatTurn((), ())
         if roles[at] != "assistant":
             turns[-1] = ChatTurn(last.written, (*last.behind, at))
-        elif last.behind or not turns:
+        elif last.behind or not turns or _ends_after_call(messages, last.written[-1], at):
             turns.append(ChatTurn((at,), ()))
         else:
             turns[-1] = ChatTurn((*last.written, at), ())
     return begin, turns
+
+
+def _ends_after_call(messages: Sequence[JsonObject], before: int, at: int) -> bool:
+    """Whether a message is the words behind a call to which no result follows."""
+    following = messages[at + 1]["role"] if at + 1 < len(messages) else None
+    answered = following in ("tool", "function", "assistant")
+    return bool(calls_in(messages[before])) and not calls_in(messages[at]) and not answered
 
 
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
@@ -156,6 +197,8 @@ class ConversationReader:
     tools: Counter[str] = field(default_factory=Counter)
     """Calls with a result, by the tool's name."""
     counts: Counter[str] = field(default_factory=Counter)
+    unread: Counter[str] = field(default_factory=Counter)
+    """What is kept as text and not understood, by name."""
     protocol: Protocol = field(default_factory=lambda: load_protocol(PROTOCOL))
 
     def __post_init__(self) -> None:
@@ -163,7 +206,7 @@ class ConversationReader:
 
     def trajectory(self, chat: Conversation, seed: int) -> Trajectory:
         """The inexact run of a conversation."""
-        begin, turns = turns_of(chat.messages)
+        begin, turns = turns_of(chat.messages, chat.question.question)
         run = _Writer(self, chat)
         run.prompt(begin)
         for number, turn in enumerate(turns, start=1):
@@ -173,8 +216,11 @@ class ConversationReader:
     def is_search(self, name: str) -> bool:
         return name in self.search_tools if self.search_tools else _SEARCHES.search(name) is not None
 
-    def queries(self, arguments: Json) -> tuple[str, ...]:
-        """The queries in a call's arguments; none where they are in no argument that is known."""
+    def queries(self, call: ToolCallText) -> tuple[str, ...]:
+        """The queries of a call; none where it is no search, its arguments are malformed, or none of them is known."""
+        if not self.is_search(call.name) or call.is_malformed:
+            return ()
+        arguments = call.arguments
         if not isinstance(arguments, dict):
             return texts_of(arguments)
         if self.query_argument:
@@ -200,6 +246,8 @@ class _Writer:
     ending: str = "the log ends without an answer"
     told: set[int] = field(default_factory=set)
     """Numbers of the turns with a message behind them that is no result: a page that was visited is one."""
+    thoughts: Sequence[str] = ()
+    """Those in the text of the current turn."""
     known: dict[str, Passage] = field(init=False)
     """The passages so far by id, those that coseek wrote first: what others call the same gives way to them."""
 
@@ -224,7 +272,9 @@ class _Writer:
         """One turn of the agent, and what it was answered."""
         messages = self.chat.messages
         calls, matched = results_of(messages, turn)
-        content = visible(self._content(turn))
+        parts = [said_in(messages[at]) for at in turn.written]
+        content = "\n".join(text for _, text in parts if text.strip())
+        self.thoughts = [thought for thought, _ in parts if thought]
         if is_last and not turn.behind:
             said = self.chat.answer or ("" if self.chat.stop else content)
             self.answer = None if calls else said.strip() or None
@@ -232,7 +282,14 @@ class _Writer:
             self.ending = "the log ends with a call that has no result" if calls else unsaid
         self._wrote(turn, calls, content)
         self._found(turn, calls, matched, number)
+        if calls and not turn.behind and not is_last:
+            self._read(MESSAGE, _NO_RESULT, ())
         self.reader.counts["calls_without_result"] += len(calls) - len(matched)
+        for call in calls:
+            if call.is_malformed:
+                self.reader.unread["calls with arguments that are not JSON, which are no queries"] += 1
+            elif self.reader.is_search(call.name) and not self._queries(call):
+                self.reader.unread["searches without a query that can be read (query_argument=NAME)"] += 1
 
     def finish(self, seed: int) -> Trajectory:
         chat = self.chat
@@ -292,16 +349,11 @@ class _Writer:
 
     # --- parts of a turn
 
-    def _content(self, turn: ChatTurn) -> str:
-        """What the agent wrote in a turn, the reasoning in it included."""
-        texts = (text_of(self.chat.messages[at].get("content")) for at in turn.written)
-        return "\n".join(text for text in texts if text.strip())
-
     def _wrote(self, turn: ChatTurn, calls: Sequence[ToolCallText], content: str) -> None:
         """The agent's segment: reasoning, content, and calls or an answer in the protocol's tags."""
-        beside = "\n".join(reasoning_in(self.chat.messages[at]) for at in turn.written).strip()
-        inside = split_reasoning(self._content(turn))[0]
-        pieces, tag = [self._escape("\n".join(filter(None, (beside, inside))))], ""
+        reasoned = (reasoning_in(self.chat.messages[at]) for at in turn.written)
+        reasoning = "\n".join(filter(None, (*reasoned, *self.thoughts))).strip()
+        pieces, tag = [self._escape(reasoning)], ""
         if self.answer != content.strip():
             pieces.append(self._escape(content))
         pieces += [self._called(call) for call in calls]
@@ -364,7 +416,7 @@ class _Writer:
         self.reader.counts["searches"] += len(queries)
 
     def _queries(self, call: ToolCallText) -> tuple[str, ...]:
-        return self.reader.queries(call.arguments) if self.reader.is_search(call.name) else ()
+        return self.reader.queries(call)
 
     def _called(self, call: ToolCallText) -> str:
         """A call in the protocol's tags. Searches are written as calls of the protocol's own tool."""

@@ -53,6 +53,8 @@ class TraceReport:
     left_out: list[RecordFault] = field(default_factory=list)
     counts: Mapping[str, int] = field(default_factory=dict)
     """Searches, and calls without a result."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """What was not understood, by name: blocks, items, arguments, queries; earlier questions."""
     tools: Mapping[str, int] = field(default_factory=dict)
     """Calls with a result, by the tool's name; whatever an agent wrote."""
 
@@ -63,6 +65,7 @@ class TraceReport:
             "imported": self.imported,
             "with_answers": self.with_answers,
             **counts,
+            "unread": {**self.unread},
             "tools": {**self.tools},
             "left_out": left_out,
         }
@@ -131,4 +134,5 @@ def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: Trac
     if unused and report.imported + len(report.left_out):
         raise SettingError(f"no record has anything at {unused[0]}={getattr(settings, unused[0])}; check the path")
     report.counts = {"searches": 0, "calls_without_result": 0, **reader.counts}
+    report.unread = {**records.unread, **reader.unread}
     report.tools = dict(reader.tools.most_common())

@@ -10,8 +10,8 @@ from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject, atomic_path
 from coseek.data.trajectory import Trajectory
 from coseek.measure.score import score_trajectory
-from coseek.models.written import calls_in, reasoning_in
-from coseek.traces.conversation import text_of
+from coseek.models.written import reasoning_in
+from coseek.traces.calls import calls_in, text_of
 from coseek.traces.messages import messages_of
 
 SHOWN = ("em", "cover_em", "f1", "recall", "answer_hit", "searches", "turns")

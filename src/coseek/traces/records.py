@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -22,12 +22,15 @@ from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Visit
 from coseek.traces.atif import conversation_parts, is_atif
-from coseek.traces.conversation import Conversation, SampledIds, text_of
+from coseek.traces.calls import text_of
+from coseek.traces.conversation import Conversation, SampledIds, question_at, questions_before
 from coseek.traces.found_passages import own_rows
+from coseek.traces.message_forms import ITEMS, chat_messages
 from coseek.traces.settings import TraceSettings
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")
+EARLIER = "earlier questions of conversations; each run answers the last one (question=PATH names another)"
 OWN = ("id", "question", "answers", "gold_ids")
 """Fields that an object may hold under their own names."""
 
@@ -47,6 +50,8 @@ class RecordReader:
     settings: TraceSettings
     used: Counter[str]
     """How many records have something at each path of the settings."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """What is in the records and was not read, by name."""
 
     def read(self, path: Path) -> Iterator[Conversation | RecordFault]:
         """Every conversation of a file, or why it is none, in order."""
@@ -73,7 +78,9 @@ class RecordReader:
         elif self.settings.steps:
             messages = self._steps(row)
         else:
-            messages = checked_messages(self._at(row, "messages") if self.settings.messages else row.get("messages"))
+            given = self._at(row, "messages") if self.settings.messages else _messages_in(row)
+            ours = isinstance(row.get("run"), dict)  # written by coseek, in our form; a visited page has such tags, too
+            messages = checked_messages(given if ours else chat_messages(given, self.unread))
         known = own.get("run")
         run = known if isinstance(known, dict) else {}
         answer = self._text(self._at(row, "answer") if self.settings.answer else run.get("answer"))
@@ -97,13 +104,14 @@ class RecordReader:
             asked = cast(JsonObject, found.pop("question"))
         asked |= {name: value for name, value in found.items() if value is not None}
         if "question" not in asked:
-            users = (text_of(message.get("content")).strip() for message in messages if message["role"] == "user")
-            asked["question"] = next((text for text in users if text), None)
+            at = question_at(messages)
+            asked["question"] = None if at is None else text_of(messages[at].get("content")).strip()
+            if at is not None and (earlier := questions_before(messages, at)):
+                self.unread[EARLIER] += earlier
         if not isinstance(asked["question"], str) or not asked["question"].strip():
             raise DataError("there is no question: no message of a user with text, and none named by question=PATH")
-        for name in ("answers", "gold_ids"):
-            if isinstance(asked.get(name), str | int | float):
-                asked[name] = [asked[name]]
+        if isinstance(asked.get("gold_ids"), str | int | float):
+            asked["gold_ids"] = [asked["gold_ids"]]
         asked.setdefault("id", digest_of(asked["question"].strip())[:16])
         return Question.from_json(asked)
 
@@ -183,7 +191,7 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
         except DataError as error:
             yield path.name, RecordFault(path.name, str(error))
             return
-        several = isinstance(value, list) and not all(isinstance(one, dict) and "role" in one for one in value)
+        several = isinstance(value, list) and not all(map(_is_message, value))
         for number, one in enumerate(cast(list[Json], value) if several else [value], start=1):
             yield f"{path.name}, item {number}" if several else path.name, one
         return
@@ -194,6 +202,19 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
                 yield where, _parsed(line, where)
     except DataError as error:
         yield path.name, RecordFault(path.name, str(error))
+
+
+def _is_message(value: Json) -> bool:
+    return isinstance(value, dict) and ("role" in value or ("messages" not in value and value.get("type") in ITEMS))
+
+
+def _messages_in(row: JsonObject) -> Json:
+    """The messages of an object: `messages`, or input and output of OpenAI's Responses."""
+    if row.get("messages") is not None or not isinstance(row.get("output"), list):
+        return row.get("messages")
+    given, output = row.get("input"), cast(list[Json], row["output"])
+    before = given if isinstance(given, list) else [{"role": "user", "content": given}] if given else []
+    return [*before, *output]
 
 
 def _parsed(line: bytes, where: str) -> "Json | RecordFault":

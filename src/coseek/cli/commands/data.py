@@ -231,6 +231,8 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
         f"{out}: {report.imported:,} conversations ({report.with_answers:,} with gold answers), {searches:,} searches; "
         f"{len(report.left_out):,} records left out, {lost:,} calls without a result."
     )
+    for name, count in report.unread.items():
+        console.print(Text(f"{count:,} {name}"))
     if not searches and report.tools:
         named = ", ".join(map(repr, report.tools))
         tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")

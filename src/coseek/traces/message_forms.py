@@ -1,0 +1,191 @@
+"""Message forms: the messages of other systems, written as those of OpenAI's chat completions.
+
+Read are Anthropic's content blocks (`tool_use`, `tool_result`, `thinking`), the items of OpenAI's Responses,
+LangChain's messages (`type: human`), and `<tool_response>` in the text of a user (Hermes, Qwen). Other messages stay as
+they are. Items and blocks that are not read are counted by name.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import cast
+
+from coseek.core.files import Json, JsonObject
+from coseek.traces.calls import text_of
+
+ITEMS = frozenset(
+    ("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
+    + ("web_search_call", "file_search_call", "human", "ai", "system", "tool", "constructor")
+)
+"""Types of messages without a role."""
+_LANGCHAIN = {
+    "human": "user", "ai": "assistant", "system": "system", "tool": "tool", "HumanMessage": "user",
+    "AIMessage": "assistant", "SystemMessage": "system", "ToolMessage": "tool",
+}  # fmt: skip
+_TEXT = (None, "text", "input_text", "output_text")
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use", "tool-call")
+_RESULTS = re.compile(r"(.*_)?tool_result|tool-result")
+_THOUGHTS = ("thinking", "reasoning")
+_FOUND = ("search_result", "web_search_result")
+_RESPONSE = re.compile(r"\s*<tool_response>(.*?)</tool_response>\s*", re.DOTALL)
+
+
+def chat_messages(value: Json, unread: Counter[str]) -> Json:
+    """The messages of a record in the form of chat completions; `unread` counts what is not read."""
+    if not isinstance(value, list):
+        return value
+    messages: list[Json] = []
+    for item in value:
+        for message in _messages(item, unread) if isinstance(item, dict) else [item]:
+            last = messages[-1] if messages else None
+            if isinstance(message, dict) and message.pop(_PIECE, None) and _goes_on(last):
+                _join(cast(JsonObject, last), message)
+            else:
+                messages.append(message)
+    return messages
+
+
+_PIECE = "\0piece"
+"""Marks a part of an assistant's message, which the message before it may take in."""
+
+
+def _goes_on(last: Json) -> bool:
+    return isinstance(last, dict) and last.get("role") == "assistant"
+
+
+def _join(message: JsonObject, piece: JsonObject) -> None:
+    """Add an item of Responses to the message before it: calls follow words and other calls."""
+    for name, value in piece.items():
+        before = message.get(name)
+        if isinstance(value, list) and isinstance(before, list):
+            message[name] = [*before, *value]
+        elif not before:
+            message[name] = value
+        elif name == "reasoning_content":
+            message[name] = f"{before}\n{value}"
+
+
+def _messages(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
+    if not isinstance(item.get("role"), str):
+        plain = _langchain(item)
+        if plain is None:
+            yield from _item(item, unread)
+            return
+        item = plain
+    content = item.get("content")
+    if isinstance(content, str) and item["role"] == "user" and (found := list(_RESPONSE.finditer(content))):
+        yield from ({"role": "tool", "content": one[1].strip()} for one in found)
+        if rest := _RESPONSE.sub("", content).strip():
+            yield {**item, "content": rest}
+    elif isinstance(content, list):
+        yield from _blocks(item, content, unread)
+    else:
+        yield item
+
+
+def _langchain(item: JsonObject) -> JsonObject | None:
+    """A message of LangChain, in any of its dumps, with its role."""
+    kind, data = item.get("type"), item.get("data")
+    if kind == "constructor" and isinstance(path := item.get("id"), list) and path:
+        kind, data = path[-1], item.get("kwargs")
+    role = _LANGCHAIN.get(kind) if isinstance(kind, str) else None
+    if role is None or (role == "system" and "content" not in (data if isinstance(data, dict) else item)):
+        return None
+    return {**(data if isinstance(data, dict) else item), "role": role}
+
+
+def _item(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
+    """The message of an item of Responses."""
+    kind, ident = item.get("type"), item.get("call_id", item.get("id"))
+    if kind in ("function_call", "custom_tool_call"):
+        arguments = item.get("arguments", item.get("input"))
+        yield _called(ident, item.get("name"), arguments)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        yield {"role": "tool", "tool_call_id": ident, "content": _result(item.get("output"))}
+    elif kind == "reasoning":
+        summary = item.get("summary")
+        text = text_of(summary if isinstance(summary, list) and summary else item.get("content"))
+        if text:
+            yield {"role": "assistant", "content": "", "reasoning_content": text}
+        else:
+            unread["items of the type 'reasoning' without a text"] += 1
+    elif kind in ("web_search_call", "file_search_call"):
+        action = item.get("action")
+        arguments = {"query": action.get("query") if isinstance(action, dict) else item.get("queries")}
+        yield _called(ident, str(kind).removesuffix("_call"), arguments)
+        if isinstance(results := item.get("results"), list):
+            yield {"role": "tool", "tool_call_id": ident, "content": json.dumps(results, ensure_ascii=False)}
+    elif isinstance(kind, str):
+        unread[f"items of the type {kind!r}"] += 1
+    else:
+        yield item  # refused with its number
+
+
+def _called(ident: Json, name: Json, arguments: Json) -> JsonObject:
+    function: JsonObject = {"name": name, "arguments": arguments}
+    call: JsonObject = {"id": ident, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call], _PIECE: True}
+
+
+def _blocks(item: JsonObject, content: list[Json], unread: Counter[str]) -> Iterator[Json]:
+    """The messages of one with content blocks: a call is its own field, a result a message of its own."""
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    for kind in kinds:
+        if not (kind in _TEXT or kind in _CALLS or kind in _THOUGHTS or _is_result(kind)):
+            unread[f"content blocks of the type {kind!r}"] += 1
+    if not any(kind in _CALLS or kind in _THOUGHTS or _is_result(kind) for kind in kinds):
+        yield item
+        return
+    rest: JsonObject = {name: value for name, value in item.items() if name != "content"}
+    texts: list[Json] = []
+    thoughts: list[str] = []
+    held: JsonObject = {}
+
+    def message() -> Iterator[JsonObject]:
+        if texts or held:
+            yield {**rest, "content": text_of([*texts]), **held}
+        texts.clear()
+        held.clear()
+        thoughts.clear()
+
+    for part, kind in zip(content, kinds, strict=True):
+        if not isinstance(part, dict) or kind in _TEXT:
+            texts.append(part)
+        elif kind in _CALLS:
+            row = _called(part.get("id", part.get("toolCallId")), part.get("name", part.get("toolName")), _given(part))
+            held["tool_calls"] = [*cast(list[Json], held.get("tool_calls", [])), *cast(list[Json], row["tool_calls"])]
+        elif kind in _THOUGHTS:
+            thoughts.append(text_of(part.get("thinking", part.get("text"))))
+            held["reasoning_content"] = "\n".join(thoughts)
+        elif _is_result(kind):
+            yield from message()
+            yield _result_message(part)
+    yield from message()
+
+
+def _given(part: JsonObject) -> Json:
+    return part.get("input", part.get("args"))
+
+
+def _is_result(kind: Json) -> bool:
+    return isinstance(kind, str) and _RESULTS.fullmatch(kind) is not None
+
+
+def _result_message(part: JsonObject) -> JsonObject:
+    text = _result(next((part[key] for key in ("content", "result", "output") if key in part), None))
+    ident = part.get("tool_use_id", part.get("toolCallId"))
+    answer: JsonObject = {"role": "tool", "tool_call_id": ident, "content": text}
+    return {**answer, "fault": text or "the tool failed"} if part.get("is_error") is True else answer
+
+
+def _result(content: Json) -> str:
+    """The text of a result; blocks of found pages become a list of passages."""
+    if isinstance(content, list) and any(isinstance(one, dict) and one.get("type") in _FOUND for one in content):
+        pages: list[Json] = [
+            {"url": one.get("source", one.get("url")), "title": one.get("title"), "text": text_of(one.get("content"))}
+            for one in content
+            if isinstance(one, dict)
+        ]
+        return json.dumps(pages, ensure_ascii=False)
+    return text_of(content)

@@ -1,0 +1,181 @@
+"""Logs in the forms of other systems: what a reader sees in them is read, and what is not read is counted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.traces.chats import imported, search_chat
+
+from coseek.core.files import Json, JsonObject
+from coseek.data.audit import audit_run
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.traces.importing import TraceReport
+
+PAGES: list[Json] = [{"id": "1", "title": "Orlen", "text": "Orlen lies on the Tave."}]
+FOUND = json.dumps(PAGES)
+ASK: JsonObject = {"role": "user", "content": "Which river is Orlen on?"}
+SAID: JsonObject = {"role": "assistant", "content": "Tave"}
+
+
+def text(words: str) -> JsonObject:
+    return {"type": "text", "text": words}
+
+
+def called(arguments: Json, ident: str = "c") -> JsonObject:
+    function: JsonObject = {"name": "search", "arguments": arguments}
+    call: JsonObject = {"id": ident, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def told(ident: str = "c") -> JsonObject:
+    return {"role": "tool", "tool_call_id": ident, "content": FOUND}
+
+
+def only(tmp_path: Path, *messages: Json, **row: Json) -> tuple[Trajectory, TraceReport]:
+    (run,), report = imported(tmp_path, [{"messages": [*messages], **row} if messages else row])
+    assert audit_run(tmp_path / "run").violations == ()
+    return run, report
+
+
+ANTHROPIC: list[Json] = [
+    ASK,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "A river."},
+            text("I search."),
+            {"type": "tool_use", "id": "t", "name": "search", "input": {"query": "Orlen river"}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [text(FOUND)]}]},
+    {"role": "assistant", "content": [text("Tave")]},
+]
+SERVER_TOOL: list[Json] = [
+    ASK,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "server_tool_use", "id": "t", "name": "web_search", "input": {"query": "Orlen river"}},
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": "t",
+                "content": [{"type": "web_search_result", "url": "http://x", "title": "Orlen"}],
+            },
+            text("Tave"),
+        ],
+    },
+]
+LANGCHAIN: list[Json] = [
+    {"type": "human", "content": ASK["content"]},
+    {"type": "ai", "data": {"content": "", "tool_calls": [{"name": "search", "args": {"query": "Orlen river"}}]}},
+    {"type": "tool", "content": FOUND},
+    {"type": "ai", "content": "Tave"},
+]  # fmt: skip
+RESPONSES: list[Json] = [
+    {"role": "user", "content": [{"type": "input_text", "text": ASK["content"]}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A river."}]},
+    {"type": "function_call", "call_id": "c", "name": "search", "arguments": '{"query": "Orlen river"}'},
+    {"type": "function_call_output", "call_id": "c", "output": FOUND},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Tave"}]},
+]
+CALL: JsonObject = {"name": "search", "arguments": {"query": "Orlen river"}}
+HERMES: list[Json] = [
+    ASK,
+    {
+        "role": "assistant",
+        "content": f"<think>A river.</think>\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>",
+    },
+    {"role": "user", "content": f"<tool_response>\n{FOUND}\n</tool_response>"},
+    SAID,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("messages", [ANTHROPIC, SERVER_TOOL, LANGCHAIN, RESPONSES, HERMES])
+def test_a_search_is_one_search_with_its_passage_in_every_form(tmp_path: Path, messages: list[Json]) -> None:
+    run, report = only(tmp_path, *messages)
+    assert (run.question.question, run.answer, run.stop) == (ASK["content"], "Tave", StopReason.ANSWERED)
+    ((query, (hit,)),) = [(search.query, search.hits) for search in run.searches]
+    assert (query, hit.passage.title) == ("Orlen river", "Orlen") and hit.passage.text in ("", PAGES[0]["text"])  # type: ignore[index,call-overload]
+    assert not report.unread and report.counts == {"searches": 1, "calls_without_result": 0}
+
+
+def test_a_response_with_input_and_output_is_a_record(tmp_path: Path) -> None:
+    run, _ = only(tmp_path, input=str(ASK["content"]), output=RESPONSES[1:])
+    assert (run.question.question, run.answer, len(run.searches)) == (ASK["content"], "Tave", 1)
+
+
+def test_parallel_calls_of_responses_are_one_turn(tmp_path: Path) -> None:
+    call: JsonObject = {"type": "function_call", "name": "search"}
+    asked: list[Json] = [{**call, "call_id": one, "arguments": json.dumps({"query": one})} for one in "ab"]
+    found: list[Json] = [{"type": "function_call_output", "call_id": one, "output": FOUND} for one in "ab"]
+    run, report = only(tmp_path, ASK, *asked, *found, SAID)
+    assert [(one.turn, one.query) for one in run.searches] == [(1, "a"), (1, "b")]
+    assert report.counts["calls_without_result"] == 0
+
+
+def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> None:
+    second: JsonObject = {"role": "user", "content": "And which sea?"}
+    chat: list[Json] = [
+        ASK,
+        SAID,
+        second,
+        called('{"query": "sea of the Tave"}'),
+        told(),
+        {"role": "assistant", "content": "North"},
+    ]
+    run, report = only(tmp_path, *chat)
+    assert (run.question.question, run.answer) == ("And which sea?", "North")
+    assert [search.query for search in run.searches] == ["sea of the Tave"] and sum(report.unread.values()) == 1
+    (tmp_path / "named").mkdir()
+    first, _ = only(tmp_path / "named", *chat, question=ASK["content"])
+    assert first.question.question == ASK["content"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "query"),
+    [
+        ('{"query": "a"}{"query": "a"}', None), ('{"query": "a', None), ('query": "a"}', None),
+        ('{"page": 1, "n": 2}', None),
+        (json.dumps('{"query": "a"}'), "a"), ("plain words", "plain words"), ({"query": "a"}, "a"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_no_json_are_counted_and_never_a_query(
+    tmp_path: Path, arguments: Json, query: str | None
+) -> None:
+    run, report = only(tmp_path, ASK, called(arguments), told(), SAID)
+    assert [search.query for search in run.searches] == ([] if query is None else [query])
+    assert sum(report.unread.values()) == (query is None) and run.answer == "Tave"
+
+
+@pytest.mark.parametrize(
+    "words", ["<think>Rhine? No.</think>Tave", "Rhine? No.</think>\n\nTave", "[THINK]x[/THINK] Tave"]
+)
+def test_a_thought_is_no_part_of_the_answer(tmp_path: Path, words: str) -> None:
+    run, _ = only(tmp_path, ASK, {"role": "assistant", "content": words})
+    assert run.answer == "Tave" and run.valid
+
+
+def test_a_thought_that_was_cut_off_is_no_answer(tmp_path: Path) -> None:
+    run, _ = only(tmp_path, ASK, {"role": "assistant", "content": "<think>The Tave, or"})
+    assert run.answer is None and run.stop is not StopReason.ANSWERED
+
+
+def test_a_call_without_a_result_leaves_the_final_words_the_answer(tmp_path: Path) -> None:
+    run, report = only(tmp_path, ASK, called('{"query": "a"}'), SAID)
+    assert (run.answer, run.stop, run.searches) == ("Tave", StopReason.ANSWERED, ())
+    assert report.counts["calls_without_result"] == 1
+    texts = [segment.text for segment in run.segments]
+    assert "tool_call" in texts[1] and "Tave" in texts[-1]
+
+
+def test_what_is_not_read_is_counted_by_name(tmp_path: Path) -> None:
+    picture: JsonObject = {"type": "image", "source": {}}
+    asked: JsonObject = {"role": "user", "content": [text(str(ASK["content"])), picture]}
+    run, report = only(tmp_path, asked, {"type": "computer_call", "call_id": "x"}, *search_chat()[2:])
+    assert run.searches and sorted(report.unread) == [
+        "content blocks of the type 'image'", "items of the type 'computer_call'",
+    ]  # fmt: skip
+    failed: JsonObject = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": "timeout"}
+    (tmp_path / "b").mkdir()
+    (lost,), _ = imported(tmp_path / "b", [{"messages": [*ANTHROPIC[:2], {"role": "user", "content": [failed]}, SAID]}])
+    assert lost.searches[0].fault == "timeout" and not lost.searches[0].hits
