@@ -12,6 +12,7 @@ from tests.serve.agent_live import LONG, QUESTIONS, live_agent, measured
 from tests.serve.live import WEB, EchoRetriever
 from tests.serve.model_live import tiny_policy
 
+from coseek.agents.replies import reply_in_words
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import StopReason
 from coseek.retrieval.query import QueryLike
@@ -101,7 +102,7 @@ def test_what_a_model_answers_is_what_a_run_measures_streamed_and_whole(tmp_path
             events = streamed(client, question)
             got = client.responses.create(model="agent", input=question, extra_body={"seed": 5})
             assert without_ids(check_order(events)) == without_ids(got)
-            assert thoughts(got) == reasoning(run) and got.output_text == (run.answer or "")
+            assert thoughts(got) == reasoning(run) and got.output_text == reply_in_words(run)
             found = [item.action.query for item in got.output if isinstance(item, ResponseFunctionWebSearch)]  # type: ignore[union-attr]
             assert found == [search.query for search in run.searches]
             assert got.model_extra is not None and got.model_extra["coseek"] == details(run)

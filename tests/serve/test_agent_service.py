@@ -17,6 +17,7 @@ from tests.serve.live import CORPUS, WEB, EchoRetriever
 from tests.serve.model_live import tiny_policy
 
 from coseek.agents.prompt_template import EARLIER
+from coseek.agents.replies import reply_in_words
 from coseek.core.files import Json
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -29,7 +30,7 @@ from coseek.serve.agent_chat import details, reasoning, usage
 
 def same(answer: dict[str, object], run: Trajectory) -> bool:
     message = answer["choices"][0]["message"]  # type: ignore[index]
-    written = message["content"] == (run.answer or "") and message["reasoning_content"] == reasoning(run)
+    written = message["content"] == reply_in_words(run) and message["reasoning_content"] == reasoning(run)
     return written and answer["usage"] == usage(run) and answer["coseek"] == details(run)
 
 

@@ -16,6 +16,7 @@ from mcp.types import CallToolResult
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
+from coseek.agents.sources import holds
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
@@ -117,7 +118,7 @@ def test_what_a_search_found_can_be_fetched_where_the_corpus_is_elsewhere(monkey
     assert last.structured_content is not None and last.structured_content["text"] == "text of b"
 
 
-def test_an_agent_answers_with_the_passages_that_it_read(index: Path) -> None:
+def test_an_agent_names_the_passages_that_hold_its_answer_and_no_others(index: Path) -> None:
     from coseek.retrieval.factory import open_retriever
 
     chosen = settings_for("rules")
@@ -126,7 +127,20 @@ def test_an_agent_answers_with_the_passages_that_it_read(index: Path) -> None:
     name = next(iter(retriever.corpus or [])).title.strip()
     (answer,) = called(tools, ("ask", {"question": f"Where was {name} born ?"}))
     told = answer.structured_content
-    assert told is not None and told["stop"] and told["sources"] and told["sources"][0]["title"].strip() == name
+    assert told is not None and told["stop"] == "answered" and told["sources"]
+    corpus = {one.id: one for one in retriever.corpus or []}
+    assert all(holds(corpus[one["id"]], told["answer"]) for one in told["sources"])
+    assert not any(" ." in one["title"] or one["title"].startswith(" ") for one in told["sources"])
+
+
+def test_a_source_has_its_file_and_page() -> None:
+    page = Passage("a", "A", "Ada was born in Orlen.", meta={"path": "notes/a.pdf", "page": 2})
+    chosen = settings_for("extract")
+    over_page = FixedRetriever(Corpus([page]), {"Where was Ada born?": ["a"]})
+    tools = KnowledgeTools(over_page, 3, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
+    (answer,) = called(tools, ("ask", {"question": "Where was Ada born?"}))
+    told = answer.structured_content
+    assert told is not None and [one["place"] for one in told["sources"]] == ["notes/a.pdf#page=2"]
 
 
 def test_what_the_passages_do_not_say_is_said_without_a_source(index: Path) -> None:

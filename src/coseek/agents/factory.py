@@ -63,7 +63,7 @@ class AgentSettings(Placement):
     protocol: str
     """A protocol by name, or a YAML file."""
     prompt_template: str
-    """A prompt template by name (`default`, `declining`, `base`, `data`, `laptop`), or a YAML file of your own."""
+    """A prompt template by name (`default`, `declining`, `base`, `data`, `laptop`, `laptop-typed`), or a YAML file."""
     chat_template: ChatTemplate = "auto"
     """Whether the prompt stands in the model's chat template: `auto` as the prompt template says, which is where the
     tokenizer has one. A server that takes chat messages applies its own."""

@@ -17,10 +17,11 @@ from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
 from coseek.agents.tool import DocumentPage
 from coseek.core.errors import SettingError
-from coseek.core.files import read_yaml
+from coseek.core.files import JsonObject, read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import Settings, make_settings
+from coseek.core.spelling import separated
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
@@ -62,6 +63,9 @@ class PromptTemplateFile(Settings):
     """Around the documents of a search; `{documents}` is filled in."""
     document: str = ""
     """One passage; `{rank}` from 1 within its block, `{id}`, `{title}` and `{text}` are filled in."""
+    question_spelling: Literal["as_typed", "separated"] = "as_typed"
+    """How the question is spelled in the prompt: as it was typed, or as laptop worlds write, with blanks around every
+    mark (`coseek.core.spelling`). A question that is spelled so already stays as it is."""
     space_before: bool = False
     """Put a space in front of a field that has none, so that its first word has the same token as inside a sentence."""
     nothing_found: str = ""
@@ -115,10 +119,8 @@ class PromptTemplate:
         `protocol` chooses the prompt, or the file `NAME/PROTOCOL.yaml` where there is one. `needs` names templates
         that must not be empty. Raises `SettingError` for a template that does not fit the grammar.
         """
-        own = FOLDER / name / f"{protocol}.yaml"
-        path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
-        file = make_settings(PromptTemplateFile, read_yaml(path, "prompt_template file"), path)
-        return cls.of(file, grammar, protocol, needs, str(path))
+        path, tree = _read(name, protocol)
+        return cls.of(make_settings(PromptTemplateFile, tree, path), grammar, protocol, needs, str(path))
 
     @classmethod
     def of(
@@ -160,7 +162,7 @@ class PromptTemplate:
         stand between the two, so that they are part of the user's message."""
         messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
         if messages is None:
-            fields = {"question": self._data(tokenizer, _asked(question))}
+            fields = {"question": self._data(tokenizer, self._asked(tokenizer, question))}
             return self._messages(tokenizer, ["user"], [self._fill(self.file.prompt, fields, tokenizer)])
         contents = [self._instruction(tokenizer, text, question.question) for _, text in messages]
         return self._messages(tokenizer, [role for role, _ in messages], contents)
@@ -300,6 +302,17 @@ class PromptTemplate:
     def _observed(self, tokenizer: Tokenizer, documents: list[int]) -> tuple[int, ...]:
         return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
 
+    def _asked(self, tokenizer: Tokenizer, question: Question) -> str:
+        """The question, after the earlier messages of its conversation, if any, as `role: content`, one message a
+        line."""
+        asked = question.question
+        if self.file.question_spelling == "separated":
+            asked = separated(asked, lambda word: len(tokenizer.encode_data(f" {word}")) == 1)
+        if not (earlier := _own_messages(question, EARLIER)):
+            return asked
+        lines = [f"{role}: {' '.join(content.split())}\n" for role, content in earlier]
+        return f"{''.join(lines)}user: {asked}"
+
     def _data(self, tokenizer: Tokenizer, text: str) -> list[int]:
         if self.file.space_before and not text.startswith(" "):
             text = f" {text}"
@@ -312,17 +325,20 @@ class PromptTemplate:
         return ids
 
 
+def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
+    """The path and the templates of a prompt template, over those of the one that it extends."""
+    own = FOLDER / name / f"{protocol}.yaml"
+    path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
+    tree = read_yaml(path, "prompt_template file")
+    if not (base := str(tree.pop("extends", None) or "")):
+        return path, tree
+    if base not in {one.stem for one in FOLDER.glob("*.yaml")} or path == FOLDER / f"{base}.yaml":
+        raise SettingError(f"{path}: extends names a prompt template of the package, not {base!r}")
+    return path, {**_read(base, protocol)[1], **tree}
+
+
 def _pages(tokens: int, size: int) -> int:
     return max(1, -(-tokens // size))
-
-
-def _asked(question: Question) -> str:
-    """The question; behind the earlier messages of its conversation, if there are any, as `role: content`, one message
-    a line."""
-    if not (earlier := _own_messages(question, EARLIER)):
-        return question.question
-    lines = [f"{role}: {' '.join(content.split())}\n" for role, content in earlier]
-    return f"{''.join(lines)}user: {question.question}"
 
 
 def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:

@@ -1,7 +1,10 @@
-"""Sources: the passages that an answer rests on, and what is shown where it rests on none."""
+"""Sources: the passages that an answer rests on, the sentences in them, and what is shown where it rests on none."""
+
+from collections.abc import Sequence
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.served_context import served_context
+from coseek.core.plain_text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.lexical.analyzer import words
@@ -16,15 +19,34 @@ def reply_of(run: Trajectory) -> str:
 
 
 def sources_of(run: Trajectory) -> list[Passage]:
-    """The passages that hold a run's answer word for word, up to five, best first; all that it served where none does.
-    None where the agent declined."""
+    """The passages that hold a run's answer word for word, best first; where none does, those that it served. At most
+    `MOST`; none where the agent declined."""
     if run.declined:
         return []
     served = served_context(run)
-    return [passage for passage in served if holds(passage, run.answer or "")][:MOST] or served
+    return ([passage for passage in served if holds(passage, run.answer or "")] or served)[:MOST]
 
 
 def holds(passage: Passage, answer: str) -> bool:
     """Whether a passage has the words of an answer in a row; an answer without words is held by none."""
-    wanted = " ".join(words(answer))
-    return bool(wanted) and f" {wanted} " in f" {' '.join(words(f'{passage.title} . {passage.text}'))} "
+    return _has(f"{passage.title} . {passage.text}", answer)
+
+
+def used_sentences(run: Trajectory, passages: Sequence[Passage]) -> list[str]:
+    """For each passage the sentence that the answer rests on: one with the answer, else one that names a passage with
+    the answer, which is a step towards it. "" where a passage has neither."""
+    answer = run.answer or ""
+    titles = [passage.title for passage in passages if holds(passage, answer)]
+    return [
+        _first_with(passage, [answer, *(title for title in titles if title != passage.title)]) for passage in passages
+    ]
+
+
+def _first_with(passage: Passage, wanted: Sequence[str]) -> str:
+    sentences = [passage.text[start:end] for start, end in sentence_spans(passage.text)]
+    return next((one for text in wanted for one in sentences if _has(one, text)), "").strip()
+
+
+def _has(text: str, wanted: str) -> bool:
+    asked = " ".join(words(wanted))
+    return bool(asked) and f" {asked} " in f" {' '.join(words(text))} "

@@ -8,10 +8,20 @@ _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _RARE = ["johab", "cp949", "iso8859_10"]
 """Encodings that are never guessed: Japanese and Polish texts are taken for these. EUC-KR is guessed for Korean."""
-_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-WORD = re.compile(rf"(?<!\s)\s*+(?:[{_CJK}]{{1,2}}|[^\s{_CJK}]{{1,100}})")
+CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""CJK characters, as the inside of a character class."""
+WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
 """A word with its preceding white space; two CJK characters count as a word, and so do 100 characters without a blank.
 No match starts inside white space, so trailing blanks are scanned once."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
+"""Ends a sentence. A line that goes on in lower case is one that was wrapped."""
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Where each sentence begins and ends."""
+    cuts = [match.span() for match in _SENTENCE_END.finditer(text)]
+    return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
 
 
 def decode(body: bytes, content_type: str) -> str:

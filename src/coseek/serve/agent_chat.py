@@ -1,7 +1,8 @@
 """Agent chat: requests and answers of `/v1/chat/completions` where an agent answers. Knows neither HTTP nor agents.
 
-The fields are OpenAI's; `reasoning_content` holds all that the agent wrote, and `coseek` what no field of the API has:
-the searches with their passages, and why the run ended.
+The fields are OpenAI's. `content` is the answer as people write it, or a sentence where there is none;
+`reasoning_content` holds all that the agent wrote, loops shortened; `coseek` what no field of the API has: the searches
+with their passages, the evidence with the sentences used, and why the run ended.
 """
 
 import json
@@ -10,8 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.agents.sources import reply_of, sources_of
+from coseek.agents.replies import reply_in_words
+from coseek.agents.served_context import served_context
+from coseek.agents.sources import MOST, sources_of, used_sentences
 from coseek.core.files import Json, JsonObject
+from coseek.core.repetition import without_repetition
+from coseek.core.spelling import as_written
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.serve.conversation import AgentRequest, LenientSettings, Messages, QuestionInContext
@@ -57,7 +62,7 @@ class ChatAnswer:
     def whole(self, run: Trajectory) -> JsonObject:
         message: JsonObject = {
             "role": "assistant",
-            "content": reply_of(run),
+            "content": reply_in_words(run),
             "reasoning_content": reasoning(run),
             "annotations": _annotations(run),
         }
@@ -76,7 +81,7 @@ class ChatAnswer:
 
     def end(self, run: Trajectory) -> bytes:
         """The answer with its sources, why the run ended, and the counts where they are wanted."""
-        answered = self._chunk({"content": reply_of(run), "annotations": _annotations(run)})
+        answered = self._chunk({"content": reply_in_words(run), "annotations": _annotations(run)})
         rows = [answered, {**self._chunk({}, finish_of(run)), "coseek": details(run)}]
         rows += [{**self._body("chat.completion.chunk", []), "usage": usage(run)}] if self.with_usage else []
         return b"".join(map(_event, rows)) + _DONE
@@ -109,8 +114,8 @@ def finish_of(run: Trajectory) -> str:
 
 
 def reasoning(run: Trajectory) -> str:
-    """All that the agent wrote, its answer last."""
-    return "".join(segment.text for segment in run.segments if segment.author is Author.AGENT)
+    """All that the agent wrote, its answer last, with loops shortened turn by turn."""
+    return "".join(without_repetition(part.text) for part in run.segments if part.author is Author.AGENT)
 
 
 def usage(run: Trajectory) -> JsonObject:
@@ -122,7 +127,7 @@ def usage(run: Trajectory) -> JsonObject:
 
 def citations(run: Trajectory) -> list[JsonObject]:
     """The sources that have an address, each for the whole answer."""
-    end = len(run.answer or "")
+    end = len(reply_in_words(run))
     return [
         {"url": passage.url, "title": passage.title.strip(), "start_index": 0, "end_index": end}
         for passage in sources_of(run)
@@ -131,18 +136,27 @@ def citations(run: Trajectory) -> list[JsonObject]:
 
 
 def details(run: Trajectory) -> JsonObject:
-    """Why the run ended, what it searched, and its sources."""
+    """Why the run ended, what it searched, its sources, and all its evidence with the sentences that it used."""
     sources: list[Json] = [source(passage) for passage in sources_of(run)]
     found: JsonObject = {"stop": str(run.stop), "valid": run.valid, "seed": run.seed, "sources": sources}
-    return {**found, "searches": searches(run.searches)}
+    return {**found, "evidence": _evidence(run), "searches": searches(run.searches)}
+
+
+def _evidence(run: Trajectory) -> list[Json]:
+    """The sources first, then what else the agent was served; each with the sentence that it used, or ""."""
+    named = sources_of(run)
+    passages = [*named, *(one for one in served_context(run) if one not in named)][: 2 * MOST]
+    sentences = used_sentences(run, passages)
+    return [{**source(one), "used": as_written(f" {used}")} for one, used in zip(passages, sentences, strict=True)]
 
 
 def searches(made: Sequence[Search]) -> list[Json]:
-    return [{"query": one.query, "passages": [source(hit.passage) for hit in one.hits]} for one in made]
+    return [{"query": as_written(one.query), "passages": [source(hit.passage) for hit in one.hits]} for one in made]
 
 
 def source(passage: Passage) -> JsonObject:
+    """A passage as people write it; its id and place are exact."""
     return {
-        "id": passage.id, "title": passage.title.strip(), "url": passage.url, "place": passage.place,
-        "text": passage.text.strip(),
+        "id": passage.id, "title": as_written(passage.title).strip(), "url": passage.url, "place": passage.place,
+        "text": as_written(passage.text).strip(),
     }  # fmt: skip

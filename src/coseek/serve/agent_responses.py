@@ -12,8 +12,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from coseek.agents.sources import reply_of
+from coseek.agents.replies import reply_in_words
 from coseek.core.files import Json, JsonObject
+from coseek.core.repetition import without_repetition
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.serve.agent_chat import citations, details, finish_of, source, usage
 from coseek.serve.contract import RefusedRequest
@@ -93,7 +94,7 @@ class ResponsesAnswer:
         self.show([search for search in run.searches if not search.turn])
         turns = [segment for segment in run.segments if segment.author is Author.AGENT]
         for number, segment in enumerate(turns, start=1):
-            self.write(segment.text)
+            self.write(without_repetition(segment.text))
             self.show([search for search in run.searches if search.turn == number])
         self.end(run)
         return self._body
@@ -158,7 +159,7 @@ class ResponsesAnswer:
 
     def _message(self, run: Trajectory, status: str) -> bytes:
         self._item = _new_id("msg")
-        text = reply_of(run)
+        text = reply_in_words(run)
         cited: list[Json] = [{"type": "url_citation", **one} for one in citations(run)]
         empty: JsonObject = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         part: JsonObject = {**empty, "text": text, "annotations": cited}

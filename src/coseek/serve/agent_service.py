@@ -16,6 +16,7 @@ from coseek.agents.prompt_template import EARLIER
 from coseek.agents.rollout import Agent
 from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
+from coseek.core.repetition import RepetitionFilter
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Trajectory
@@ -209,9 +210,9 @@ class _Turns:
         elif self._hear is None or self._engine.model is None:
             turn = await self._engine.turn(request)
         else:
-            stream, hear = TextStream(self._engine.model.tokenizer), self._hear
-            turn = await self._engine.turn(request, lambda ids: _say(hear, stream.add(ids)))
-            _say(hear, stream.rest(turn.ids))
+            stream, hear, shown = TextStream(self._engine.model.tokenizer), self._hear, RepetitionFilter()
+            turn = await self._engine.turn(request, lambda ids: _say(hear, shown.add(stream.add(ids))))
+            _say(hear, shown.add(stream.rest(turn.ids)) + shown.end())
         return Sampled(turn.ids, turn.logprobs, turn.end, turn.version, turn.exact, turn.cost_usd, turn.fault)
 
     def close(self) -> None:

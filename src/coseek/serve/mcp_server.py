@@ -20,11 +20,12 @@ from mcp.types import ToolAnnotations
 from starlette.requests import Request
 
 from coseek import __version__
+from coseek.agents.replies import reply_in_words
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.served_context import served_context
-from coseek.agents.sources import reply_of
+from coseek.agents.sources import sources_of
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.settings import make_settings
+from coseek.core.spelling import as_written
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
@@ -79,13 +80,23 @@ class PassageRecord(Found):
 
 
 @dataclass(frozen=True)
+class Source(Found):
+    """A passage that an answer rests on."""
+
+    place: str
+    """Its address or file, with the page or row there; empty where neither is known."""
+
+
+@dataclass(frozen=True)
 class AgentAnswer:
     """What `ask` returns."""
 
     answer: str
+    """The answer, or a sentence where there is none."""
     stop: str
     """Why the agent stopped."""
-    sources: list[Found]
+    sources: list[Source]
+    """The passages that hold the answer; where none does, the best of those that the agent read."""
 
 
 @dataclass
@@ -107,7 +118,8 @@ class KnowledgeTools:
     def fetch(self, id: str) -> PassageRecord:  # the contract names it so
         """Read a passage whole. `id` is one that `search` or `ask` named."""
         passage = self._passage(id)
-        return PassageRecord(passage.id, passage.title, passage.url, passage.text, dict(passage.meta))
+        title, text = as_written(passage.title), as_written(passage.text)
+        return PassageRecord(passage.id, title, passage.url, text, dict(passage.meta))
 
     def ask(self, question: str) -> AgentAnswer:
         """Let the agent search and answer."""
@@ -116,9 +128,10 @@ class KnowledgeTools:
         trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
         if trajectory.stop.is_fault:
             raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
-        served = [] if trajectory.declined else served_context(trajectory)
-        self._remember(served)
-        return AgentAnswer(reply_of(trajectory), str(trajectory.stop), [_found(passage) for passage in served])
+        used = sources_of(trajectory)
+        self._remember(used)
+        sources = [Source(one.id, as_written(one.title).strip(), one.url, one.place) for one in used]
+        return AgentAnswer(reply_in_words(trajectory), str(trajectory.stop), sources)
 
     def _passage(self, ident: str) -> Passage:
         corpus = self.retriever.corpus
@@ -257,4 +270,4 @@ def _asked(text: str, name: str) -> str:
 
 
 def _found(passage: Passage) -> Found:
-    return Found(passage.id, passage.title, passage.url)
+    return Found(passage.id, as_written(passage.title).strip(), passage.url)

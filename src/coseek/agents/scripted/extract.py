@@ -24,6 +24,7 @@ from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import Move
 from coseek.agents.subject import STOP_WORDS
+from coseek.core.plain_text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.models.model import EpisodeState
 from coseek.retrieval.lexical.analyzer import words
@@ -38,8 +39,6 @@ SHORTEST, LONGEST = 40, 400
 """Characters of an answer; shorter sentences, such as headings, bring the next one along."""
 READ, CHARACTERS = 5, 50_000
 """Passages looked at, best first, and how much of each."""
-_END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
-"""Ends a sentence. A line that goes on in lower case is one that was wrapped."""
 _DIGITS = re.compile(r"\d+")
 _COUNTS = frozenset(["when", "many", "much", "long", "old", "far", "date", "year", "number"])
 """Words of a question that asks for a number or a date."""
@@ -90,7 +89,7 @@ def support(question: str, passage: Passage, weights: Mapping[str, float]) -> fl
 def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> str:
     """The sentence of a passage that holds the most of a question, with those after it while it is short."""
     text = passage.text.strip()
-    spans = [(start, end) for start, end in _spans(text) if text[start:end].strip()]
+    spans = [(start, end) for start, end in sentence_spans(text) if text[start:end].strip()]
     counted = bool(_COUNTS & set(words(question)))
     numbers = set(_DIGITS.findall(question))
 
@@ -108,12 +107,6 @@ def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> s
     answer = " ".join(text[start:end].split())
     answer = answer.lstrip("•*#-> ") or answer
     return answer if len(answer) <= LONGEST else answer[:LONGEST].rpartition(" ")[0] or answer[:LONGEST]
-
-
-def _spans(text: str) -> list[tuple[int, int]]:
-    """Where each sentence begins and ends."""
-    cuts = [match.span() for match in _END.finditer(text)]
-    return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
 
 
 def _weights(question: str, found: Sequence[Passage]) -> dict[str, float]:

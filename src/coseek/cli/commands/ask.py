@@ -8,14 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for, settled_for
+from coseek.agents.replies import reply_in_words
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.served_context import served_context
-from coseek.agents.sources import MOST, holds, reply_of, sources_of
+from coseek.agents.sources import holds, sources_of
 from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, stderr_console, tell
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin
+from coseek.core.repetition import without_repetition
 from coseek.core.settings import dump_settings, make_settings
+from coseek.core.spelling import as_written
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
@@ -82,29 +84,26 @@ def refuse_knowing(name: str) -> None:
 
 
 def conclude(trajectory: Trajectory, console: Console) -> None:
-    """Print the answer, or why there is none."""
+    """Print the answer, or in a sentence why there is none. An agent that only searches owes none."""
     if trajectory.stop is StopReason.COMPLETE:
-        served = len(served_context(trajectory))
-        console.print(
-            f"complete: this protocol only searches; {served} passages are ready for a generator", markup=False
-        )
-    elif trajectory.answer is None and not trajectory.declined:
-        detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
-        console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
-    else:
-        tell(reply_of(trajectory))
+        console.print(Text(reply_in_words(trajectory)))
+        return
+    tell(reply_in_words(trajectory))
+    if trajectory.answer is not None or trajectory.declined:
         show_sources(trajectory, console)
+    elif trajectory.stop_detail:
+        console.print(Text(f"{trajectory.stop}: {trajectory.stop_detail}"))
 
 
 def show_sources(trajectory: Trajectory, console: Console) -> None:
     """Print where the answer stands, or the passages that were read where it stands in none."""
-    sources = sources_of(trajectory)[:MOST]
+    sources = sources_of(trajectory)
     if sources and not holds(sources[0], trajectory.answer or ""):
         console.print("no passage that was found holds this answer word for word; the agent read:", markup=False)
     elif sources:
         console.print("source:" if len(sources) == 1 else "sources:", markup=False)
     for passage in sources:
-        title = " ".join(passage.title.split())
+        title = as_written(" ".join(passage.title.split()))
         place = passage.place or f"passage {passage.id}"
         console.print(Text(f"  {title}: {place}" if title else f"  {place}"))
 
@@ -129,7 +128,8 @@ class ModelDisplay:
     def step(self) -> list[Turn]:
         turns = self.model.step()
         for turn in turns:
-            self.console.print(Text(self.tokenizer.decode(turn.ids).strip(), style="cyan"))
+            text = as_written(without_repetition(self.tokenizer.decode(turn.ids)))
+            self.console.print(Text(text.strip(), style="cyan"))
         return turns
 
     def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
@@ -153,7 +153,8 @@ class RetrieverDisplay:
         found = self.retriever.search(queries, k)
         for hits in found:
             for rank, hit in enumerate(hits, start=1):
-                self.console.print(Text(f"  [{rank}] {hit.passage.title}: {hit.passage.text}", style="dim"))
+                title, text = as_written(hit.passage.title), as_written(hit.passage.text)
+                self.console.print(Text(f"  [{rank}] {title}: {text}", style="dim"))
         return found
 
 
