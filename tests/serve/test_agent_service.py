@@ -280,3 +280,21 @@ def test_the_page_can_be_left_out() -> None:
     with live_agent("rules", page=False) as (url, _):
         assert WEB.get(f"{url}/").status_code == 404
         assert len(CORPUS) and WEB.get(f"{url}/info").json()["retriever"] == "echo"
+
+
+def test_what_tools_said_is_passed_over_and_a_picture_is_refused_as_one() -> None:
+    call: Json = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
+    tool: Json = {"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    with live_agent("rules") as (url, _):
+        assert conversed(url, [call, tool]) == conversed(url, [])
+        for kind, what in (("image_url", "a picture"), ("input_audio", "a sound"), ("odd", "the type 'odd'")):
+            content: list[Json] = [{"type": "text", "text": "Who?"}, {"type": kind, kind: {}}]
+            row = {"messages": [{"role": "user", "content": content}]}
+            refused = WEB.post(f"{url}/v1/chat/completions", json=row)
+            assert refused.status_code == 400 and what in refused.json()["error"]["message"]
+
+
+def test_a_client_can_look_up_the_agent_by_its_name() -> None:
+    with live_agent("rules") as (url, _):
+        assert WEB.get(f"{url}/v1/models/agent").json()["id"] == "agent"
+        assert WEB.get(f"{url}/v1/models/another").status_code == 404

@@ -30,7 +30,9 @@ Heard: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
 """What the agent wrote and searched since, and `None` at its end."""
 A = TypeVar("A", ChatRequest, ResponsesRequest)
 PAGE = Path(__file__).parent / "chat.html"
-_ONLY_OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+_ONLY_OWN = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
 
 
 def serve_agent(service: AgentService, ready: Callable[[str], None]) -> None:
@@ -51,11 +53,16 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     async def models() -> Response:
         return JSONResponse(service.models())
 
+    async def model(name: str) -> Response:
+        service.check_name(name)
+        return JSONResponse(service.model_entry())
+
     async def page() -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"content-security-policy": _ONLY_OWN})
 
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
     for path, endpoint in (
         ("/v1/chat/completions", _endpoint(service, ChatRequest, ChatAnswer.new)),
         ("/v1/responses", _endpoint(service, ResponsesRequest, ResponsesAnswer)),

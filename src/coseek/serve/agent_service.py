@@ -11,6 +11,7 @@ from pathlib import Path
 from coseek import __version__
 from coseek.agents.async_driver import AsyncDriver, Sampled, Sampling
 from coseek.agents.factory import AgentSettings, open_agent
+from coseek.agents.grammar import Action
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.rollout import Agent
@@ -19,11 +20,12 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.repetition import RepetitionFilter
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question
-from coseek.data.trajectory import Search, Trajectory
+from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.models.model import EpisodeState, Ranking, Request
 from coseek.retrieval.retriever import Retriever, follow
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.conversation import QuestionInContext
+from coseek.serve.examples import examples_for
 from coseek.serve.model_engine import ModelEngine
 from coseek.serve.settings import AgentServeSettings
 from coseek.serve.text_stream import TextStream
@@ -45,8 +47,12 @@ class AgentService(Service[AgentServeSettings]):
         limits: Limits,
         settings: AgentServeSettings,
         name: str | None = None,
+        source: str = "",
     ) -> None:
+        """`source` is the retriever's name or path, from which the page's examples come."""
         self.name = name or Path(agent.name).stem or agent.name
+        self._source = source
+        self._examples: list[str] = []
         self.limits = limits
         self.waiting = 0
         """Questions that wait for a row."""
@@ -64,6 +70,7 @@ class AgentService(Service[AgentServeSettings]):
         self._retriever = follow(self._open_retriever())
         self._agent = open_agent(self._settings)
         self._engine.model = self._agent.model
+        self._examples = examples_for(self._source, self._retriever.corpus)
 
     @property
     def not_ready(self) -> str:
@@ -77,7 +84,11 @@ class AgentService(Service[AgentServeSettings]):
 
     def models(self) -> JsonObject:
         """What `/v1/models` lists."""
-        return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "coseek"}]}
+        return {"object": "list", "data": [self.model_entry()]}
+
+    def model_entry(self) -> JsonObject:
+        """What `/v1/models/NAME` answers."""
+        return {"id": self.name, "object": "model", "created": 0, "owned_by": "coseek"}
 
     def info(self) -> JsonObject:
         agent, retriever = self._opened()
@@ -92,6 +103,23 @@ class AgentService(Service[AgentServeSettings]):
             "retriever_identity": identity,
             "limits": dump_settings(self.limits),
             "coseek": __version__,
+            **self._for_page(agent, retriever),
+        }
+
+    def _for_page(self, agent: Agent, retriever: Retriever) -> JsonObject:
+        """What the chat page says, and how it reads what the agent writes."""
+        tags: list[Json] = [
+            {"open": tag.opening, "close": tag.closing, "kept": tag.action is Action.NONE}
+            for tag in agent.protocol.grammar.tags
+            if tag.author is Author.AGENT
+        ]
+        return {
+            "agent_name": _last_parts(self._settings.name),
+            "index": _last_parts(self._source) or retriever.name,
+            "passages": None if retriever.corpus is None else len(retriever.corpus),
+            "examples": list(self._examples),
+            "tags": tags,
+            "spelling": agent.protocol.template.file.question_spelling,
         }
 
     @asynccontextmanager
@@ -219,6 +247,11 @@ class _Turns:
         """Free the rows."""
         for key in self._keys:
             self._engine.close_row(key)
+
+
+def _last_parts(name: str) -> str:
+    """A path's last two parts, which tell `runs/a/policy` from `runs/b/policy`; an address as it is."""
+    return name if "://" in name else "/".join(Path(name).parts[-2:])
 
 
 def _say(hear: Hear, text: str) -> None:

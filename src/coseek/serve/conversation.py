@@ -21,27 +21,49 @@ class LenientSettings(Settings):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, strict=True)
 
 
-class TextPart(LenientSettings):
+class MessagePart(LenientSettings):
     """A part of a message."""
 
-    type: Literal["text", "input_text", "output_text"]
-    """Text alone is offered."""
-    text: str
+    type: str
+    """`text`, `input_text` or `output_text`; another one is refused."""
+    text: str | None = None
     """The text."""
+
+
+_TEXTS = ("text", "input_text", "output_text")
+_WORDS = {
+    "image_url": "a picture", "input_image": "a picture", "image": "a picture", "input_audio": "a sound",
+    "file": "a file", "input_file": "a file", "video_url": "a video",
+}  # fmt: skip
 
 
 class AgentMessage(LenientSettings):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """The author."""
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
     """The text, whole or in parts."""
 
     @property
     def text(self) -> str:
-        parts = [self.content or ""] if isinstance(self.content, str | None) else [one.text for one in self.content]
-        return "".join(parts).strip()
+        """Raises `RefusedRequest` (400) for a part that is not text."""
+        if isinstance(self.content, str | None):
+            return (self.content or "").strip()
+        return "".join(map(_text_of, self.content)).strip()
+
+
+def _text_of(part: MessagePart) -> str:
+    if part.type == "refusal":
+        return ""
+    if part.type not in _TEXTS:
+        what = _WORDS.get(part.type, f"a part of the type {part.type[:50]!r}")
+        raise RefusedRequest(
+            400, f"the content of one of the messages holds {what}, and the agent reads text alone; leave it out"
+        )
+    if part.text is None:
+        raise RefusedRequest(400, f"a part of the type {part.type!r} has no 'text'; add it")
+    return part.text
 
 
 class AgentRequest(LenientSettings):
@@ -64,7 +86,8 @@ class QuestionInContext:
 
     @classmethod
     def of(cls, messages: Sequence[AgentMessage]) -> "QuestionInContext":
-        """The last message is the question; those of the system are passed over. Raises `RefusedRequest` (400)."""
+        """The last message is the question; those of the system and of tools are passed over. Raises `RefusedRequest`
+        (400)."""
         *before, last = messages
         if last.role != "user" or not last.text:
             raise RefusedRequest(400, "the last message is the question: one of the user's, with text")

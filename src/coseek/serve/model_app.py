@@ -45,11 +45,16 @@ def make_model_app(service: ModelService, token: str | None = None) -> App:
     async def models() -> Response:
         return JSONResponse(service.models())
 
+    async def model(name: str) -> Response:
+        service.check_name(name)
+        return JSONResponse(service.model_entry())
+
     def fault(request: Request, error: Exception) -> Response:
         return JSONResponse(openai_error(500, f"the model failed: {error}", "model_error"), 500)
 
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
     app.add_api_route("/v1/completions", _endpoint(service, CompletionAsked, service.complete), methods=["POST"])
     app.add_api_route("/v1/chat/completions", _endpoint(service, ChatAsked, service.chat), methods=["POST"])
     app.add_api_route(

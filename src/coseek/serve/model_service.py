@@ -111,10 +111,14 @@ class ModelService(Service[ModelServeSettings]):
 
     def models(self) -> JsonObject:
         """What `/v1/models` lists."""
-        card: JsonObject = {"id": self.name, "object": "model", "owned_by": "coseek"}
+        return {"object": "list", "data": [self.model_entry()]}
+
+    def model_entry(self) -> JsonObject:
+        """What `/v1/models/NAME` answers."""
+        card: JsonObject = {"id": self.name, "object": "model", "created": 0, "owned_by": "coseek"}
         if self.weights is not None:
             card["max_model_len"] = self.weights.context
-        return {"object": "list", "data": [card]}
+        return card
 
     def info(self) -> JsonObject:
         weights = self._open_weights()
@@ -204,9 +208,13 @@ class ModelService(Service[ModelServeSettings]):
             raise RefusedRequest(503, f"{self.not_ready or 'not ready'}; retry later", retry_after_s=1)
         return self.weights
 
-    def _named(self, name: str | None) -> Weights:
+    def check_name(self, name: str | None) -> None:
+        """Raise `RefusedRequest` (404) for another name than the model's."""
         if name is not None and name != self.name:
             raise RefusedRequest(404, f"there is no model {name[:200]!r} here; it is called {self.name!r}")
+
+    def _named(self, name: str | None) -> Weights:
+        self.check_name(name)
         return self._open_weights()
 
     async def _encoded(self, text: str) -> list[int]:

@@ -220,7 +220,8 @@ def serve_agent(
         "most_wait_s": most_wait, "page": page, "log": not quiet,
     }  # fmt: skip
     settings = make_settings(AgentServeSettings, given)
-    service = AgentService(settled_for(chosen, chosen), partial(open_retriever, retriever), budgets, settings, name)
+    opened = partial(open_retriever, retriever)
+    service = AgentService(settled_for(chosen, chosen), opened, budgets, settings, name, retriever)
     say(f"opening {agent} …")
     run(service, lambda url: tell(f"coseek serves {service.name} at {url}"))
 
