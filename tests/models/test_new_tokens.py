@@ -113,6 +113,29 @@ def test_a_new_word_is_as_long_as_a_known_one_and_near_its_pieces(plain: Path, t
     assert torch.equal(old_VD, load_model(plain, FLOAT32).get_parameter("model.embed_tokens.weight"))
 
 
+def vectors(folder: Path) -> torch.Tensor:
+    return load_model(folder, FLOAT32).get_parameter("model.embed_tokens.weight").detach()
+
+
+def test_going_on_from_a_policy_adds_nothing_twice_and_moves_no_token(plain: Path, tmp_path: Path) -> None:
+    one, two, three = tmp_path / "one", tmp_path / "two", tmp_path / "three"
+    add_tokens(plain, MARKS, spelt_words(plain, WORDS_OF, 3), one, 0)
+    assert spelt_words(one, WORDS_OF, 3) == []
+    add_tokens(one, MARKS, spelt_words(one, WORDS_OF, 3), two, 1)
+    assert torch.equal(vectors(one), vectors(two))
+    assert HfTokenizer.load(one).fast.get_vocab() == HfTokenizer.load(two).fast.get_vocab()
+    # More words and another protocol's tags follow the tokens that are there.
+    words = spelt_words(two, [*WORDS_OF, "Ormel sits beside Ormel ."], 6)
+    add_tokens(two, (*MARKS, "<think>"), words, three, 2)
+    before, after = HfTokenizer.load(two), HfTokenizer.load(three)
+    assert words and after.size == before.size + len(words) + 1
+    assert after.fast.get_vocab().items() >= before.fast.get_vocab().items()
+    assert torch.equal(vectors(three)[: before.size], vectors(two))
+    for text in [f"{mark}Ada</query>" for mark in MARKS]:
+        assert after.encode(text) == before.encode(text)
+    assert len(after.encode_data("<query>")) > 1  # a passage cannot say it
+
+
 def test_words_are_refused_where_the_tokenizer_is_no_bpe(tmp_path: Path) -> None:
     rust = Tokenizer(WordLevel({"[end]": 0, "a": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="[end]").save_pretrained(tmp_path)

@@ -1,5 +1,6 @@
 """Checking: every mistake of a recipe is named at once, and before torch is imported."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coseek.agents.agent_card import AgentCard
 from coseek.core.errors import DataError, ErrorList, SettingError, UserError
 from coseek.core.settings import MOST, Settings, make_settings
 from coseek.pipelines.agent_check import check_recipe, checked_recipe
@@ -131,6 +133,30 @@ def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
         checked_recipe("from-nothing", staged)
     checked_recipe("from-nothing", [*both, adapters])
     checked_recipe("from-nothing", [*both, "policy.marks=true"])  # the warm start has taught the tags
+
+
+def trained_with(tags: list[str], folder: Path) -> list[str]:
+    """Settings that go on from an agent whose tokenizer has these tags as tokens."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    added = [{"id": number, "content": tag, "special": True} for number, tag in enumerate(tags)]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    recipe = load_recipe("quickstart")
+    AgentCard(protocol=recipe.protocol, prompt_template=recipe.prompt_template).write(folder)
+    return [f"policy.folder={folder}", "warm_start=null"]
+
+
+def test_a_policy_that_has_its_tags_goes_on_with_adapters_and_one_that_spells_them_keeps_spelling(
+    tmp_path: Path,
+) -> None:
+    tags = list(load_recipe("quickstart").load_protocol().grammar.special_tokens)
+    going_on = trained_with(tags, tmp_path / "trained")
+    checked_recipe("quickstart", [*going_on, "rl.policy.lora.rank=8"])
+    spelling = trained_with([], tmp_path / "spelling")
+    with pytest.raises(SettingError, match=r"has learnt to spell .*set policy\.marks=false"):
+        checked_recipe("quickstart", spelling)
+    checked_recipe("quickstart", [*spelling, "policy.marks=false", "policy.words=0"])
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])

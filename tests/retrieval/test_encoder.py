@@ -36,6 +36,33 @@ def test_an_encoder_whose_modules_do_not_fit_is_refused_when_it_is_opened(tmp_pa
         Encoder.open(folder, FLOAT32)
 
 
+def without(folder: Path, part: str) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if part not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_an_encoder_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    folder = without(make_encoder(tmp_path / "encoder"), "encoder.layer.0.output.dense.weight")
+    with pytest.raises(
+        DataError, match=r"encoder lacks the weights of encoder\.layer\.0\.output\.dense\.weight; fetch"
+    ):
+        Encoder.open(folder, FLOAT32)
+
+
+def test_a_missing_pooler_that_no_vector_depends_on_is_accepted_and_the_same_in_every_process(tmp_path: Path) -> None:
+    whole = make_encoder(tmp_path / "whole")
+    vectors = Encoder.open(whole, FLOAT32).encode(TEXTS, "", 64, 4)
+    encoder = Encoder.open(without(make_encoder(tmp_path / "masked"), "pooler"), FLOAT32)
+    assert np.array_equal(encoder.encode(TEXTS, "", 64, 4), vectors)
+    pooler = {name: weight for name, weight in encoder.model.state_dict().items() if "pooler" in name}
+    assert pooler and not any(weight.any() for weight in pooler.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_every_pooling_gives_what_its_name_says(tmp_path: Path, pooling: str) -> None:

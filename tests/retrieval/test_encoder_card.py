@@ -6,8 +6,9 @@ import yaml
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, settled
 from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
+from coseek.retrieval.vectors.encoder_card import EncoderCard, check_prompts, most_read
 
 
 def folder_of(
@@ -149,3 +150,37 @@ def test_the_first_difference_is_named() -> None:
     assert EncoderCard().difference(EncoderCard()) is None
     found = EncoderCard(query_prompt="a").difference(EncoderCard(query_prompt="b", query_tokens=3))
     assert found == "query_prompt 'a' instead of 'b'"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "query", "passage"),
+    [
+        ({"retrieval.query": "Q: ", "retrieval.passage": "P: ", "text-matching": "T: "}, None, "Q: ", "P: "),
+        ({"search_query": "q: ", "search_document": "d: ", "clustering": "c: "}, None, "q: ", "d: "),
+        ({"s2p_query": "find: ", "s2s_query": "alike: "}, "s2p_query", "find: ", ""),
+        ({"query": "", "document": "", "instruct": "I: "}, "instruct", "I: ", "I: "),
+        ({"query": "q: ", "s2p_query": "find: "}, None, "q: ", ""),
+    ],
+)
+def test_prompts_of_other_names_are_used(
+    tmp_path: Path, prompts: dict[str, Json], default: str | None, query: str, passage: str
+) -> None:
+    folder = folder_of(tmp_path, config={"prompts": prompts, "default_prompt_name": default})
+    check_prompts(folder, {})
+    card = EncoderCard.of(folder)
+    assert (card.query_prompt, card.passage_prompt) == (query, passage)
+
+
+def test_of_several_prompts_for_a_query_none_is_taken_until_one_is_chosen(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, config={"prompts": {"s2p_query": "find: ", "s2s_query": "alike: "}})
+    settings = EmbeddingSettings(precision="float32", encoder=str(folder))
+    with pytest.raises(DataError, match=r"for a query: s2p_query 'find: ', s2s_query 'alike: '; .*query_prompt='…'"):
+        settled(settings)
+    assert settled(settings.model_copy(update={"query_prompt": "find: "})).query_prompt == "find: "
+    (folder / "coseek.yaml").write_text("query_prompt: ''\n", encoding="utf-8")
+    assert settled(settings).query_prompt == ""
+
+
+def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_prompts(folder_of(tmp_path, config={"prompts": {"clustering": "c: ", "STS": "s: "}}), {})
+    assert "clustering, STS" in caplog.text and "query_prompt" in caplog.text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.settings import make_settings
@@ -109,6 +109,18 @@ def test_a_score_that_is_not_a_number_is_a_fault(tmp_path: Path, folder: Path) -
             weight.fill_(float("nan"))
     with pytest.raises(RetrieverError, match="not finite"):
         broken.scores("cat", ["mat"], 1)
+
+
+def test_an_embedding_model_and_a_language_model_are_no_cross_encoders(tmp_path: Path) -> None:
+    encoder = make_cross_encoder(tmp_path / "encoder")
+    BertModel.from_pretrained(encoder).save_pretrained(encoder)
+    with pytest.raises(DataError, match=r"no weights for its score \(classifier\.bias, classifier\.weight\)"):
+        CrossEncoder.open(encoder, FLOAT32)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}')
+    with pytest.raises(DataError, match=r"holds a language model \(Qwen2ForCausalLM\) and no cross-encoder"):
+        rerank(model)
 
 
 def test_a_classifier_with_several_classes_is_refused(tmp_path: Path) -> None:

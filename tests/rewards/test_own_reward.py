@@ -99,7 +99,7 @@ def test_a_missing_file_a_wrong_option_and_two_of_one_name_are_one_sentence(here
     assert "would be called 'exact_match'" in refused({"exact_match": 1.0, "exact_match.py": 1.0})
 
 
-@pytest.mark.parametrize("value", ["None", "'much'", "float('nan')"])
+@pytest.mark.parametrize("value", ["None", "'much'", "float('nan')", "1e308", "-1e308", "10**400"])
 def test_what_is_no_number_is_no_reward_and_says_whose_it_is(value: str, here: Path) -> None:
     source = f"from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, options): return {value}\n"
     (here / "odd.py").write_text(source, encoding="utf-8")

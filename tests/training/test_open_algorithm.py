@@ -59,3 +59,20 @@ def test_a_run_alone_in_its_group_has_no_advantage_unless_groups_are_of_one() ->
     assert compared(2, (0, 2), (1,)) == [0.5, 0.0, 4.5]  # each less the KL of its two tokens
     assert compared(3, (0, 2), (1,)) == [0.5, 0.0, 4.5]
     assert compared(1, (0,), (1,), (2,)) == [0.5, 2.5, 4.5]
+
+
+def test_a_users_algorithm_that_returns_nan_is_named_and_a_nan_of_the_model_is_not_its_fault(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "from coseek.training.rl.algorithm import GroupSettings as SETTINGS\n"
+        "def advantages(step, settings): return step.every_token(step.rewards_B.float() / step.rewards_B)\n"
+    )
+    mask_BT = torch.tensor([[False, False], [True, True], [False, True]])
+
+    def step(penalty: float) -> StepRewards:
+        rewards_B = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+        return StepRewards(rewards_B, torch.full((3, 2), penalty), mask_BT, ((0, 1, 2),), 3, torch.zeros(3).bool())
+
+    with pytest.raises(SettingError, match=r"the algorithm mine returned advantages that are not finite \(row 2\)"):
+        open_algorithm(settings_of(str(own))).advantages(step(0.0))
+    open_algorithm(settings_of(str(own))).advantages(step(float("nan")))  # the gradient will say so

@@ -1,6 +1,7 @@
 """The policy's gradients: what may change them, and what may not."""
 
 import copy
+import gc
 import random
 from pathlib import Path
 
@@ -11,12 +12,21 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, seeded, tiny_model, trajectory
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from coseek.core.errors import SettingError
 from coseek.data.question import Question
+from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Precision
 from coseek.models.model import EpisodeState, Request
+from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.shape import shape_of_config
 from coseek.models.tokenizer import ByteTokenizer
@@ -27,9 +37,10 @@ from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.logprobs import target_logprobs
-from coseek.training.trainer.lora import ADAPTER
+from coseek.training.trainer.lora import ADAPTER, learner_placement
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
+from coseek.training.trainer.workers import ALONE
 
 MODEL = tiny_model()
 
@@ -316,6 +327,32 @@ def test_the_library_peft_reads_our_adapter(tmp_path: Path) -> None:
     policy.save(tmp_path / "policy")
     adapted = peft.PeftModel.from_pretrained(tiny_model(seed=5), tmp_path / "policy" / ADAPTER)
     assert torch.allclose(open_policy(adapted.merge_and_unload()).forward(batch, batch.agent_BT), said, atol=1e-5)
+
+
+def held_bytes() -> dict[int, int]:
+    """Bytes of the storage of every tensor that is alive, by address."""
+    gc.collect()
+    alive = [one for one in gc.get_objects() if isinstance(one, Tensor) and one.device.type == "cpu"]
+    return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
+
+
+def test_adapters_train_and_sample_over_one_copy_of_weights_in_bfloat16(tmp_path: Path) -> None:
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, pad_token_id=None, bos_token_id=None, eos_token_id=1, max_position_embeddings=256,
+    )  # fmt: skip
+    seeded(Qwen2ForCausalLM, config).save_pretrained(tmp_path)
+    settings = LearnerSettings(lora=LoraSettings(rank=2), precision="bfloat16", optimiser=OptimiserSettings(lr=0.01))
+    placement = learner_placement(Placement(device="cpu"), settings, ALONE)
+    before = held_bytes()
+    policy = Policy(load_model(tmp_path, placement), settings, 5)
+    numbers = sum(weight.numel() for weight in policy.model.parameters() if not weight.requires_grad)
+    sampler = policy.sampler(ByteTokenizer(), ("#",), SamplerSettings(dtype="bfloat16", max_rows=2, max_tokens=64))
+    trained_in_step(policy, sampler, 0.1)
+    held = sum(size for place, size in held_bytes().items() if place not in before)
+    assert 2 * numbers <= held < 3 * numbers  # two bytes each, and less than half of that for all else
+    critic = Critic(policy.model, LearnerSettings(), 1)
+    assert {weight.dtype for weight in critic.module.parameters()} == {torch.float32}  # these are trained
 
 
 def test_a_critic_of_an_adapted_policy_is_a_plain_trunk_that_trains_whole() -> None:

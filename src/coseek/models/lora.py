@@ -37,8 +37,8 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> Tensor:
-        """The merged weight W + s · B A."""
-        return self.weight + (self.lora_B @ self.lora_A * self.scale).to(self.weight.dtype)
+        """The merged weight W + s · B A, rounded once to the number type of W."""
+        return (self.lora_B @ self.lora_A * self.scale + self.weight).to(self.weight.dtype)
 
 
 def adapted_layers(module: nn.Module) -> dict[str, LoraLinear]:

@@ -14,6 +14,8 @@ from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import WRONG_SHAPE, Json, JsonObject, read_json_object
 from coseek.core.strict_json import parse_lenient
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""What the library `peft` writes beside the weights of an adapter."""
 _LONGEST_HEAD = 100_000_000
 """Bytes of a header of safetensors, by its format."""
 _PANIC = "PanicException"
@@ -21,11 +23,42 @@ _PANIC = "PanicException"
 
 
 def check_is_model(folder: Path) -> None:
-    """Raise `DataError` for a folder without a model; of a training it names the policy inside."""
+    """Raise `DataError` for a folder without a model; of a training it names the policy inside, and of an adapter or a
+    GGUF file what to do with it."""
+    if other := of_another_kind(folder):
+        raise DataError(other)
     if not (folder / "config.json").is_file():
         inside = [path for name in ("trained", "warm") if (path := folder / "policy" / name).is_dir()]
         hint = f"; the policy of this training is {inside[0]}" if inside else ""
         raise DataError(f"{folder} is not a model folder: it has no config.json{hint}")
+
+
+def of_another_kind(path: Path) -> str:
+    """Say what to do with an adapter's folder, and with a GGUF file or its folder; empty for any other path."""
+    if (path / ADAPTER_CONFIG).is_file():
+        return _adapter(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return _gguf(f"{path} is", path)
+    files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+    return _gguf(f"{path} holds", files[0]) if files else ""
+
+
+def _gguf(subject: str, file: Path) -> str:
+    return (
+        f"{subject} a GGUF file, which coseek does not run; serve it (llama-server --model {file})"
+        " and name the server's URL, or fetch the model's safetensors"
+    )
+
+
+def _adapter(folder: Path) -> str:
+    config = read_json_object(folder / ADAPTER_CONFIG, foreign=True)
+    base, kind = config.get("base_model_name_or_path"), str(config.get("peft_type") or "LORA").upper()
+    name = "LoRA adapter" if kind == "LORA" else f"{kind} adapter"
+    return (
+        f"{folder} is a {name} of {base or 'a model that it does not name'}; merge it and name the merged folder: "
+        f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(base or 'MODEL')!r}), {str(folder)!r})"
+        ".merge_and_unload().save_pretrained('merged'), with the tokenizer's files beside it"
+    )
 
 
 @contextmanager

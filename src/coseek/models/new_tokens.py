@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import read_json_object
 from coseek.hardware.placement import Placement
 from coseek.models.tokenizer import HfTokenizer
@@ -25,17 +25,21 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     """Write the model of `source` with one token for each tag and each word to `folder`, atomically.
 
     The vector of a tag is close to the mean of the known ones: as distant as other words, it would disturb the model.
-    That of a word lies around the sum of its pieces' vectors, as long as a known one is on average. Tags and words that
-    are tokens already stay unchanged. `words` are as `spelt_words` returns them.
+    That of a word lies around the sum of its pieces' vectors, as long as a known one is on average. Known tokens keep
+    their ids and vectors, so that adding them again changes nothing. `words` are as `spelt_words` returns them.
     """
     import torch
 
     from coseek.models.pretrained import load_model, save_model
 
     before = HfTokenizer.load(source)
+    old = before.fast.get_vocab()
     fast = _with_words(before, words).fast  # which `before` has copied: it goes on to cut the new words into pieces
-    fast.add_special_tokens({"additional_special_tokens": list(tags)})
+    known = before.fast.get_added_vocab()
+    if added_tags := [tag for tag in dict.fromkeys(tags) if tag not in known]:
+        fast.add_special_tokens({"additional_special_tokens": added_tags})
     tokenizer = HfTokenizer(fast, str(source))
+    _check_ids(old, before.size, tokenizer)
     model = load_model(source, Placement(device="cpu", precision="float32"))  # which is written to disk and not run
     if tokenizer.size > _weight_of(model.get_input_embeddings()).shape[0]:  # else the table has spare rows
         model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
@@ -57,9 +61,26 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     save_model(model, tokenizer, folder)
 
 
+def _check_ids(old: Mapping[str, int], size: int, after: HfTokenizer) -> None:
+    """Raise `DataError` unless every known token has kept its id and the new ones have the ids from `size` on."""
+    new = after.fast.get_vocab()
+    moved = next((token for token, ident in old.items() if new.get(token) != ident), None)
+    if moved is not None:
+        raise DataError(
+            f"{after.source}: tokens cannot be added, since {moved!r} would move from id {old[moved]} to "
+            f"{new.get(moved)}, away from its vector; set policy.marks=false and policy.words=0"
+        )
+    if {new[token] for token in new.keys() - old.keys()} != set(range(size, after.size)):
+        raise DataError(
+            f"{after.source}: tokens cannot be added, since their ids would not follow the known {size}; set "
+            "policy.marks=false and policy.words=0"
+        )
+
+
 def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
     """The `most` frequent words of `texts` that the tokenizer of a model folder cuts into pieces, each with the space
-    before it, in the tokenizer's own alphabet. Raises `SettingError` for a tokenizer that is no BPE of words."""
+    before it, in the tokenizer's own alphabet. Words that were added before count among the `most`, and are left out:
+    for the same texts there is nothing more to add. Raises `SettingError` for a tokenizer that is no BPE of words."""
     from tokenizers.models import BPE
 
     if not most:
@@ -69,8 +90,23 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
         raise SettingError(f"the tokenizer of {folder} is no BPE that words can be added to; set policy.words=0")
     known = rust.get_vocab()
     counts = Counter(word for text in texts for word, _ in rust.pre_tokenizer.pre_tokenize_str(text))
-    spelt = [(word, count) for word, count in counts.items() if word not in known]
-    return [word for word, _ in sorted(spelt, key=lambda found: (-found[1], found[0]))[:most]]
+    taken_whole = rust.model.ignore_merges
+    rust.model.ignore_merges = False  # a word that was added is in the vocabulary, and no merges lead to it
+    spelt = [
+        (word, count)
+        for word, count in counts.items()
+        if word not in known or (taken_whole and len(rust.model.tokenize(word)) > 1)
+    ]
+    frequent = [word for word, _ in sorted(spelt, key=lambda found: (-found[1], found[0]))[:most]]
+    return [word for word in frequent if word not in known]
+
+
+def new_tags(folder: Path, tags: Iterable[str]) -> list[str]:
+    """The tags that are no tokens of a model folder yet; all of them where it has no tokenizer.json. Needs no torch."""
+    file = folder / "tokenizer.json"
+    added = read_json_object(file, foreign=True).get("added_tokens") if file.is_file() else None
+    known = {token.get("content") for token in added if isinstance(token, dict)} if isinstance(added, list) else set()
+    return [tag for tag in dict.fromkeys(tags) if tag not in known]
 
 
 def _with_words(tokenizer: HfTokenizer, words: Sequence[str]) -> HfTokenizer:
@@ -84,6 +120,9 @@ def _with_words(tokenizer: HfTokenizer, words: Sequence[str]) -> HfTokenizer:
         tree = read_json_object(file, foreign=True)
         model = cast("dict[str, object]", tree["model"])
         vocab = cast("dict[str, int]", model["vocab"])
+        # An added token gets the id that the vocabulary says, and would else be moved behind the new words.
+        for token in cast("list[dict[str, object]]", tree["added_tokens"]):
+            vocab.setdefault(str(token["content"]), cast(int, token["id"]))
         vocab |= {word: tokenizer.size + number for number, word in enumerate(words)}
         model["ignore_merges"] = True  # a word of the vocabulary is taken whole
         file.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")

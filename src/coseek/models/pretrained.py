@@ -1,7 +1,6 @@
 """Pretrained models: loads and saves Hugging Face folders, with user errors as `DataError`."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +19,9 @@ from coseek.models.model_folder import check_is_model, library_reads
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import shipped_models
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.whole_weights import check_language_model, recorded_loads
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-_LOADING = threading.Lock()
-"""The library makes empty weights by a setting of the whole process, so that two threads would leave some empty."""
 
 
 def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
@@ -37,13 +34,25 @@ def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
     check_is_model(folder)
     device = placement.torch_device()
     dtype = DTYPES[placement.precision_at(hidden_size(folder))]
-    with library_reads(folder, "language model"), _LOADING, quiet():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=kernel_of(placement), local_files_only=True
-        )
-    assert isinstance(model, PreTrainedModel)
+    model = _load(folder, dtype, kernel_of(placement))
     model.eval()
     nn.Module.to(model, device)
+    return model
+
+
+def check_weights(folder: Path) -> None:
+    """Raise `DataError` unless `load_model` can load the folder. Weights in safetensors are mapped and not read."""
+    check_is_model(folder)
+    _load(folder, "auto", None)
+
+
+def _load(folder: Path, dtype: torch.dtype | str, kernel: str | None) -> PreTrainedModel:
+    with library_reads(folder, "language model"), recorded_loads() as loads, quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=kernel, local_files_only=True
+        )
+    assert isinstance(model, PreTrainedModel)
+    check_language_model(folder, model, loads)
     return model
 
 

@@ -7,12 +7,13 @@ changes a sample.)
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.core.settings import Settings
@@ -21,6 +22,7 @@ from coseek.hardware.speed import precision_of
 from coseek.models.engine import Engine, TokenBlock
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
+from coseek.models.lora import adapted_layers
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.prefix_sharing import PromptPiece, plan_prefix_sharing
 from coseek.models.pretrained import DTYPES
@@ -28,6 +30,7 @@ from coseek.models.shape import shape_of_config
 from coseek.models.slots import SlotTable
 from coseek.models.stop_strings import StopStrings
 from coseek.models.token_sampling import drawn_tokens, uniforms
+from coseek.models.tokenizer import HfTokenizer
 
 SEED_MASK = 2**64 - 1
 READ_TOKENS = 4096
@@ -80,6 +83,8 @@ class Sampler:
         """`engine`: an engine of the model to share with other samplers, of which one may have open rows."""
         self.settings = settings or SamplerSettings()
         self.tokenizer = tokenizer
+        if isinstance(tokenizer, HfTokenizer):  # it may be of another folder than the model
+            tokenizer.check_embedded(len(cast(nn.Embedding, model.get_input_embeddings()).weight))
         config = model.config.get_text_config()
         dtype = pick_dtype(self.settings.dtype, model)
         self._engine = engine or make_engine(model, DTYPES[dtype])
@@ -399,8 +404,9 @@ class Sampler:
 
 
 def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
-    """The fastest engine that supports the network."""
-    return Lfm2Engine(model, dtype) if Lfm2Engine.can_run(model) else GeneralEngine(model, dtype)
+    """The fastest engine that supports the network; with adapters on weights in `dtype`, the one that shares them."""
+    shares = model.dtype == dtype and bool(adapted_layers(model))
+    return Lfm2Engine(model, dtype) if Lfm2Engine.can_run(model) and not shares else GeneralEngine(model, dtype)
 
 
 def pick_dtype(wish: PrecisionSetting, model: PreTrainedModel) -> Precision:

@@ -63,11 +63,20 @@ class Shape:
 
 def hidden_size(folder: Path) -> int:
     """The hidden size in `config.json`; 0 if it is not stated."""
+    return _size(folder, "hidden_size")
+
+
+def vocabulary_size(folder: Path) -> int:
+    """The number of tokens that the model embeds, in `config.json`; 0 if it is not stated."""
+    return _size(folder, "vocab_size")
+
+
+def _size(folder: Path, name: str) -> int:
     path = folder / "config.json"
     config = read_json(path, foreign=True) if path.is_file() else None
     whole = config if isinstance(config, dict) else {}
     for row in (whole.get("text_config"), whole):
-        found = row.get("hidden_size") if isinstance(row, dict) else None
+        found = row.get(name) if isinstance(row, dict) else None
         if isinstance(found, int):
             return found
     return 0

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import read_json_object
 from coseek.core.hub import missing
 from coseek.models.model_folder import library_reads
+from coseek.models.shape import vocabulary_size
 from coseek.models.shipped import shipped_models
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ PAD = "<|pad|>"
 END = "<|end|>"
 SMALLEST_VOCABULARY = 256
 """Byte-level BPE needs all 256 bytes to encode any text."""
+_MEDIA = re.compile("image|audio|video|vision|sound", re.IGNORECASE)
+"""Names of tokens that stand for a picture or a sound."""
 
 
 class HfTokenizer:
@@ -56,12 +60,35 @@ class HfTokenizer:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
-        return cls(fast, source=str(folder))
+        tokenizer = cls(fast, source=str(folder))
+        if rows := vocabulary_size(folder):
+            tokenizer.check_embedded(rows)
+        return tokenizer
 
     @property
     def size(self) -> int:
         """One more than the largest id, including added tokens."""
         return max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
+
+    def check_embedded(self, rows: int) -> None:
+        """Raise `DataError` if the tokenizer has more tokens than an embedding with `rows` rows.
+
+        Two kinds of special tokens may lie beyond it, since no text is encoded as one of them: placeholders of images
+        and sound, which models that read text alone keep (Gemma 3 1B), and what the library adds for an architecture
+        (an unknown-token of Qwen2) though the folder does not have it.
+        """
+        if self.size <= rows:
+            return
+        special = {token.content for token in self._trusted.get_added_tokens_decoder().values() if token.special}
+        stored = _stored_specials(Path(self.source) / "tokenizer.json")
+        optional = {token for token in special if _MEDIA.search(token) or (stored is not None and token not in stored)}
+        vocab = self._trusted.get_vocab(with_added_tokens=True)
+        needed = 1 + max(ident for token, ident in vocab.items() if token not in optional)
+        if needed > rows:
+            raise DataError(
+                f"{self.source}: its tokenizer has {needed} tokens, and the model embeds {rows}; resize the embeddings "
+                f"(model.resize_token_embeddings({needed})) and train the new ones, or fetch the tokenizer again"
+            )
 
     def encode(self, text: str) -> list[int]:
         return list(self._trusted.encode(text, add_special_tokens=False).ids)
@@ -147,6 +174,15 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
     )
     return fast
+
+
+def _stored_specials(file: Path) -> set[str] | None:
+    """The special tokens in a tokenizer.json; `None` if there is no such file."""
+    if not file.is_file():
+        return None
+    added = read_json_object(file, foreign=True).get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return {str(token.get("content")) for token in tokens if token.get("special")}
 
 
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:

@@ -27,8 +27,6 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hub.card import FILE as MODEL_CARD
-from coseek.models.laptop import make_policy
-from coseek.models.new_tokens import add_tokens, spelt_words
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.shipped import model_path
@@ -36,7 +34,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import make_data
-from coseek.pipelines.demonstrations import demonstrate, left_to_ask, texts_of
+from coseek.pipelines.demonstrations import demonstrate, left_to_ask
 from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.kept_rollouts import rollout_writer
@@ -48,6 +46,7 @@ from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedul
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
+from coseek.pipelines.start import write_start
 from coseek.pipelines.verl.stage import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
@@ -62,6 +61,7 @@ from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.lora import learner_placement
 from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
@@ -204,15 +204,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def make_policy(self) -> None:
         """Make an untrained laptop policy with its tokenizer, or give the recipe's model its new tokens."""
-        folder, policy, seed = self.policy_folder("start"), self.recipe.policy, self.recipe.seed
-        if policy.unchanged is not None or (folder / MODEL_CARD).exists():
+        folder = self.policy_folder("start")
+        if self.recipe.policy.unchanged is not None or (folder / MODEL_CARD).exists():
             return
-        texts = () if policy.folder and not policy.words else texts_of(self.recipe, Dataset(self.data_folder))
-        if policy.folder is None and not folder.exists():
-            make_policy(policy.laptop, texts, self.special_tokens, folder, seed)
-        elif policy.folder is not None and not folder.exists():
-            source, tags = model_path(policy.folder), self.special_tokens if policy.marks else ()
-            add_tokens(source, tags, spelt_words(source, texts, policy.words), folder, seed)
+        if not folder.exists():
+            write_start(self.recipe, self.special_tokens, lambda: Dataset(self.data_folder), folder, self.progress)
         self._card.write(folder)  # also where a kill came between the model and its cards
         write_policy_card(self, "start", folder, self.data_folder)
 
@@ -297,10 +293,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _network(self, name: str, settings: LearnerSettings) -> PreTrainedModel:
         """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
-        placement = self.recipe.in_float32()
-        if settings.workers == "fsdp2" and self.workers.world > 1:
-            placement = placement.model_copy(update={"device": "cpu"})
-        return load_model(self.policy_folder(name), placement)
+        return load_model(self.policy_folder(name), learner_placement(self.recipe, settings, self.workers))
 
     def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
         """A sampler of a policy in training, at temperature 1."""

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
 from coseek.core.hub import missing
@@ -16,6 +17,9 @@ from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
+from coseek.models.model_folder import of_another_kind
+from coseek.models.new_tokens import new_tags
+from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import (
     ENCODER,
     AgentRecipe,
@@ -148,15 +152,35 @@ def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
 
 
 def _check_new_tokens(recipe: AgentRecipe) -> None:
-    """Refuse adapters where the first training has vectors of new tokens to learn, which adapters leave as they are."""
-    if recipe.policy.unchanged is not None or (recipe.warm_start is None and not stages_of(recipe, Path())):
+    """Refuse new tokens whose vectors nothing would train: adapters leave them as they are, and without a warm start an
+    agent that has learnt to spell its tags would no longer know them."""
+    policy, taught_first = recipe.policy, recipe.warm_start is not None
+    if policy.unchanged is not None or not (taught_first or stages_of(recipe, Path())):
         return
     setting, first = _first_learner(recipe)
-    if first.lora is not None:
+    tags = _new_tags(recipe)
+    if first.lora is not None and (policy.folder is None or tags or (policy.words and taught_first)):
         raise SettingError(
             f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
             f"{setting}=null, or train a policy.folder without policy.marks and policy.words"
         )
+    if policy.folder is None or taught_first or not ((folder := model_path(policy.folder)) / CARD).is_file():
+        return
+    card = AgentCard.read(folder)
+    spelt = set(tags) & set(recipe.load_protocol(card.protocol, run_files=False).grammar.special_tokens)
+    if spelt:
+        raise SettingError(
+            f"policy.marks=true makes new tokens of tags that {policy.folder} has learnt to spell "
+            f"({', '.join(sorted(spelt))}), and no warm start would train them; set policy.marks=false"
+        )
+
+
+def _new_tags(recipe: AgentRecipe) -> list[str]:
+    """The tags that `policy.marks` adds to the tokens of the policy's folder."""
+    if recipe.policy.folder is None or not recipe.policy.marks:
+        return []
+    tags = (tag for protocol in taught(recipe) for tag in protocol.grammar.special_tokens)
+    return new_tags(model_path(recipe.policy.folder), tags)
 
 
 def _check_stage(recipe: AgentRecipe) -> None:
@@ -204,6 +228,8 @@ def problem_of(named: RecipePath) -> str:
     path = named.path
     if not path.exists():
         return missing("", path, known=named.shipped) if named.holds == "model" else f"there is no {path}"
+    if named.holds == "model" and named.setting != ENCODER and (other := of_another_kind(path)):
+        return other
     lacking = [kinds[0] for kinds in _inside(named) if not any(any(path.glob(kind)) for kind in kinds)]
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 

@@ -115,8 +115,8 @@ class PolicySettings(Settings):
     """Add a token with a new embedding for each tag of the protocol. A small model otherwise spends half of its turn
     on spelling tags."""
     words: int = Field(default=0, ge=0)
-    """Add a token for each of the so many most frequent words of the warm start's texts that the tokenizer of `folder`
-    cuts into pieces: fewer tokens to read and to write."""
+    """Add tokens for the `words` most frequent words of the warm start's texts that the tokenizer of `folder` would
+    split: fewer tokens to read and to write. Words added before count; without a warm start none are added."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
 

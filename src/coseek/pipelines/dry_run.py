@@ -14,21 +14,22 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from coseek.agents.protocol import Protocol
-from coseek.core.errors import DataError, UserError
+from coseek.core.errors import DataError, MissingExtra, UserError
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model_folder import library_reads
-from coseek.models.pretrained import save_model
+from coseek.models.pretrained import check_weights, save_model
 from coseek.models.shape import Shape
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of
-from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
+from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, work_of
@@ -36,6 +37,7 @@ from coseek.pipelines.fitting import FULL, ways_out
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
+from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.training.trainer.activations import GIB
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
@@ -50,6 +52,8 @@ BUDGETS = {
     "max_observation_tokens": 96, "max_tokens": 2048,
 }  # fmt: skip
 """Upper bounds of the recipe's own limits."""
+LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
+"""Settings that name language models."""
 REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
 
@@ -157,7 +161,7 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     recipe = resolve_recipe(recipe)
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
-    paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
+    paths = tuple((named, problem_of(named) or _lacking_weights(named)) for named in paths_of(recipe))
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
             paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
@@ -175,6 +179,18 @@ def _data_problem(recipe: AgentRecipe, folder: Path) -> str:
     try:
         make_data(recipe.data, folder / "data", lambda _: None)
     except UserError as error:
+        return str(error)
+    return ""
+
+
+def _lacking_weights(named: RecipePath) -> str:
+    """Describe which weights a language model or an encoder lacks; empty when it is whole."""
+    try:
+        if named.setting == ENCODER:
+            load_encoder(encoder_folder(str(named.path)), Placement(device="cpu"), "float32")
+        elif named.setting in LANGUAGE_MODELS and (named.path / "config.json").is_file():
+            check_weights(named.path)
+    except (DataError, MissingExtra) as error:
         return str(error)
     return ""
 

@@ -43,7 +43,7 @@ from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
-from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
+from coseek.retrieval.vectors.encoder_card import EncoderCard, check_prompts, most_read
 from coseek.training.encoder.collator import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
@@ -148,6 +148,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         start, recipe = EncoderCard.of(self.start_folder), self.recipe
         names = ("query_prompt", "passage_prompt", "pooling", "query_tokens", "passage_tokens")
         changed = {name: value for name in names if (value := getattr(recipe, name)) is not None}
+        check_prompts(self.start_folder, changed)
         most = most_read(self.start_folder)
         for name in ("query_tokens", "passage_tokens"):
             if most is not None and changed.get(name, 0) > most:

@@ -66,7 +66,7 @@ class Memory:
     """Bytes on one device. Rollouts and updates alternate: some parts are held in one of the two phases only."""
 
     weights: float
-    """Policy weights in float32, with its adapters."""
+    """Policy weights, with its adapters: float32, or bfloat16 where adapters freeze them."""
     adam: float
     """Moments of the policy."""
     critic: float
@@ -134,8 +134,8 @@ def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
         graders=graders_of(recipe),
         gradients=max(policy.gradients, critic.gradients if critic is not None else 0.0),
         gathered=max(policy.gathered(shape), critic.gathered(shape) if critic is not None else 0.0),
-        activations=_activations(shape, rl.policy, limits.max_tokens, written, share),
-        sampler=_sampler(recipe, shape, policy.shards),
+        activations=_activations(shape, policy, limits.max_tokens, written, share),
+        sampler=_sampler(recipe, shape, policy),
         cache=_cache(recipe, shape, max(runs, _looked_at(recipe))),
     )
 
@@ -147,15 +147,15 @@ def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSetti
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
         gradients=policy.gradients, gathered=policy.gathered(shape),
-        activations=_activations(shape, settings, row, row, 1.0),
-        sampler=_sampler(recipe, shape, policy.shards), cache=_cache(recipe, shape, questions),
+        activations=_activations(shape, policy, row, row, 1.0),
+        sampler=_sampler(recipe, shape, policy), cache=_cache(recipe, shape, questions),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
     """Bytes of one learner on one device: weights 4N, gradients 4T and moments 8T (float32), by N parameters of which T
-    are trained, shared by all devices with `fsdp2`."""
+    are trained, shared by all devices with `fsdp2`. Frozen weights in bfloat16 are 2 bytes each."""
 
     parameters: int
     trained: int
@@ -168,7 +168,8 @@ class _Learner:
 
     @property
     def weights(self) -> float:
-        return 4.0 * self.parameters / self.shards
+        frozen = self.parameters - self.trained if _in_bfloat16(self.settings, self.devices) else 0
+        return (4.0 * self.parameters - 2.0 * frozen) / self.shards
 
     @property
     def gradients(self) -> float:
@@ -186,6 +187,12 @@ class _Learner:
         return 4.0 * (2 * (self.parameters - shape.layers * shape.layer_parameters) + 3 * shape.layer_parameters)
 
 
+def _in_bfloat16(settings: LearnerSettings, devices: int) -> bool:
+    """Whether frozen weights are held in bfloat16: below adapters, and not in shards."""
+    sharded = settings.workers == "fsdp2" and devices > 1
+    return settings.lora is not None and settings.precision != "float32" and not sharded
+
+
 def _learner(shape: Shape, settings: LearnerSettings, devices: int) -> _Learner:
     adapters = adapter_parameters(shape, settings)
     whole = shape.parameters
@@ -201,12 +208,13 @@ def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
     return int(shape.layers * learner.lora.rank * sides)
 
 
-def _activations(shape: Shape, learner: LearnerSettings, row: int, written: int, share: float) -> float:
+def _activations(shape: Shape, policy: _Learner, row: int, written: int, share: float) -> float:
     """A micro-batch, or a row that is longer. Logits: at `written` tokens of a row, or at this share of all tokens."""
+    learner = policy.settings
     most = micro_batch_tokens(shape, learner)
     wanted = max(written, share * most)
     cast = 0.0
-    if learner.precision != "float32":
+    if learner.precision != "float32" and not _in_bfloat16(learner, policy.devices):
         # Matrix products keep the weights that they cast; recomputing frees those of a layer with it.
         cast = 2.0 * (
             shape.vocabulary * shape.hidden + shape.layer_parameters * (1 if learner.checkpointing else shape.layers)
@@ -214,10 +222,14 @@ def _activations(shape: Shape, learner: LearnerSettings, row: int, written: int,
     return pass_bytes(shape, learner, max(most, row), wanted) + cast
 
 
-def _sampler(recipe: AgentRecipe, shape: Shape, shards: int) -> float:
-    """A whole copy of sharded weights, or one in another precision. The laptop's engine always joins its own."""
+def _sampler(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
+    """A whole copy of sharded weights, or one in another precision; the laptop's engine joins its own. A sampler shares
+    the weights below adapters if they have its precision."""
     size = _itemsize(recipe)
-    copy = size * shape.parameters if shards > 1 or (size == 2 and not shape.lfm2) else 0.0
+    held = 2 if _in_bfloat16(policy.settings, policy.devices) else 4
+    if policy.settings.lora is not None and policy.shards == 1 and size == held:
+        return 0.0
+    copy = size * shape.parameters if policy.shards > 1 or (size != held and not shape.lfm2) else 0.0
     return copy + (size * (shape.parameters + shape.vocabulary * shape.hidden) if shape.lfm2 else 0.0)
 
 

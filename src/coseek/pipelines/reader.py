@@ -58,6 +58,7 @@ from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.lora import learner_placement
 from coseek.training.trainer.policy import Policy
 from coseek.world.world import World, make_world
 
@@ -115,7 +116,8 @@ class ReaderTraining(TrainingRun[R], ABC):
             self.make_start()
         if self.workers.agree(self.trained_folder.exists):
             return
-        model = load_model(self.start_folder, self.recipe.in_float32())
+        placement = learner_placement(self.recipe, self.recipe.sft.learner, self.workers)
+        model = load_model(self.start_folder, placement)
         policy = Policy(model, self.recipe.sft.learner, 0, workers=self.workers)
         generator = self.generator_of(model, "in training")
         outcome = train_sft(

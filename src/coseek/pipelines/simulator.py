@@ -31,7 +31,9 @@ from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPro
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.sft.loop import train_sft
 from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.lora import learner_placement
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.workers import ALONE
 
 BATCH = 256
 """Runs scored at once."""
@@ -62,7 +64,8 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         tokenizer = HfTokenizer.load(start)
         useful, noisy = examples(self.recipe, tokenizer)
         self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
-        policy = Policy(load_model(start, self.recipe.in_float32()), self.recipe.sft.learner, 0)
+        learner = self.recipe.sft.learner
+        policy = Policy(load_model(start, learner_placement(self.recipe, learner, ALONE)), learner, 0)
         seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
 
         def draw(done: float, rng: random.Random) -> Trajectory:

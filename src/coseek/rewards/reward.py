@@ -32,6 +32,8 @@ from coseek.rewards.grades import NO_GRADES, Grades, Need, NoReward
 
 PACKAGE = "coseek.rewards.parts"
 PRESETS = Path(__file__).parent / "presets"
+LARGEST = 1e12
+"""The largest absolute value of a reward: float32 still holds the squares of its spread."""
 
 PartSpec: TypeAlias = dict[str, bool | float | str | None]
 RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
@@ -119,16 +121,29 @@ class RewardPart:
         else:
             value = self.module.reward(trajectory, self.settings)
         made = value if isinstance(value, PartValue) else PartValue(value, {})
-        if not _is_number(made.value):
-            raise SettingError(
-                f"the reward {self.name!r} gave {made.value!r} for the question {trajectory.question.id!r}; let it "
-                "return a number"
-            )
+        for name, number in (
+            (self.name, made.value),
+            *((f"{self.name}/{inner}", one) for inner, one in made.of.items()),
+        ):
+            _check_number(f"the reward {name!r}", number, trajectory)
         return made
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(float(value))
+def _check_number(subject: str, value: object, trajectory: Trajectory) -> None:
+    """Raise `SettingError` for a value that is no number, or too large to take means and spreads of."""
+    if not isinstance(value, Real) or not abs(_float_of(value)) <= LARGEST:
+        raise SettingError(
+            f"{subject} gave {value!r} for the question {trajectory.question.id!r}; let it return a number between "
+            f"{-LARGEST:g} and {LARGEST:g}"
+        )
+
+
+def _float_of(value: Real) -> float:
+    """The number as a float; infinite where it is an integer that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +175,7 @@ class RewardFunction:
         for part in self.parts:
             if part.settings.gate:
                 total *= made[part.name].value
+        _check_number("the sum of the rewards", total, trajectory)
         logged = {name: one.value for name, one in made.items()}
         inner = {f"{name}/{inner}": value for name, one in made.items() for inner, value in one.of.items()}
         return Reward(total, logged | inner)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
+from coseek.core.files import read_json_object
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.hub import missing
 from coseek.data.passage import Hit
@@ -29,6 +30,8 @@ from coseek.retrieval.views import View, render_view
 if TYPE_CHECKING:
     import sentence_transformers
 
+    from coseek.models.whole_weights import Load
+
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder:
@@ -42,19 +45,23 @@ class CrossEncoder:
         cls, folder: Path, placement: Placement, max_tokens: int | None = None, *, trust: bool = False
     ) -> "CrossEncoder":
         """Load a folder onto its device. Pairs are truncated to `max_tokens`, by default the folder's own.
-        A folder that is missing, cannot be read or has more than one output per pair is a `DataError`."""
+        Raises `DataError` for a folder that is missing, unreadable or incomplete, or has several outputs per pair."""
         check_folder(folder)
         require_library("sentence_transformers", "a cross-encoder", "dense")
         import sentence_transformers
 
         from coseek.models.pretrained import DTYPES, kernel_of, quiet
+        from coseek.models.whole_weights import check_whole, listed, recorded_loads
 
         device = str(placement.torch_device())
         kwargs = {"dtype": DTYPES[placement.precision_at()], "attn_implementation": kernel_of(placement)}
-        with library_reads(folder, "cross-encoder"), quiet(), remote_code_asked(folder):
+        with library_reads(folder, "cross-encoder"), recorded_loads() as loads, quiet(), remote_code_asked(folder):
             model = sentence_transformers.CrossEncoder(
                 str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
             )
+        if head := [name for load in loads for name in load.missing if _is_of_head(name, load)]:
+            raise DataError(f"{folder} has no weights for its score ({listed(head)}); it is no cross-encoder")
+        check_whole(folder, loads)
         if model.num_labels != 1:
             raise DataError(f"{folder} has {model.num_labels} outputs per pair; a reranker needs exactly one")
         if max_tokens is not None:
@@ -86,11 +93,24 @@ class CrossEncoder:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `DataError` unless this is a model folder. Needs no torch."""
+    """Raise `DataError` unless this is a model folder, and for a language model, whose score sentence-transformers
+    would guess. Needs no torch."""
     if not folder.is_dir():
         raise DataError(missing("cross-encoder folder", folder))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a cross-encoder folder: it has no config.json")
+    saved = read_json_object(folder / "config.json", foreign=True).get("architectures")
+    kind = str(saved[0]) if isinstance(saved, list) and saved else ""
+    if kind.endswith("ForCausalLM") and not (folder / "modules.json").is_file():
+        raise DataError(
+            f"{folder} holds a language model ({kind}) and no cross-encoder; let it rank as the model of a `pointwise` "
+            "or `listwise` retriever (docs/reference/retrievers.md)"
+        )
+
+
+def _is_of_head(name: str, load: "Load") -> bool:
+    """Whether a tensor belongs to what turns the trunk's output into a score."""
+    return not name.startswith(f"{load.model.base_model_prefix}.")
 
 
 def _disarmed(text: str, tokens: Sequence[str]) -> str:

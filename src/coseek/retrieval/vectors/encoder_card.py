@@ -4,8 +4,10 @@ Values missing in `coseek.yaml` are read from the folder's own files (modules, p
 guessed from names. Needs no torch.
 """
 
+import logging
 import math
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Literal, cast
 
@@ -15,6 +17,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.retrieval.views import View
+
+log = logging.getLogger(__name__)
 
 CARD = "coseek.yaml"
 MOST_TOKENS = 512
@@ -29,6 +33,8 @@ _POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Pooling flags of older folders → names in newer ones."""
+_SIDES = {"query": ("query",), "passage": ("document", "passage", "corpus")}
+"""What sentence-transformers calls the prompt of a query, and of a passage, in its order."""
 _BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """Model types whose positions start after the padding id: with 514 positions they read 512 tokens."""
 
@@ -99,24 +105,77 @@ class EncoderCard(Settings):
 def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
     """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
-    prompts = config.get("prompts") or {}
-    if not isinstance(prompts, dict):
-        raise DataError(f"{folder / 'config_sentence_transformers.json'}: 'prompts' must be an object")
+    prompts = _prompts(folder, config)
     similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
     if similarity not in ("cosine", "dot"):
         raise DataError(f"{folder}: its similarity is {similarity!r}, and only cosine and dot can be searched")
     pooling, normalises = _modules(folder)
     tokens = min(_longest(folder), MOST_TOKENS)
     return {
-        "query_prompt": prompts.get("query") or "",
-        # The order of sentence-transformers, which writes an empty "document" beside another name, hence the `or`.
-        "passage_prompt": prompts.get("document") or prompts.get("passage") or prompts.get("corpus") or "",
+        **{f"{side}_prompt": prompts[names[0]] if len(names) == 1 else "" for side, names in _chosen(config, prompts)},
         "query_tokens": tokens,
         "passage_tokens": tokens,
         "pooling": pooling,
         "normalise": normalises or similarity == "cosine",
         "similarity": similarity,
     }
+
+
+def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
+    """Raise `DataError` if the folder names several prompts for queries or passages, and neither its card nor the
+    settings `given` choose one. Log a warning if it names prompts and none for either side."""
+    config = _object(folder / "config_sentence_transformers.json")
+    said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
+    prompts = _prompts(folder, config)
+    undecided = [
+        (side, names)
+        for side, names in _chosen(config, prompts)
+        if given.get(f"{side}_prompt") is None and said.get(f"{side}_prompt") is None
+    ]
+    for side, names in undecided:
+        if len(names) > 1:
+            shown = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
+            raise DataError(
+                f"{folder} names several prompts for a {side}: {shown}; choose one with {side}_prompt='…' (in the "
+                f"settings of the index or of the training, or in {folder / CARD}), '' for none"
+            )
+    if prompts and len(undecided) == len(_SIDES) and not any(names for _, names in undecided):
+        log.warning(
+            "%s names prompts (%s), and none of them for queries or passages: none is used; set query_prompt and "
+            "passage_prompt if one should be", folder, ", ".join(prompts),
+        )  # fmt: skip
+
+
+def _prompts(folder: Path, config: JsonObject) -> dict[str, str]:
+    """The prompts of sentence-transformers' configuration by name, without empty ones, which it writes itself."""
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise DataError(f"{folder / 'config_sentence_transformers.json'}: 'prompts' must be an object")
+    return {name: text for name, text in prompts.items() if isinstance(text, str) and text}
+
+
+def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """(side, names of the prompts that it may have) of both sides: one name, none, or several to choose from.
+
+    The names of sentence-transformers come first (`query`; `document`, `passage`, `corpus`), then names that contain
+    one of them (`s2p_query`, `retrieval.passage`), of which its `default_prompt_name` may choose. A default that names
+    no side is for both, as in `SentenceTransformer.encode`.
+    """
+    default = config.get("default_prompt_name")
+    inside = {
+        side: [name for name in prompts if any(word in name.lower() for word in words)]
+        for side, words in _SIDES.items()
+    }
+    found: list[tuple[str, list[str]]] = []
+    for side, words in _SIDES.items():
+        exact = [word for word in words if word in prompts][:1]
+        named = [name for name in inside[side] if name == default] or inside[side]
+        if len({prompts[name] for name in named}) == 1:
+            named = named[:1]
+        if not named and isinstance(default, str) and default in prompts and default not in chain(*inside.values()):
+            named = [default]
+        found.append((side, exact or named))
+    return found
 
 
 def _modules(folder: Path) -> tuple[str, bool]:

@@ -71,6 +71,12 @@ class StepRewards:
     values_BT: "Tensor | None" = None
     """The critic's values, if the algorithm trains one."""
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all rewards, penalties and values are finite numbers."""
+        given = (self.rewards_B, self.penalty_BT, self.values_BT)
+        return all(bool(values.isfinite().all()) for values in given if values is not None)
+
     def token_rewards(self) -> "Tensor":
         """Return each run's reward at its last policy token, less the KL of every token; shape BT."""
         from coseek.training.rl.losses import last_token_rewards
@@ -131,7 +137,8 @@ class Algorithm:
         return self.settings.value_clip if isinstance(self.settings, CriticSettings) else None
 
     def advantages(self, step: StepRewards) -> Advantages:
-        """Compute the advantages. Raises `SettingError` if the algorithm returns no tensor of the mask's shape."""
+        """Compute the advantages. Raises `SettingError` if the algorithm returns no tensor of the mask's shape, or
+        numbers that are not finite."""
         result = self._advantages(step, self.settings)
         advantages = result if isinstance(result, Advantages) else Advantages(result)
         shape = getattr(advantages.advantages_BT, "shape", None)
@@ -144,7 +151,21 @@ class Algorithm:
             raise SettingError(
                 f"the algorithm {self.name} has CriticSettings and returned no returns as targets of the critic"
             )
+        for what, values_BT in (("advantages", advantages.advantages_BT), ("returns", advantages.returns_BT)):
+            self._check_finite(what, values_BT, step)
         return advantages
+
+    def _check_finite(self, what: str, values_BT: "Tensor | None", step: StepRewards) -> None:
+        """Blame the algorithm for NaN and infinity, unless it was given some."""
+        if values_BT is None or not step.is_finite:
+            return
+        wrong_B = (~values_BT.isfinite() & step.mask_BT).any(dim=1)
+        if wrong_B.any():
+            row = int(wrong_B.nonzero()[0])
+            raise SettingError(
+                f"the algorithm {self.name} returned {what} that are not finite (row {row}); guard its divisions and "
+                "logarithms"
+            )
 
 
 def open_algorithm(settings: RlSettings) -> Algorithm:

@@ -19,10 +19,14 @@ from coseek.training.trainer.workers import ALONE, Workers
 class ValueModule(nn.Module):
     """A trunk with one linear output, initialised to zero, so all initial values are 0."""
 
-    def __init__(self, policy: PreTrainedModel, reduce: bool) -> None:
+    def __init__(self, policy: PreTrainedModel, reduce: bool, *, adapted: bool = False) -> None:
+        """With `adapted` the trunk is frozen below adapters of its own and keeps the policy's number type; else its
+        weights are trained in float32."""
         super().__init__()
         self.trunk = copy.deepcopy(policy.base_model)
         merge_adapters(self.trunk)
+        if not adapted and self.trunk.dtype == torch.bfloat16:
+            nn.Module.float(self.trunk)
         self.reduced = reducible_parts(self.trunk.eval()) if reduce else ()
         self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         self.trunk.requires_grad_(True)
@@ -47,7 +51,7 @@ class Critic(Learner):
     def __init__(
         self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
     ) -> None:
-        module = ValueModule(policy, reduce=not settings.checkpointing)
+        module = ValueModule(policy, reduce=not settings.checkpointing, adapted=settings.lora is not None)
         if settings.lora is not None:
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)

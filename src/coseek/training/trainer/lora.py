@@ -10,12 +10,30 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import write_json
+from coseek.hardware.placement import DevicePlacement, Placement
+from coseek.hardware.precision import Use
+from coseek.hardware.speed import precision_of
 from coseek.models.lora import LoraLinear, adapted_layers
-from coseek.training.trainer.settings import LoraSettings
-from coseek.training.trainer.workers import whole
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings
+from coseek.training.trainer.workers import Workers, whole
 
 ADAPTER = "adapter"
 """Folder of the adapter inside a policy's folder. Beside the merged weights, a loader would apply it twice."""
+
+
+def learner_placement(placement: DevicePlacement, settings: LearnerSettings, workers: Workers) -> Placement:
+    """Device and precision to load a model with that is trained.
+
+    Trained weights are float32. Those that adapters freeze are held in the precision of the forward pass, in which a
+    sampler of that precision reads them, too. Shards hold float32, since all of a shard has one number type.
+    """
+    whole = placement.in_float32()
+    if settings.workers == "fsdp2" and workers.world > 1:
+        return whole.model_copy(update={"device": "cpu"})
+    if settings.lora is None:
+        return whole
+    precision = precision_of(settings.precision, Use.TRAINING, device=placement.device)
+    return whole.model_copy(update={"precision": precision})
 
 
 def attach(
