@@ -338,6 +338,39 @@ def test_more_workers_than_queries_end_with_the_weights_of_one(given_folders: Pa
     assert max(float((weight - got[name]).abs().max()) for name, weight in wanted.items()) < 1e-5
 
 
+class Presses(NoProgress):
+    """Somebody who presses Ctrl-C in an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+        self.updates: list[int] = []
+
+    def advance(self, done: int, note: str = "") -> None:
+        self.updates.append(done)
+        if done == self.update:
+            self.update = 0
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("held_out.keep=best", "held_out.every=4", "training.checkpoint_every=4")])
+def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(
+    more: tuple[str, ...], given_folders: Path, tmp_path: Path
+) -> None:
+    settings = ("training.steps=8", "training.checkpoint_every=100", *more)
+    whole = weights_of(train(given_folders, tmp_path / "whole", *settings).encoder_folder)
+    pressed = RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", Presses(3))
+    pressed.begin(resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        pressed.train()
+    resumed = RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", progress := Presses(0))
+    resumed.begin(resume=True)
+    resumed.train()
+    assert progress.updates[0] == 4
+    got = weights_of(resumed.encoder_folder)
+    assert all(torch.equal(whole[name], got[name]) for name in whole)
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
     settings = ("training.steps=30", "training.checkpoint_every=3")

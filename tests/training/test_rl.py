@@ -1,6 +1,7 @@
 """The RL loop on the echo task: answer with the token that the prompt shows."""
 
 import random
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.episodes import RolloutFunction, collect, describe, score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
@@ -66,6 +68,26 @@ def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path:
         assert torch.equal(weight, parts.module.state_dict()[name]), name
     timeless = [{name: row[name] for name in row if not name.endswith("_s")} for row in rows]
     assert timeless == [{name: row[name] for name in row if not name.endswith("_s")} for row in again]
+
+
+class Presses(Callback):
+    """Somebody who presses Ctrl-C in the second step."""
+
+    def after_step(self, report: StepReport) -> None:
+        if report.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_loses_no_step_though_no_checkpoint_was_due(tmp_path: Path) -> None:
+    settings = settings_of("grpo", steps=4, checkpoint_every=100)
+    whole, rows = train(tmp_path / "whole", settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "parts", settings, callbacks=[Presses()])
+    parts, again = train(tmp_path / "parts", settings, resume=True)
+    assert [row["step"] for row in again] == [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(
+        torch.equal(weight, parts.module.state_dict()[name]) for name, weight in whole.module.state_dict().items()
+    )
 
 
 def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.core.errors import DataError
+from coseek.core.progress import NoProgress
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import EpisodeState, Request
@@ -80,6 +82,40 @@ def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(
     logs = [(tmp_path / name / "round-1" / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
     rows = [[(row["loss"], row["tokens"]) for row in map(json.loads, lines)] for lines in logs]
     assert rows[0] == rows[1] and len(rows[0]) == 35
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_loses_no_step_though_no_checkpoint_was_due(sign: signal.Signals, tmp_path: Path) -> None:
+    settings = settings_of(steps=8, repeat_steps=0, varied_steps=0, checkpoint_every=100)
+    whole, parts, again = tiny_model(), tiny_model(), tiny_model(seed=9)
+    train_sft(Policy(whole, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
+    draw, progress = draw_any(demonstrations()), Stopping(3, sign)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would end this process
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_sft(Policy(parts, LEARNER, 0), draw, settings, tmp_path / "parts", progress=progress)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert progress.done == 3
+    train_sft(Policy(again, LEARNER, 0), draw, settings, tmp_path / "parts", resume=True, progress=progress)
+    assert progress.first == 4
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in whole.state_dict().items())
+
+
+class Stopping(NoProgress):
+    """Somebody who watches, and stops the process in a step."""
+
+    def __init__(self, step: int, sign: signal.Signals) -> None:
+        self.step, self.sign, self.done, self.first = step, sign, 0, 0
+
+    def stage(self, name: str, total: int) -> None:
+        self.first = 0
+
+    def advance(self, done: int, note: str = "") -> None:
+        self.done, self.first = done, self.first or done
+        if done == self.step:
+            self.step = 0
+            signal.raise_signal(self.sign)
 
 
 def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:

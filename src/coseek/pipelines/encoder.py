@@ -27,6 +27,7 @@ from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings
+from coseek.core.stops import waiting_stops
 from coseek.data.identities import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
@@ -55,6 +56,7 @@ from coseek.training.encoder.synthetic import synthetic_labels, texts_of, throw_
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
     RetrieverTrainer,
+    SaveOnStop,
     UpdateDataset,
     arguments,
     drop_old_checkpoints,
@@ -255,10 +257,14 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         self.progress.stage("training", steps)
         if self.workers.first:
             drop_old_checkpoints(self.folder / "checkpoints")  # those that a kill left
-        trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
-        if self.workers.first:
-            self._save(model)
-        self.workers.wait()
+        with waiting_stops() as stop:
+            trainer.add_callback(saving := SaveOnStop(stop, self.workers))
+            trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
+            if saving.stopped:
+                stop.act()
+            if self.workers.first:
+                self._save(model)
+            self.workers.wait()
 
     def open(self, folder: Path) -> SentenceTransformer:
         """Open an encoder on the training device in float32, with the recipe's pooling."""

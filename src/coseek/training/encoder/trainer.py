@@ -32,6 +32,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
 from coseek.core.progress import Progress
+from coseek.core.stops import PendingStop
 from coseek.data.checkpoint_manifest import NAME as MANIFEST
 from coseek.data.checkpoint_manifest import file_sum, write_manifest
 from coseek.training.encoder.collator import Collator
@@ -42,6 +43,8 @@ from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
 from coseek.training.trainer.checkpoint import KEPT, save_state
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.optimiser import rate_at
+from coseek.training.trainer.run_state import SaveClock
+from coseek.training.trainer.workers import Workers
 
 WEIGHTS = "weights.pt"
 NOTES = "notes.json"
@@ -224,6 +227,26 @@ class _MetricsCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._progress.advance(state.global_step, self._note)
+
+
+class SaveOnStop(TrainerCallback):
+    """Saves the step in which a stop was asked for and ends the training; saves also where it is due by time."""
+
+    def __init__(self, stop: PendingStop, workers: Workers) -> None:
+        self._stop, self._workers, self._clock = stop, workers, SaveClock()
+        self.stopped = False
+        """Whether the training ended early; `PendingStop.act` is then due."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.stopped = any(self._workers.gather(self._stop.asked))
+        if self.stopped or self._workers.agree(lambda: self._clock.is_due):
+            control.should_save = True
+        control.should_training_stop = control.should_training_stop or self.stopped
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._clock.saved(time.monotonic())
 
 
 def arguments(

@@ -18,6 +18,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import dump_settings
+from coseek.core.stops import waiting_stops
 from coseek.data.question import Question
 from coseek.training.rl.algorithm import Algorithm, open_algorithm, spread_over_steps
 from coseek.training.rl.backend import TrainingBackend
@@ -92,7 +93,7 @@ def train_rl(
         callback.begin()
 
     report = StepReport(state.step, settings.steps)
-    with run.rollout:
+    with run.rollout, waiting_stops() as stop:
         for step in range(state.step, settings.steps):
             report = StepReport(step + 1, settings.steps)
             for callback in callbacks:
@@ -110,6 +111,7 @@ def train_rl(
             state.advance(step + 1, state.position + sampled.questions)
             for callback in callbacks:
                 callback.after_step(report)
+            state.end_step(stop)
     state.release()
     return report.row
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coseek.core.progress import Evaluate, NoProgress, Progress
 from coseek.core.settings import dump_settings
+from coseek.core.stops import waiting_stops
 from coseek.training.sft.copy_task import repeat_batch, varied_batch
 from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.settings import SftSettings
@@ -92,29 +93,31 @@ def _round(
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
     began, tokens = time.perf_counter(), cast(int, state.notes.get("tokens", 0))
     before = tokens
-    for step in range(state.step, total):
-        batch = feed.batch(step)
-        weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
-        loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
-        row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
-        tokens += int(batch.lengths_B.sum())
-        done, state.notes["tokens"] = step + 1, tokens
-        state.advance(done, 0)
-        if evaluate is not None and (
-            done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
-        ):
-            policy.refresh()
-            evaluation = evaluate(done)
-            policy.release()
-            state.notes["evaluation"] = {**evaluation}
-            progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
-            row |= {f"eval/{name}": value for name, value in evaluation.items()}
-        if done % settings.log_every == 0 or done == total or len(row) > 4:
-            pace = (tokens - before) / (time.perf_counter() - began)
-            state.record(row | {"tokens": tokens, "tokens_per_s": pace})
-        if done % settings.checkpoint_every == 0 or done == total:
-            state.save()
-        progress.advance(done, f"loss {loss:.2f}")
+    with waiting_stops() as stop:
+        for step in range(state.step, total):
+            batch = feed.batch(step)
+            weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
+            loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
+            row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
+            tokens += int(batch.lengths_B.sum())
+            done, state.notes["tokens"] = step + 1, tokens
+            state.advance(done, 0)
+            if evaluate is not None and (
+                done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
+            ):
+                policy.refresh()
+                evaluation = evaluate(done)
+                policy.release()
+                state.notes["evaluation"] = {**evaluation}
+                progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
+                row |= {f"eval/{name}": value for name, value in evaluation.items()}
+            if done % settings.log_every == 0 or done == total or len(row) > 4:
+                pace = (tokens - before) / (time.perf_counter() - began)
+                state.record(row | {"tokens": tokens, "tokens_per_s": pace})
+            if done % settings.checkpoint_every == 0 or done == total:
+                state.save()
+            progress.advance(done, f"loss {loss:.2f}")
+            state.end_step(stop)
     state.release()
     return cast(Mapping[str, float], state.notes.get("evaluation", {}))
 

@@ -1,5 +1,6 @@
 """Run state: a training run's folder with `metrics.jsonl` and `checkpoints/`, and how to resume from it."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.lock import lock_folder
+from coseek.core.stops import PendingStop
 from coseek.training.trainer.checkpoint import (
     TensorState,
     TrainingState,
@@ -21,6 +23,25 @@ from coseek.training.trainer.checkpoint import (
 from coseek.training.trainer.learner import ForwardModel, Trainable
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.workers import ALONE, Workers
+
+SAVE_S = 600.0
+"""Seconds after which a step is saved, beside the checkpoints that settings ask for."""
+
+
+class SaveClock:
+    """Says when a checkpoint is due by time: after ten minutes, or later where saving would take over 5 % of it."""
+
+    def __init__(self) -> None:
+        self._saved, self._took_s = time.monotonic(), 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._saved > max(SAVE_S, 20.0 * self._took_s)
+
+    def saved(self, began: float) -> None:
+        """Note a checkpoint whose writing began at `began` (`time.monotonic`)."""
+        self._saved = time.monotonic()
+        self._took_s = self._saved - began
 
 
 class RunState:
@@ -60,6 +81,7 @@ class RunState:
             check_settings(state["settings"], settings, free)
             self._restore(state)
         self._saved = state is not None
+        self._clock = SaveClock()
         if workers.first:
             self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
             drop_old_checkpoints(self._checkpoints)  # those that a kill left
@@ -92,6 +114,7 @@ class RunState:
         """Save a checkpoint, unless the last one is current. All workers call this."""
         if self._saved:
             return
+        began = time.monotonic()
         if self._workers.first:
             self._metrics.sync()
         state: TrainingState = {
@@ -106,6 +129,15 @@ class RunState:
         }
         save_checkpoint(self._checkpoints, state, self._workers)
         self._saved = True
+        self._clock.saved(began)
+
+    def end_step(self, stop: PendingStop) -> None:
+        """Save if a stop waits or a checkpoint is due by time; then let the stop happen. All workers call this."""
+        waits = any(self._workers.gather(stop.asked))
+        if waits or self._workers.agree(lambda: self._clock.is_due):
+            self.save()
+        if waits:
+            stop.act()
 
     def release(self) -> None:
         """Release the folder. Called at the end of a training: a stop (Ctrl-C) that arrives in a finaliser is lost."""
