@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import yaml
 from tests.models.http_site import Said, Site, site
 from tests.models.model_servers import KINDS, Kind, answers
 
-from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.rollout import Limits, rollout
-from coseek.core.errors import RetrieverError
+from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
@@ -252,3 +253,30 @@ def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault:
         model.calls.close()
     assert (turn.end is TurnEnd.FAULT) == fault
     assert not fault or ("400 of the 4000 tokens" in turn.fault and "num_ctx" in turn.fault)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
+def test_a_server_that_is_asked_for_text_needs_no_tokenizer(kind: Kind, tmp_path: Path) -> None:
+    """One file with a `url` names the agent; a turn longer than a thousand tokens is not cut in its answer."""
+    long = "<think>" + "Is it Veld? " * 600 + "</think>"
+
+    def says(messages: Sequence[JsonObject]) -> str:
+        return long + ("<answer>Orlen</answer>" if len(messages) > 1 else "<search>Mira Castell born</search>")
+
+    with site(answers(kind, says)) as there:
+        path = tmp_path / "agent.yaml"
+        path.write_text(yaml.safe_dump({"url": there.url, "model": "m", **sends(kind)}))
+        settings = settings_for(str(path))
+        shelf = FixedRetriever(Corpus([PASSAGE]), {"Mira Castell born": [PASSAGE.id]})
+        (run,) = rollout(open_agent(settings), shelf, [QUESTION], [0], limits_for(settings))
+        assert (run.stop, run.answer, len(run.searches)) == (StopReason.ANSWERED, "Orlen", 1), run.stop_detail
+        sent = [asked.body for asked in there.asked if asked.method == "POST"]
+        assert all(body.get("max_tokens", body.get("max_completion_tokens")) == 4000 for body in sent)
+
+
+def test_a_served_policy_of_ours_is_not_asked_for_text_without_a_word(tmp_path: Path) -> None:
+    with (
+        site(answers(replace(KINDS["vllm"], owner="coseek"), writes)) as there,
+        pytest.raises(SettingError, match="--tokenizer"),
+    ):
+        open_agent(settings_for(there.url))

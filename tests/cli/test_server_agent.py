@@ -105,7 +105,7 @@ def test_an_agent_file_says_what_options_cannot(tmp_path: Path) -> None:
     settings = settings_for(str(tmp_path / "a.yaml"), protocol="rag")
     assert settings.server == RemoteModelSettings(dialect="chat", key_env="MY_KEY")
     assert settings.protocol == "rag"
-    assert limits_for(settings).max_tokens == 64000
+    assert limits_for(settings).max_tokens == 128_000
     (tmp_path / "a.yaml").write_text("tokenizer: bytes\n")
     with pytest.raises(DataError, match="`name` itself"):
         settings_for(str(tmp_path / "a.yaml"))

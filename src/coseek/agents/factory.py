@@ -1,7 +1,7 @@
 """Agent factory: open what `--agent` names: a model, a server, a scripted agent, or a YAML file such as
 
-name: http://127.0.0.1:8000
-tokenizer: models/policy          # the model's own folder; bytes, for a server that is asked for text
+url: http://127.0.0.1:8000
+tokenizer: models/policy          # the model's own folder; without it the server is asked for text
 protocol: search-r1
 prompt_template: default
 server: {dialect: vllm, model: policy, key_env: MY_KEY}
@@ -70,14 +70,19 @@ class AgentSettings(Placement):
     temperature: float = Field(default=0.0, ge=0.0)
     """0 takes the most likely token; no effect on scripted agents."""
     tokenizer: str | None = None
-    """The folder of the tokenizer of a scripted agent or a server, or `bytes`. A model folder has its own; the default
-    of scripted agents is `bytes`."""
+    """The folder of the tokenizer of a scripted agent or a server, or `bytes`, which is the default: a server is then
+    asked for text. A model folder has its own."""
     server: RemoteModelSettings | None = None
     """Settings of the requests to a server; only for servers."""
 
     @property
     def is_remote(self) -> bool:
         return self.name.startswith(("http://", "https://"))
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The folder of the tokenizer, or `bytes`."""
+        return self.tokenizer or (BYTES if self.is_remote or is_scripted(self.name) else self.name)
 
 
 def is_scripted(name: str) -> bool:
@@ -119,12 +124,7 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
     if is_scripted(name):
         return AgentCard(prompt_template=str(find_plugin("scripted agent", SCRIPTED, name, CONTRACT).PROMPT_TEMPLATE))
     if name.startswith(("http://", "https://")):
-        if tokenizer is None:
-            raise SettingError(
-                f"{name} is a server, whose model's tokenizer is needed: name the model's folder with --tokenizer "
-                "(or `bytes`, for a server that is asked for text)"
-            )
-        return AgentCard() if tokenizer == BYTES else AgentCard.read(model_path(tokenizer))
+        return AgentCard() if tokenizer in (None, BYTES) else AgentCard.read(model_path(tokenizer))
     folder = model_path(name)
     if not folder.is_dir():
         if fetch_command(name):
@@ -146,15 +146,30 @@ def check_folder(folder: Path) -> None:
 
 
 def _file(path: Path) -> JsonObject:
-    lines = "`name: value` lines, `name` itself among them"
+    lines = "`name: value` lines, `name` itself, or the `url` of a server, among them"
     tree = read_yaml(path, "agent file", lines)
+    if isinstance(url := tree.get("url"), str):
+        tree = _server_file({"name": url, **tree})
     if not isinstance(tree.get("name"), str):
         raise DataError(f"{path} must hold {lines}")
     return tree
 
 
+def _server_file(tree: JsonObject) -> JsonObject:
+    """The settings of an agent in a file with a `url`, where those of the server may stand beside it, as in the file of
+    a text model."""
+    beside = {name: tree[name] for name in RemoteModelSettings.model_fields if name in tree}
+    server = tree.get("server")
+    rest = {name: value for name, value in tree.items() if name not in (*beside, "url")}
+    return {**rest, "server": {**beside, **server} if isinstance(server, dict) else beside}
+
+
 BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
 """Budgets where tokens are bytes, of which a text has more."""
+TEXT_LIMITS = Limits(max_turn_tokens=16_000, max_observation_tokens=8000, max_tokens=128_000)
+"""Budgets of a server that is asked for text without its tokenizer, in bytes."""
+BYTES_PER_TOKEN = 4
+"""Bytes of a text for which such a server is allowed one token."""
 
 
 def limits_for(settings: AgentSettings) -> Limits:
@@ -163,10 +178,15 @@ def limits_for(settings: AgentSettings) -> Limits:
     if (trained := _trained_limits(settings)) is not None:
         return trained
     scripted = is_scripted(settings.name)
-    in_bytes = settings.tokenizer == BYTES or (scripted and settings.tokenizer is None)
     protocol = load_protocol(settings.protocol, settings.prompt_template)
-    limits = protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    limits = protocol.limits_over(_base_limits(settings.tokenizer_name == BYTES, settings.is_remote))
     return limits.model_copy(update=_own_limits(open_scripted_agent(settings.name))) if scripted else limits
+
+
+def _base_limits(in_bytes: bool, remote: bool) -> Limits:
+    if not in_bytes:
+        return Limits()
+    return TEXT_LIMITS if remote else BYTE_LIMITS
 
 
 def _trained_limits(settings: AgentSettings) -> Limits | None:
@@ -194,9 +214,9 @@ def limits_of(agent: Agent) -> Limits:
     """The same of an open agent."""
     if agent.limits is not None:
         return agent.limits
-    in_bytes = isinstance(agent.model.tokenizer, ByteTokenizer)
-    limits = agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
     model = agent.model
+    base = _base_limits(isinstance(model.tokenizer, ByteTokenizer), isinstance(model, RemoteModel))
+    limits = agent.protocol.limits_over(base)
     return limits.model_copy(update=_own_limits(model.agent)) if isinstance(model, ScriptedAgentModel) else limits
 
 
@@ -233,10 +253,9 @@ def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
     sampling = [f"temperature {settings.temperature:g}"]
     if not (is_scripted(settings.name) or settings.is_remote):
         sampling.append(f"precision {settings.precision}")
-    tokenizer = settings.tokenizer or (BYTES if is_scripted(settings.name) else settings.name)
     return {
         "agent": agent,
-        "tokenizer": content_of(tokenizer, TOKENIZER),
+        "tokenizer": content_of(settings.tokenizer_name, TOKENIZER),
         "sampling": ", ".join(sampling),
     }
 
@@ -256,19 +275,41 @@ def open_scripted_agent(name: str) -> ScriptedAgent:
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
-    """Open a model's own tokenizer; for a scripted agent the one named, else bytes."""
-    folder = settings.tokenizer or settings.name
+    """Open a model's own tokenizer; for a scripted agent or a server the one named, else bytes."""
+    folder = settings.tokenizer_name
     if folder == BYTES or is_scripted(folder):
         return ByteTokenizer(protocol.grammar.special_tokens)
     return HfTokenizer.load(model_path(folder))
 
 
 def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
-    """Connect to a server's model; its dialect is detected unless the settings name it."""
+    """Connect to a server's model; its dialect is detected unless the settings name it. Without the model's tokenizer
+    vLLM and SGLang are asked for text."""
+    server, in_bytes = settings.server or RemoteModelSettings(), settings.tokenizer_name == BYTES
+    model = _open_server(settings, server, protocol, tokenizer)
+    served = model.served
+    if in_bytes and server.dialect == "auto" and served.dialect in ("vllm", "sglang"):
+        model.calls.close()
+        server = server.model_copy(update={"dialect": "chat", "model": served.model})
+        model = _open_server(settings, server, protocol, tokenizer)
+    if in_bytes and dialect_of(model.served.dialect).EXACT:
+        raise SettingError(
+            f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
+        )
+    if in_bytes:
+        model.ids_per_token = BYTES_PER_TOKEN
+    if model.inexact:
+        log.warning("%s", f"these trajectories are not for training: {model.inexact}")
+    return model
+
+
+def _open_server(
+    settings: AgentSettings, server: RemoteModelSettings, protocol: Protocol, tokenizer: Tokenizer
+) -> RemoteModel:
     grammar = protocol.grammar
-    model = open_remote(
+    return open_remote(
         settings.name,
-        settings.server or RemoteModelSettings(),
+        server,
         tokenizer,
         grammar.stops,
         settings.temperature,
@@ -277,13 +318,6 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
         lambda chats: TurnWriter(grammar, reopens=chats),
     )
-    if dialect_of(model.served.dialect).EXACT and settings.tokenizer == BYTES:
-        raise SettingError(
-            f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
-        )
-    if model.inexact:
-        log.warning("%s", f"these trajectories are not for training: {model.inexact}")
-    return model
 
 
 def spent(model: Model, settings: AgentSettings) -> str:
@@ -328,7 +362,7 @@ def settled_for(
 
 def stored_tokenizer(settings: AgentSettings) -> Tokenizer | None:
     """Open the tokenizer of a stored run's agent; `None` when its folder or protocol file no longer exists."""
-    folder = settings.tokenizer or settings.name
+    folder = settings.tokenizer_name
     if folder != BYTES and not is_scripted(folder):
         path = model_path(folder)
         return HfTokenizer.load(path) if path.is_dir() else None
@@ -347,7 +381,7 @@ def decoder_of(run: Run) -> Decode | None:
         return None
     settings = make_settings(AgentSettings, recorded)
     tokenizer = stored_tokenizer(settings)
-    parts = Path(settings.tokenizer or settings.name).parts
+    parts = Path(settings.tokenizer_name).parts
     for above in run.folder.resolve().parents:
         if tokenizer is None and above.name in parts[:-1]:
             inner = above.joinpath(*parts[parts.index(above.name) + 1 :])

@@ -104,6 +104,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     """Makes role marks in the model's own turns harmless where these are sent back as text."""
     text_stops: tuple[str, ...] | None = None
     """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
+    ids_per_token: int = 1
+    """Ids for which the server is allowed one token: more than 1 where ids are bytes and its tokens are not."""
     usage: Usage = field(default_factory=Usage)
     prices: Prices = field(default_factory=Prices)
     done: "SimpleQueue[EndedCall[JsonObject] | None]" = field(default_factory=SimpleQueue)
@@ -131,7 +133,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         ask = TurnRequest(
-            self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
+            *(self.served.model, tuple(row.parts), self._allowed(request.max_tokens), stops),
+            *(self.temperature, request.seed),
         )
         row.version = self.version
         row.body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
@@ -149,6 +152,10 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         turn = self._turn(key, row, self._dialect.read(answer))
         row.parts.append(self._part(True, turn.ids))
         return replace(turn, cost_usd=self.prices.of(tokens))
+
+    def _allowed(self, ids: int) -> int:
+        """The server's tokens for a budget of ids."""
+        return max(1, ids // self.ids_per_token)
 
     def _why(self, row: _RemoteRow, error: Exception) -> str:
         hint = refused_field(error, row.body) if isinstance(error, HttpFailure) else ""
@@ -196,7 +203,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         """A turn from text. Its log-probabilities are unknown and set to 0."""
         if not written.text.strip() and not written.calls:
             way_out = "; raise the limit max_turn_tokens" if written.cut_off else ""
-            raise ValueError(why_wordless(written, max_tokens) + way_out)
+            raise ValueError(why_wordless(written, self._allowed(max_tokens)) + way_out)
         text, end = self._words(written, max_tokens), TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
         if places:

@@ -13,7 +13,6 @@ from typing import TypeVar, cast
 from coseek import __version__
 from coseek.agents.derivation import Derivation
 from coseek.agents.factory import (
-    BYTES,
     AgentSettings,
     content_of,
     is_scripted,
@@ -168,7 +167,7 @@ class _Recorded:
             self.left_out[TEXT] = "its record names no tokenizer"
             return None
         found = self._tried(TEXT, lambda: stored_tokenizer(who))
-        folder = who.tokenizer or (BYTES if is_scripted(who.name) else who.name)
+        folder = who.tokenizer_name
         if found is None:
             self.left_out[TEXT] = "the agent's tokenizer is missing"
         elif self._changed("tokenizer", content_of(folder, TOKENIZER)):
