@@ -453,3 +453,18 @@ def test_a_tokenizer_that_is_not_there_or_none_is_refused(tmp_path: Path) -> Non
             (tmp_path / folder / "tokenizer.json").write_text(holds)
         with pytest.raises(DataError, match=said):
             imported(tmp_path / "a.md", tmp_path / "out", tokenizer=str(tmp_path / folder))
+
+
+def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    words = "Die Straße führt früh über den Fluss."
+    mail = f"From: a@x.org\nSubject: s\n\n{words}\n"
+    for name, text in (("a.txt", words), ("b.csv", f"text\n{words}"), ("c.html", f"<p>{words}"), ("d.eml", mail)):
+        (folder / name).write_bytes(text.encode("cp1252"))
+    (folder / "e.txt").write_text(words, encoding="utf-8")
+    (folder / "f.txt").write_bytes(f"{words} ".encode() * 9 + b"\xff")
+    passages, made = imported(folder, tmp_path / "out")
+    assert sum("Straße führt früh über" in one.text for one in passages) == 6
+    assert made.report["guessed_encodings"] == {"windows-1252": 4}
+    assert unread(made) == {"notes/f.txt": "in part: 1 bytes are no utf-8 text"}

@@ -2,12 +2,40 @@
 
 import codecs
 import re
+from dataclasses import dataclass, replace
 from email.message import Message
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _RARE = ["johab", "cp949", "iso8859_10"]
 """Encodings that are never guessed: Japanese and Polish texts are taken for these. EUC-KR is guessed for Korean."""
+_WESTERN = (
+    "äöüß", "àâæçéèêëîïôœùûüÿ", "áéíñóúü", "àèéìíîòóù", "áâãàçéêíóôõúü", "áéíóúàèëïöüç", "åäöéüàšž", "æøåéèêóòâôü",
+    "áéíóúýþæöð", "àçèéíïòóúü",
+)  # fmt: skip
+"""Letters beyond ASCII of German, French, Spanish, Italian, Portuguese, Dutch, Swedish and Finnish, Danish and
+Norwegian, Icelandic, Catalan."""
+_CENTRAL = (
+    "ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "čćđšž", "ăâîșțşţ", "äöüß",
+)  # fmt: skip
+"""Those of Polish, Czech, Slovak, Hungarian, Slovene and Croatian, Romanian; German words among them."""
+_LATIN = (
+    ("cp1252", _WESTERN),
+    ("iso8859-15", _WESTERN),
+    ("cp1250", _CENTRAL),
+    ("iso8859-2", _CENTRAL),
+    ("cp1254", ("çğıöşüâîû",)),
+    ("cp1257", ("ąčęėįšųūž", "āčēģīķļņšūž", "äõöüšž")),
+    ("mac-roman", _WESTERN),
+    ("cp850", _WESTERN),
+)
+"""Encodings of Latin letters with the letters of their languages, the most common first."""
+_ODD_SIGN = re.compile(
+    r"[^\W\d_](?:[\xb2\xb3\xb9]|[^\w\s\x00-\x7f\u2019\xb7\xad\u2013\u2014\u2026\xa0])[^\W\d_]"
+    r"|[a-zß-öø-ÿ][À-ÖØ-Þ\u0152\u0160\u0178\u017d]|[ªº][^\W\d_]|[\x80-\x9f]"
+)
+"""A sign inside a word, a capital behind a small letter, or a control character: signs of another encoding."""
+_MOST_ACCENTED, _MOST_KNOWN, _SAMPLE = 0.5, 0.95, 200_000
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """CJK characters, as the inside of a character class."""
 WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
@@ -24,24 +52,86 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedText:
+    """A text, and how it was decoded."""
+
+    text: str
+    encoding: str
+    """Python's name of the encoding; empty where none fits, and the text is then UTF-8 with U+FFFD."""
+    is_guess: bool = False
+    """Whether neither a mark, a declaration nor the bytes themselves say the encoding."""
+    lost: int = 0
+    """Number of U+FFFD that stand for bytes which could not be decoded."""
+
+
 def decode(body: bytes, content_type: str) -> str:
-    """Decode by byte order mark, header, the page's charset, UTF-8, or a guess, in this order; errors become U+FFFD."""
+    """Decode a page, as `decoded` does."""
+    return decoded(body, content_type).text
+
+
+def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> DecodedText:
+    """Decode by byte order mark, header, the page's charset (where it is a page), UTF-8, or a guess, in this order.
+
+    Bytes that the encoding does not have become U+FFFD. Text that is UTF-8 in most of its letters stays UTF-8.
+    """
     for mark, name in _MARKS:
         if body.startswith(mark):
-            return body.decode(name, errors="replace")
+            return _replacing(body, name)
     header = Message()
     header["Content-Type"] = content_type
-    said = _META.search(body[:4096])
+    said = _META.search(body[:4096]) if is_page else None
     for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
-        if charset is not None and _is_text_codec(charset):
-            return body.decode(charset, errors="replace")
-    try:
-        return body.decode("utf-8")
-    except UnicodeDecodeError:
+        if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
+            return _replacing(body, charset)
+    if _mostly_utf8(body):
+        return _replacing(body, "utf-8")
+    name = _latin_encoding(body)
+    if not name:
         from charset_normalizer import from_bytes
 
         best = from_bytes(body[:100_000], cp_exclusion=_RARE).best()
-        return body.decode(best.encoding if best else "utf-8", errors="replace")
+        name = best.encoding if best else ""
+    found = _replacing(body, name or "utf-8")
+    return replace(found, encoding=name, is_guess=True)
+
+
+def _replacing(body: bytes, name: str) -> DecodedText:
+    text = body.decode(name, errors="replace")
+    return DecodedText(text, name, lost=text.count("\ufffd"))
+
+
+def _is_utf8(charset: str) -> bool:
+    return codecs.lookup(charset).name in ("utf-8", "utf-8-sig")
+
+
+def _mostly_utf8(body: bytes) -> bool:
+    """Whether a text is UTF-8, perhaps with a few broken bytes: another encoding hardly has valid pairs of bytes."""
+    text = body.decode("utf-8", errors="replace")
+    lost = text.count("\ufffd")
+    return not lost or sum(letter > "\x7f" for letter in text) - lost > 2 * lost
+
+
+def _latin_encoding(body: bytes) -> str:
+    """The encoding of a text in Latin letters: the first in which its letters are those of one language, and its signs
+    stand where signs do; empty without one.
+
+    A library that compares frequencies takes short Western European texts for Baltic or Vietnamese ones.
+    """
+    for name, alphabets in _LATIN:
+        try:
+            text = body[:_SAMPLE].decode(name)
+        except UnicodeDecodeError:
+            continue
+        letters = [letter for letter in text if letter.isalpha() and letter not in "ªº"]
+        accented = [letter.lower() for letter in letters if letter > "\x7f"]
+        if len(accented) > _MOST_ACCENTED * len(letters) or _ODD_SIGN.search(text):
+            continue
+        if name == "cp1252" and "\xa4" in text:  # the euro of ISO 8859-15; hardly anybody writes the general sign
+            continue
+        if any(sum(one in alphabet for one in accented) >= _MOST_KNOWN * len(accented) for alphabet in alphabets):
+            return name
+    return ""
 
 
 def _is_text_codec(charset: str) -> bool:

@@ -260,6 +260,8 @@ def show_report(report: JsonObject) -> None:
     for kind, counts in kinds.items():
         table.add_row(kind, *(f"{count:,}" if count else "" for count in counts.values()))
     console.print(table)
+    for encoding, count in cast(dict[str, int], report.get("guessed_encodings", {})).items():
+        tell(f"{count:,} files do not say their encoding and were read as {encoding}.")
     unread = cast(list[dict[str, str | list[str]]], report["unread"])
     for row in unread[:MOST_UNREAD]:
         console.print(Text(f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}"))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coseek.core.files import JsonObject
-from coseek.core.plain_text import decode
+from coseek.core.plain_text import DecodedText, decoded
 
 TIGHT = "\n"
 """Joins the rows of a table and the items of a list, which are one block."""
@@ -42,6 +42,8 @@ class Document:
     meta: JsonObject = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """What of the file could not be read; complete when the sections are."""
+    guessed: str = ""
+    """The encoding, where nothing in the file says it."""
 
 
 @dataclass
@@ -99,20 +101,25 @@ def clean(text: str) -> str:
     return _BLANKS.sub(" ", _UNPRINTABLE.sub("", text))
 
 
-def text_of(data: bytes) -> str:
-    """Decode a text of unknown encoding. Raises `DocumentFault` for what is no text."""
+def text_of(data: bytes, is_page: bool = False) -> str:
+    """Decode a text, or a page that may say its encoding. Raises `DocumentFault` for what is no text."""
+    return clean(decoded_text(data, is_page).text)
+
+
+def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
+    """A text with how it was decoded. Raises `DocumentFault` for what is no text, or in no encoding that is known."""
     head = data[:_HEAD_BYTES]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return clean(decode(data, ""))
+        return decoded(data)
     for start, name in ((1, "utf-16-le"), (0, "utf-16-be")):  # without a mark, every other byte of Latin text is 0
         if len(head) >= 8 and head[start::2].count(0) > 0.8 * len(head[start::2]):
-            return clean(data.decode(name, errors="replace"))
+            return DecodedText(data.decode(name, errors="replace"), name)
     if b"\x00" in head or len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head):
         raise DocumentFault("it is not text")
-    try:
-        return clean(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        return clean(decode(data, ""))
+    found = decoded(data, is_page=is_page)
+    if not found.encoding:
+        raise DocumentFault("its encoding is not known; save it as UTF-8")
+    return found
 
 
 def paragraphs(text: str) -> Iterator[str]:

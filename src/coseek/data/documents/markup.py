@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.plain_text import decode
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.data.documents.document import Document, DocumentFault, Outline, Section, paragraphs, text_of
 
@@ -135,9 +134,8 @@ def read_html(data: bytes, name: str) -> Document:
     """The `main` part of a page, or its body, without navigation, scripts, forms and hidden parts."""
     from lxml import etree, html  # type: ignore[import-untyped]
 
-    text = decode(data, "") if b"\x00" not in data[:100] else text_of(data)
+    text = text_of(data, is_page=True)
     parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
-    text_of(text.encode("utf-8", "replace"))  # refuses what is no text
     try:
         root = html.document_fromstring(text.replace("\x00", "").encode("utf-8", "replace"), parser=parser)
     except etree.ParserError:

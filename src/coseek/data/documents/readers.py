@@ -24,6 +24,8 @@ READERS: dict[str, Callable[[bytes, str], Document]] = {
     "mail": read_mail,
 }
 """Kind → its reader, which takes the bytes and the name of a file and raises `DocumentFault`."""
+TEXTS = ("text", "markdown", "html", "rst", "csv", "jsonl", "json")
+"""Kinds that are text in an encoding."""
 ARCHIVES = ("zip", "tar", "packed", "mbox")
 """Kinds that hold files; a mail does, too."""
 _SUFFIXES = {

@@ -12,8 +12,17 @@ from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 
 from coseek.core.files import Json, JsonObject
+from coseek.core.plain_text import DecodedText
 from coseek.core.strict_json import InvalidJson, parse_strict
-from coseek.data.documents.document import Document, DocumentFault, Section, clean, paragraphs, text_of
+from coseek.data.documents.document import (
+    Document,
+    DocumentFault,
+    Section,
+    clean,
+    decoded_text,
+    paragraphs,
+    text_of,
+)
 from coseek.data.documents.free_name import free_name
 from coseek.data.documents.markup import read_html
 
@@ -124,17 +133,21 @@ def read_mail(data: bytes, name: str) -> Document:
             meta["date"] = parsedate_to_datetime(str(mail["date"])).isoformat()
         except (ValueError, TypeError, IndexError):
             meta["date"] = str(meta["date"])[:40]
-    blocks = ["\n".join(heads)] if heads else []
+    blocks, guessed = ["\n".join(heads)] if heads else [], ""
     if text is not None:
         payload = text.get_payload(decode=True)
         if not isinstance(payload, bytes):
             raise DocumentFault("its text cannot be decoded")
         if text.get_content_subtype() == "html":
-            page = codecs.BOM_UTF8 + _decoded(payload, text.get_content_charset()).encode()
+            body = _decoded(payload, text.get_content_charset())
+            page = codecs.BOM_UTF8 + body.text.encode()
             blocks += [block for section in read_html(page, name).sections for block in section.blocks]
         else:
-            blocks += paragraphs(_decoded(payload, text.get_content_charset()))
-    return Document(" ".join(clean(str(mail.get("subject", ""))).split()), [Section(tuple(blocks))], meta)
+            body = _decoded(payload, text.get_content_charset())
+            blocks += paragraphs(clean(body.text))
+        guessed = body.encoding if body.is_guess else ""
+    title = " ".join(clean(str(mail.get("subject", ""))).split())
+    return Document(title, [Section(tuple(blocks))], meta, guessed=guessed)
 
 
 def parse_mail(data: bytes) -> EmailMessage:
@@ -145,8 +158,8 @@ def parse_mail(data: bytes) -> EmailMessage:
     return mail
 
 
-def _decoded(payload: bytes, charset: str | None) -> str:
+def _decoded(payload: bytes, charset: str | None) -> DecodedText:
     try:
-        return clean(payload.decode(charset or "utf-8"))
+        return DecodedText(payload.decode(charset or "utf-8"), charset or "utf-8")
     except (LookupError, UnicodeDecodeError):
-        return text_of(payload)
+        return decoded_text(payload)

@@ -26,8 +26,8 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.documents.archive import ArchiveBudget, DocumentSettings, Member, members
 from coseek.data.documents.converted import Convertible
-from coseek.data.documents.document import Document, DocumentFault, clean
-from coseek.data.documents.readers import ARCHIVES, converted_kind, kind_of, reader_of
+from coseek.data.documents.document import Document, DocumentFault, clean, decoded_text
+from coseek.data.documents.readers import ARCHIVES, TEXTS, converted_kind, kind_of, reader_of
 from coseek.data.documents.split import count_words, split
 from coseek.data.documents.token_count import counter
 
@@ -107,11 +107,14 @@ def _read(member: Member, settings: DocumentSettings) -> Iterator[Message]:
         outcome = "failed"
     if kind is not None and not reasons:
         try:
-            document = reader_of(kind, settings.convert)(member.data, member.name)
+            data, guessed, lost = _as_utf8(kind, member.data)
+            document = reader_of(kind, settings.convert)(data, member.name)
+            if encoding := guessed or document.guessed:
+                record["encoding"] = encoding.replace("cp125", "windows-125")
             for passage, words in _passages(document, member.name, settings):
                 counts.update(passages=1, words=words)
                 yield {"passage": passage}
-            reasons = document.faults
+            reasons = [*document.faults, *lost]
         except DocumentFault as fault:
             reasons = [str(fault)]
         except ModuleNotFoundError as error:
@@ -129,6 +132,17 @@ def _read(member: Member, settings: DocumentSettings) -> Iterator[Message]:
     sha = hashlib.sha256(member.data).hexdigest()
     shown: list[Json] = [" ".join(reason.split()) for reason in reasons[:_MOST_REASONS]]
     yield {"document": {**record, "outcome": outcome, "reasons": shown, **counts, "sha256": sha}}
+
+
+def _as_utf8(kind: str, data: bytes) -> tuple[bytes, str, list[str]]:
+    """The bytes of a text as UTF-8, its encoding where that is guessed, and what of it could not be decoded."""
+    if kind not in TEXTS:
+        return data, "", []
+    found = decoded_text(data, is_page=kind == "html")
+    lost = [f"{found.lost:,} bytes are no {found.encoding or 'UTF-8'} text"] if found.lost else []
+    if not found.is_guess:
+        return data, "", lost
+    return found.text.encode("utf-8", "replace"), found.encoding, lost
 
 
 def _passages(document: Document, path: str, settings: DocumentSettings) -> Iterator[tuple[JsonObject, int]]:

@@ -4,6 +4,9 @@ Text, Markdown, HTML, PDF, DOCX, reStructuredText, CSV, JSON and JSON lines, mai
 archives of these. A passage has `meta` with `path` (of its file, from the name of the given folder on), `previous` and
 `next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front matter where there are any.
 
+An encoding that no file says is guessed: UTF-8 if the bytes are, else that of the languages whose letters fit. The
+report counts the files by guessed encoding.
+
 Every file ends with one outcome: *read*, *in part*, *failed* or *left out* (links, hidden files, kinds without a
 reader); `source.json` lists all that were not read, each with its reasons.
 """
@@ -157,5 +160,7 @@ def _report(records: Sequence[JsonObject], settings: DocumentSettings) -> JsonOb
         if record["outcome"] != "read"
     ]
     digests: JsonObject = {str(record["path"]): record.get("sha256") for record in records if record.get("passages")}
+    encodings = Counter(str(record["encoding"]) for record in records if record.get("encoding"))
     by_kind: JsonObject = {kind: dict(kinds[kind]) for kind in sorted(kinds)}
-    return {"settings": dump_settings(settings), "kinds": by_kind, "unread": unread, "files": digests}
+    guessed: JsonObject = {"guessed_encodings": {**encodings}} if encodings else {}
+    return {"settings": dump_settings(settings), "kinds": by_kind, **guessed, "unread": unread, "files": digests}
