@@ -15,6 +15,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_jsonl
+from coseek.core.spelling import as_written
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Author, Segment, Trajectory
 
@@ -99,14 +100,14 @@ def cards(one: Trajectory) -> Iterator[Card]:
 
 def shown(hit: Hit, gold: bool) -> str:
     """A passage on one line, its title only where the text does not begin with it."""
-    title, text = hit.passage.title.strip(), hit.passage.text.strip()
+    title, text = as_written(hit.passage.title).strip(), as_written(hit.passage.text).strip()
     return f"{'★' if gold else '·'} {text if text.startswith(title) else f'{title}: {text}'}"
 
 
 def pieces(segment: Segment) -> list[tuple[str, str]]:
     """(tag, text) of each tagged part of an agent's turn; the whole turn where it has no tags."""
-    found = [(tag, " ".join(text.split())) for tag, text in TAGGED.findall(segment.text)]
-    return found or [(segment.tag or "think", " ".join(segment.text.split()))]
+    found = [(tag, " ".join(as_written(text).split())) for tag, text in TAGGED.findall(segment.text)]
+    return found or [(segment.tag or "think", " ".join(as_written(segment.text).split()))]
 
 
 def wrapped(text: str, width: int, most: int) -> list[str]:
@@ -127,7 +128,7 @@ def words(text: str, x: float, y: float, size: int = 14, colour: str = "#111827"
 def picture(one: Trajectory, steps: Sequence[JsonObject]) -> str:
     """The SVG document."""
     drawn, y = [words("One question, step by step", PAD, 36, 17, extra='font-weight="600"')], 62
-    for line in wrapped(one.question.question.strip(), 80, 2):
+    for line in wrapped(as_written(one.question.question).strip(), 80, 2):
         drawn.append(words(line, PAD, y, 16, extra='font-weight="600"'))
         y += 22
     y += 2

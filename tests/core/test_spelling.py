@@ -57,3 +57,4 @@ def test_text_of_a_world_is_shown_as_people_write() -> None:
     assert as_written(passage) == "Amber Island (company) is, also called X, led by Elor Lindby."
     turn = "<think> Amber Island # 1 , chief Elor Lindby . Now : who ?</think><search> Elor Lindby</search>"
     assert as_written(turn).startswith("<think> Amber Island #1, chief Elor Lindby. Now: who?</think>")
+    assert as_written("<think> Next : X .</think>") == "<think> Next: X.</think>"

@@ -104,3 +104,17 @@ def test_tokens_of_a_training_that_was_moved_have_their_texts(tmp_path: Path) ->
     decode = moved.decode()
     assert decode is not None and decode(tokenizer.encode("tokens")) == "tokens"
     assert alone.decode() is None
+
+
+def test_reinforcement_learning_is_drawn_from_the_policy_that_it_began_with(tmp_path: Path) -> None:
+    warm = [{"step": 5, "eval/reward": 0.2}, {"step": 10, "loss": 1.0, "eval/reward": 0.4}]
+    for folder, rows in (
+        ("warm-start/round-1", warm),
+        ("rl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "eval/reward": 0.8}]),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    curves = {one.stage: one.columns for one in open_sources([tmp_path])[1]}
+    assert curves["rl"] == {"step": [0, 1, 2], "loss": [None, 2.0, 1.0], "eval/reward": [0.4, None, 0.8]}
+    assert curves["warm-start/round-1"]["step"] == [5, 10]

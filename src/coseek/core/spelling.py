@@ -21,7 +21,7 @@ _MARK = re.compile(r"(?<=\d)[.,:](?=\d)|(?<=\w)-(?=\w)|(?<=\w)'(?=\w)|([^\w\s])"
 """A mark; without a group where it is a part of its number or word."""
 _CLOSING = "[,.?!:;)]"
 _ATTACHED = re.compile(rf"(?<=\w){_CLOSING}(?!\w)|\((?=\w)")
-_SEPARATED = re.compile(r"\s[,.)](?:\s|$)")
+_SEPARATED = re.compile(r"\s[,.)](?=\s|<|$)")
 _BLANK_BEFORE = re.compile(rf"(?<!\s)\s+(?={_CLOSING}(?![\w.])|'s\b)")
 _BLANK_AFTER = re.compile(r"(?<=[(#])\s+")
 

@@ -2,6 +2,19 @@
 
 const COLOURS = ["#3f8fd2", "#d97a1f", "#2f9e6e", "#c4609f", "#8a7fd8", "#a08430"];
 const FIRST = ["reward", "exact_match", "eval/reward", "eval/exact_match", "searches", "agent_tokens", "tokens", "kl_reference", "sampled_nll", "surprise", "entropy", "faults", "alarms", "loss", "grad_norm"];
+const MEANS = {
+  reward: "mean of the sampled episodes",
+  exact_match: "share of sampled episodes that are right",
+  "eval/reward": "dev questions, greedy",
+  "eval/exact_match": "dev questions, greedy; share that is right",
+  searches: "per sampled episode",
+  agent_tokens: "written per sampled episode",
+  tokens: "per sampled episode",
+  sampled_nll: "nats per sampled token: how unsure the policy is",
+  faults: "episodes that a failure ended",
+  alarms: "warnings of the monitor",
+  grad_norm: "before clipping",
+};
 const MOST_PLOTS = 12; // before "all" is asked for
 const PLOT = { width: 320, height: 170, left: 46, right: 6, top: 8, bottom: 20 };
 const SPANS = [1, 10, 50]; // points whose mean is a point of a smooth line
@@ -123,11 +136,11 @@ function plotOf(name, own) {
   if (!lines.length) return null;
   const every = lines.flatMap((line) => line.points);
   const [x0, x1] = extent(every.map(([x]) => x));
-  const ticks = ticksOf(...extent(every.map(([, y]) => y)));
+  const ticks = ticksOf(...scaleFor(extent(every.map(([, y]) => y))));
   const [y0, y1] = [ticks[0], ticks.at(-1)];
   const { width, height, left, right, top, bottom } = PLOT;
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - right);
-  const py = (y) => (y1 === y0 ? (top + height - bottom) / 2 : height - bottom - ((y - y0) / (y1 - y0)) * (height - top - bottom));
+  const py = (y) => height - bottom - ((y - y0) / (y1 - y0)) * (height - top - bottom);
   const summary = lines.map((line) => `${line.name} from ${number(line.points[0][1])} to ${number(line.points.at(-1)[1])}`).join("; ");
   const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": plain(`${name}, steps ${x0} to ${x1}: ${summary}`) });
   for (const y of ticks)
@@ -165,14 +178,21 @@ function withReadout(plot, name, lines, px) {
   });
   plot.addEventListener("pointerleave", () => say(null));
   say(null);
-  return el("figure", {}, el("figcaption", {}, name), plot, said);
+  return el("figure", {}, el("figcaption", {}, name, MEANS[name] && el("span", { class: "soft" }, ` ${MEANS[name]}`)), plot, said);
 }
 
 const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/** Three to six round values that hold an extent; one where it is a point. */
+/** What a scale holds: a share from 0 to 1 whole, and of a line without change its distance from 0. */
+function scaleFor([low, high]) {
+  if (low >= 0 && high <= 1 && high >= 0.2) return [0, 1];
+  if (low !== high) return [low, high];
+  return low === 0 ? [0, 1] : [Math.min(0, low), Math.max(0, high)];
+}
+
+/** Three to six round values that hold an extent of two values. */
 function ticksOf(low, high) {
-  if (low === high) return [low];
+  if (low === 0 && high === 1) return [0, 0.2, 0.4, 0.6, 0.8, 1];
   const least = (high - low) / 4;
   const unit = 10 ** Math.floor(Math.log10(least));
   const gap = [1, 2, 5, 10].map((times) => times * unit).find((one) => one >= least * 0.999) ?? 10 * unit;
@@ -185,7 +205,6 @@ function tick(value, ticks) {
   const most = Math.max(...ticks.map(Math.abs));
   if (most >= 1e5) return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 4 });
   if (most > 0 && most < 1e-3) return value.toExponential(1);
-  if (ticks.length === 1) return number(value);
   return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, Math.ceil(-Math.log10(ticks[1] - ticks[0]) - 1e-9)) });
 }
 

@@ -224,11 +224,19 @@ function tableOf(caption, names, rows) {
   return el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": caption || "table" }, el("table", {}, caption ? el("caption", {}, caption) : [], el("thead", {}, line("th", names)), el("tbody", {}, rows.map((row) => line("td", row)))));
 }
 
-/** The two runs of a comparison: the address's, and another one. */
+/** The two runs of a comparison: the address's, else two that share questions, before a training and after it if any. */
 function comparedRuns() {
-  const first = head.runs.includes(state.run) ? state.run : head.runs[0];
-  const second = head.runs.includes(state.b) && state.b !== first ? state.b : head.runs.find((name) => name !== first);
-  return [first, second];
+  const all = head.runs.map((name, run) => ({ name, run }));
+  const place = ({ name }) => (/(^|\/)before\./.test(name) ? 0 : /(^|\/)after\./.test(name) ? 1 : 2);
+  const byUse = [...all].sort((a, b) => place(a) - place(b));
+  const given = all.find(({ name }) => name === state.run);
+  const partnerOf = (one) => {
+    const others = byUse.filter((other) => other !== one).map((other) => ({ other, count: sharedBy(one.run, other.run) }));
+    return others.reduce((best, each) => (each.count > (best?.count ?? -1) ? each : best), undefined);
+  };
+  const first = given ?? byUse.find((one) => partnerOf(one)?.count) ?? all[0];
+  const named = all.find(({ name }) => name === state.b && name !== first.name);
+  return [first.name, (named ?? partnerOf(first)?.other)?.name];
 }
 
 async function compareView() {
@@ -236,7 +244,9 @@ async function compareView() {
   const runs = head.runs.map((name) => [name, shortName(name)]);
   if (second === undefined) return [el("p", {}, "Name a second run on the command line to compare with.")];
   const inFirst = kept.find((i) => partner(i, head.runs.indexOf(first)) !== undefined);
-  const start = addressed(first) ?? (inFirst === undefined ? [...ofQuestion[head.runs.indexOf(first)].values()][0]?.[0] : partner(inFirst, head.runs.indexOf(first)));
+  const both = [...ofQuestion[head.runs.indexOf(first)].values()].map(([i]) => i).filter((i) => partner(i, head.runs.indexOf(second)) !== undefined);
+  const changed = both.find((i) => columns.right[i] !== columns.right[partner(i, head.runs.indexOf(second))]);
+  const start = addressed(first) ?? changed ?? both[0] ?? (inFirst === undefined ? [...ofQuestion[head.runs.indexOf(first)].values()][0]?.[0] : partner(inFirst, head.runs.indexOf(first)));
   if (start === undefined) return [el("p", {}, `${first} has no episodes yet.`)];
   const other = partner(start, head.runs.indexOf(second));
   const own = kept.filter((i) => columns.run[i] === head.runs.indexOf(first)); // the filters hold here, too

@@ -1,7 +1,8 @@
 """Episode table: what the page knows of every episode. Columns for the list, bodies in compressed chunks.
 
 A column has one value an episode. A chunk is a list of bodies; a passage's title, text and place stand where the chunk
-first names it. Log-probabilities are whole thousandths of a nat, since the page shows no more.
+first names it. Texts of laptop worlds are spelled as people write; ids and tokens are exact. Log-probabilities are
+whole thousandths of a nat, since the page shows no more.
 """
 
 import base64
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
+from coseek.core.spelling import as_written
 from coseek.data.passage import Passage
 from coseek.data.token_data import TokenData
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
@@ -94,8 +96,8 @@ class EpisodeTable:
             "searches": len(trajectory.searches),
             "turns": sum(part.author is Author.AGENT for part in trajectory.segments),
             "tokens": len(trajectory.ids),
-            "answer": trajectory.answer,
-            "queries": "\n".join(search.query for search in trajectory.searches),
+            "answer": None if trajectory.answer is None else as_written(trajectory.answer),
+            "queries": "\n".join(as_written(search.query) for search in trajectory.searches),
             "parts": None if reward is None else {name: _short(value) for name, value in reward.parts.items()},
         }
         if not self._bodies:
@@ -115,7 +117,8 @@ class EpisodeTable:
     def _question(self, trajectory: Trajectory) -> int:
         """The number of the question; the same id with another text is another question."""
         asked = trajectory.question
-        row = [asked.id, asked.question, list(asked.answers), list(asked.gold_ids), asked.hops, asked.dataset]
+        answers = [as_written(one) for one in asked.answers]
+        row = [asked.id, as_written(asked.question), answers, list(asked.gold_ids), asked.hops, asked.dataset]
         key = compact(cast(Json, row))
         if key not in self._places:
             self._places[key] = len(self.questions)
@@ -154,9 +157,9 @@ class EpisodeTable:
             if self._known.get(passage.id) != passage:  # web searches may give one id two texts
                 self._known[passage.id] = passage
                 where = [passage.place] if passage.place not in ("", passage.id) else []
-                row += [passage.title, passage.text, *where]
+                row += [as_written(passage.title), as_written(passage.text), *where]
             hits.append(row)
-        return {**search.to_json(), "hits": hits}
+        return {**search.to_json(), "query": as_written(search.query), "hits": hits}
 
 
 def labels_for(trajectory: Trajectory, labels: Sequence[JsonObject]) -> list[JsonObject]:
@@ -185,7 +188,7 @@ def _said_of(trajectory: Trajectory, verdicts: Sequence[JsonObject]) -> list[Jso
 
 
 def _segment_json(segment: Segment) -> JsonObject:
-    row: JsonObject = {"tag": segment.tag, "text": segment.text, "tokens": len(segment.ids)}
+    row: JsonObject = {"tag": segment.tag, "text": as_written(segment.text), "tokens": len(segment.ids)}
     if segment.author is not Author.AGENT:
         return row
     return {**row, "ids": list(segment.ids), "logprobs": [round(value * 1000) for value in segment.logprobs]}

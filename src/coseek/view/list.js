@@ -2,6 +2,7 @@
 
 const ROW = 56; // pixels, as in the style
 const SPARE = 6; // rows above and below what is in sight
+const MOST_MATCHES = 3; // runs whose EM stands above the list
 let kept = []; // episodes that pass the filters, in the order shown
 let current = 0; // place in `kept`
 let applied = null; // the filters that made `kept`
@@ -63,10 +64,7 @@ function applyFilters() {
     current = 0;
     byId("rows").scrollTop = 0;
     byId("spacer").style.height = `${kept.length * ROW}px`;
-    const right = kept.filter((i) => columns.right[i] === 1).length;
-    const scored = kept.filter((i) => columns.right[i] !== null).length;
-    const share = scored ? ` · EM ${(right / scored).toFixed(3)}` : "";
-    byId("count").textContent = `${many(kept.length, "episode")} of ${columns.run.length.toLocaleString("en")}${share}`;
+    byId("count").textContent = `${many(kept.length, "episode")} of ${columns.run.length.toLocaleString("en")}${matchesOf(kept)}`;
     for (const name of FILTERS) {
       const input = document.querySelector(`#search [name="${name}"]`) ?? (name === "text" ? byId("text") : null);
       if (input && input.value !== state[name]) input.value = state[name];
@@ -80,6 +78,19 @@ function applyFilters() {
   const episode = state.q ? addressed() : undefined;
   const place = episode === undefined ? -1 : kept.indexOf(episode);
   if (place >= 0) showRow(place);
+}
+
+/** EM run by run: a mean over runs before and after a training says nothing. */
+function matchesOf(episodes) {
+  const runs = new Map();
+  for (const i of episodes) {
+    if (columns.right[i] === null) continue;
+    const [right, all] = runs.get(columns.run[i]) ?? [0, 0];
+    runs.set(columns.run[i], [right + columns.right[i], all + 1]);
+  }
+  if (runs.size > MOST_MATCHES) return " · EM of each run: Runs";
+  const said = [...runs].map(([run, [right, all]]) => `EM ${(right / all).toFixed(3)}${runs.size > 1 ? ` ${shortName(head.runs[run])}` : ""}`);
+  return said.map((text) => ` · ${text}`).join("");
 }
 
 function filtered() {

@@ -93,8 +93,12 @@ function shown(value) {
   return nodes;
 }
 
-/** A run's name without the folder that all runs lie in. */
-const shortName = (name) => name.slice(head.prefix.length);
+/** A run's name without the folder that all runs lie in; `.t0` of a training's table says how it was decoded. */
+const shortName = (name) =>
+  name.slice(head.prefix.length).replace(/\.t(\d+(?:\.\d+)?)$/, (_, t) => (Number(t) ? `, temperature ${t}` : ", greedy"));
+
+/** Questions that two runs share, by their numbers. */
+const sharedBy = (a, b) => [...ofQuestion[a].keys()].filter((question) => ofQuestion[b].has(question)).length;
 
 /** An element; texts among its children become text nodes, empty ones are left out. */
 function el(tag, attributes, ...children) {

@@ -5,7 +5,7 @@ every `metrics.jsonl` below it. A run under way is read to its last whole line. 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -15,6 +15,7 @@ from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import CoseekError, UserError
 from coseek.core.files import Json, JsonObject, parse_line, parse_row, read_jsonl, read_yaml
 from coseek.core.plugins import is_plugin_path
+from coseek.core.spelling import as_written
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.run import RowKey, Run
@@ -32,6 +33,7 @@ from coseek.view.other_index import OtherIndex
 RUNS_OF_TRAINING = (
     "table/*/run.yaml", "pairs/*/run.yaml", "rl/rollouts/*/run.yaml", "rl/*/rollouts/*/run.yaml",
 )  # fmt: skip
+WARM_START, EVALUATED = "warm-start", "eval/"
 Labels: TypeAlias = dict[RowKey, list[JsonObject]]
 """The labels of an episode's searches by question id and seed, as the page shows them."""
 E = TypeVar("E", GeneratedAnswer, Verdict, Score)
@@ -151,7 +153,7 @@ def open_sources(
             Run(folder)  # raises, and says what the folder is instead
         names = [f"{name}/{below}" if (below := _below(folder, one)) else name for one in inside]
         runs += [RunSource(*pair, reward, known, (*others,)) for pair in zip(names, inside, strict=True)]
-        curves += [curves_of(name, _below(folder, path.parent), path) for path in paths]
+        curves += with_step_0([curves_of(name, _below(folder, path.parent), path) for path in paths])
     return runs, [one for one in curves if one.columns]
 
 
@@ -185,6 +187,26 @@ def curves_of(run: str, stage: str, path: Path) -> Curves:
     rows = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1)]
     names = dict.fromkeys(key for row in rows for key, value in row.items() if isinstance(value, int | float))
     return Curves(run, stage, {key: [row.get(key) for row in rows] for key in names})
+
+
+def with_step_0(curves: Sequence[Curves]) -> list[Curves]:
+    """The curves of one training; those of reinforcement learning begin with the evaluation that the warm start, whose
+    policy they go on from, ended with."""
+    ended = [found for one in curves if one.stage.startswith(WARM_START) and (found := _last_evaluation(one))]
+    return [_from_step_0(one, ended[-1]) if ended and one.stage == "rl" else one for one in curves]
+
+
+def _last_evaluation(one: Curves) -> dict[str, Json]:
+    """The evaluation at the last step; empty where there was none."""
+    last = {name: values[-1] for name, values in one.columns.items() if name.startswith(EVALUATED)}
+    return {name: value for name, value in last.items() if value is not None}
+
+
+def _from_step_0(one: Curves, evaluated: Mapping[str, Json]) -> Curves:
+    first: dict[str, Json] = {"step": 0, **evaluated}
+    if not any(name in one.columns for name in evaluated) or 0 in one.columns.get("step", [0]):
+        return one
+    return replace(one, columns={name: [first.get(name), *values] for name, values in one.columns.items()})
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
@@ -225,7 +247,7 @@ def _label_json(one: LabelSet) -> JsonObject:
         "candidates": [
             {
                 "id": each.passage.id,
-                "title": each.passage.title,
+                "title": as_written(each.passage.title),
                 "rank": each.rank,
                 "scores": dict(each.scores),
                 "side": sides.get(each.passage.id, ""),

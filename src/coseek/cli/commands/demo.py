@@ -1,6 +1,5 @@
 """Answer a two-hop question step by step, beside what one search finds: seconds, no training, no download."""
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from coseek.agents.search_turns import reasoning_of
 from coseek.agents.sources import holds
 from coseek.cli.terminal import new_app, shell_word, stdout_console
 from coseek.core.errors import SettingError
+from coseek.core.spelling import as_written
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
@@ -37,7 +37,6 @@ PASSAGES = 3
 """Passages per search, for the agent and for the single search."""
 WIDTH = 88
 """Columns at most, also where the output is a file or a pipe."""
-_BEFORE, _AFTER = re.compile(r" ([,.:;?!)])"), re.compile(r"([(#]) ")
 HEAD, GOOD, BAD, FAINT = "bold", "bold green", "bold red", "dim"
 
 
@@ -108,7 +107,7 @@ def show(found: Demonstration, console: Console) -> None:
     """Print the single search, the steps, the counts, and three ways to go on."""
     console.print(f"{found.passages} passages of a generated world, BM25, and a scripted agent, run now", markup=False)
     console.print()
-    console.print(grid(("question", Text(prose(found.steps.question.question), style=HEAD))))
+    console.print(grid(("question", Text(as_written(found.steps.question.question), style=HEAD))))
     console.print(Text("\nOne search (naive RAG)", style=HEAD))
     console.print(grid(*single(found)))
     console.print(Text("\nStep by step (search agent)", style=HEAD))
@@ -125,7 +124,7 @@ def show(found: Demonstration, console: Console) -> None:
 def single(found: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the single search."""
     question = found.steps.question
-    rows = [("search", Text(prose(question.question)))]
+    rows = [("search", Text(as_written(question.question)))]
     rows += [(str(rank), passage(hit.passage, question)) for rank, hit in enumerate(found.once, start=1)]
     ranks = [
         str(rank)
@@ -140,20 +139,20 @@ def turns(found: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the agent's turns: thought, search, passages, answer."""
     question, rows = found.steps.question, list[tuple[str, Text]]()
     for thought, search in zip(found.thoughts, found.steps.searches, strict=False):
-        rows += [("think", Text(prose(thought), style="cyan")), ("search", Text(prose(search.query)))]
+        rows += [("think", Text(as_written(thought), style="cyan")), ("search", Text(as_written(search.query)))]
         rows += [("1", passage(hit.passage, question)) for hit in search.hits[:1]]
-        titles = ", ".join(prose(hit.passage.title) for hit in search.hits[1:])
+        titles = ", ".join(as_written(hit.passage.title) for hit in search.hits[1:])
         rows += [("2, 3", Text(titles, style=FAINT))] if titles else []
     answer = found.steps.answer or ""
     right = exact_match(answer, question.answers)
-    verdict = Text(f"{prose(answer)} ({'right' if right else 'wrong'})", style=GOOD if right else BAD)
-    return [*rows, ("think", Text(prose(found.thoughts[-1]), style="cyan")), ("answer", verdict)]
+    verdict = Text(f"{as_written(answer)} ({'right' if right else 'wrong'})", style=GOOD if right else BAD)
+    return [*rows, ("think", Text(as_written(found.thoughts[-1]), style="cyan")), ("answer", verdict)]
 
 
 def passage(read: Passage, question: Question) -> Text:
     """A passage's text; the answer in it stands out."""
-    text = Text(prose(read.text))
-    text.highlight_words([prose(answer) for answer in question.answers], GOOD)
+    text = Text(as_written(read.text))
+    text.highlight_words([as_written(answer) for answer in question.answers], GOOD)
     return text
 
 
@@ -186,8 +185,3 @@ def grid(*rows: tuple[str, Text]) -> Table:
     for label, text in rows:
         table.add_row(Text(label), text)
     return table
-
-
-def prose(text: str) -> str:
-    """A text of a generated world as people write it: no blanks before marks."""
-    return _BEFORE.sub(r"\1", _AFTER.sub(r"\1", text.strip()))
