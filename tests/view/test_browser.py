@@ -286,3 +286,22 @@ def test_ten_thousand_episodes_open_and_filter_without_a_wait(browser: Chromium,
     assert open_ms(browser, page) < 3000
     slow = {name: spent for name, spent in filter_ms(browser).items() if spent >= 200}
     assert not slow
+
+
+def test_a_comparison_opens_with_runs_of_the_same_questions_where_an_answer_changed(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    for name, ident, right in (
+        ("after.test.t0", "q", (True, True)),
+        ("after.unseen.t0", "u", (True, True)),
+        ("before.test.t0", "q", (True, False)),
+        ("before.unseen.t0", "u", (True, False)),
+    ):
+        several = [trajectory(f"{ident}{at}", f"say {at}", right=one) for at, one in enumerate(right)]
+        make_run(tmp_path / "run" / "table" / name, several)
+    browser.open(page_of(tmp_path, tmp_path / "run"))
+    assert "EM" in text_of(browser, "#count") and "0.750" not in text_of(browser, "#count")
+    browser.go("#view=compare", "compare")
+    heads = "[...document.querySelectorAll('.pair h3:first-child')].map((x) => x.innerText).join(' | ')"
+    assert browser.ask(heads) == "table/before.test, greedy | table/after.test, greedy"
+    assert text_of(browser, "#detail h2") == "Who say 1?"

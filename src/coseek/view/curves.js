@@ -178,7 +178,7 @@ function withReadout(plot, name, lines, px) {
   });
   plot.addEventListener("pointerleave", () => say(null));
   say(null);
-  return el("figure", {}, el("figcaption", {}, name, MEANS[name] && el("span", { class: "soft" }, ` ${MEANS[name]}`)), plot, said);
+  return el("figure", {}, el("figcaption", {}, name), MEANS[name] && el("p", { class: "soft" }, MEANS[name]), plot, said);
 }
 
 const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);

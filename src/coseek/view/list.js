@@ -88,7 +88,7 @@ function matchesOf(episodes) {
     const [right, all] = runs.get(columns.run[i]) ?? [0, 0];
     runs.set(columns.run[i], [right + columns.right[i], all + 1]);
   }
-  if (runs.size > MOST_MATCHES) return " · EM of each run: Runs";
+  if (runs.size > MOST_MATCHES) return " · EM of each run: see Runs";
   const said = [...runs].map(([run, [right, all]]) => `EM ${(right / all).toFixed(3)}${runs.size > 1 ? ` ${shortName(head.runs[run])}` : ""}`);
   return said.map((text) => ` · ${text}`).join("");
 }
