@@ -198,7 +198,7 @@ BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "answers that are no list": (
         "questions.test.jsonl",
         '{{"id": "q", "question": "?", "answers": {{"text": "yes"}}}}\n',
-        ("line 1", "'q'", "{'text': 'yes'}"),
+        ("line 1", "'q'", "gold answer"),
     ),
     "gold that is not there": (
         "questions.test.jsonl",
