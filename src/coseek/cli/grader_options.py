@@ -56,7 +56,7 @@ def open_parts(
     answer_with: str | None,
     budget: int,
     prompt: str | None,
-    judges: Sequence[str],
+    judges: Sequence[str | None],
     judge_prompt: str,
     cache: Path | None,
     device: str | None = None,
@@ -73,7 +73,7 @@ def open_parts(
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
         generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing, cluster)
-    asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
+    asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges if name)
     opened = tuple(open_judge(settings, cache, writing, cluster) for settings in asked)
     return GraderSet(budget, generator, opened, BATCH if cluster is None else 4 * BATCH * cluster.workers)
 

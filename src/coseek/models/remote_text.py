@@ -27,7 +27,7 @@ from coseek.core.http import HttpClient, HttpFailure
 from coseek.core.settings import Settings, make_settings
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
 from coseek.models.remote import ServerInfo, detect_server
-from coseek.models.server import ServerSettings, open_client, refused_field, with_changes
+from coseek.models.server import ServerSettings, open_client, refused_field, split_settings, with_changes
 from coseek.models.text_model import OutOfTokens, Output, texts_of
 from coseek.models.usage import Prices, Usage, read_usage
 from coseek.models.written import visible
@@ -179,14 +179,16 @@ def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
 
 
 def named_server(name: str) -> RemoteTextModelSettings | None:
-    """The settings of a server named by a URL or a YAML file; `None` for another name."""
+    """The settings of a server named by a URL, which may hold settings, or a YAML file; `None` for another name."""
     return server_settings(name, RemoteTextModelSettings)
 
 
 def server_settings(name: str, kind: type[S]) -> S | None:
-    """The settings of a kind with a `url`, named by a URL or a YAML file; `None` for another name."""
+    """The settings of a kind with a `url`, named by a URL (see `split_settings`) or a YAML file; `None` for another
+    name."""
     if name.startswith(("http://", "https://")):
-        return make_settings(kind, {"url": name})
+        url, settings = split_settings(name)
+        return make_settings(kind, {"url": url, **settings})
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         return None

@@ -1,15 +1,17 @@
 """Server: what all clients of model servers share: settings, address, the fields of a request, and refused fields."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
+from urllib.parse import quote, unquote
 
 from pydantic import Field
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings, VariableName
+from coseek.core.settings import Settings, VariableName, apply_overrides
 
 _VERSION = "/v1"
 """The beginning of the usual paths."""
@@ -53,6 +55,23 @@ class ServerSettings(Settings):
     (`reasoning_effort: low`)."""
     patience: HttpSettings = Field(default=HttpSettings())
     """Concurrency, timeouts and retries of calls."""
+
+
+def split_settings(url: str) -> tuple[str, JsonObject]:
+    """Split a server's URL from the settings behind its `#`, which are never sent.
+
+    `http://HOST#model=qwen3:8b&send.seed=null` gives the URL and `{model: qwen3:8b, send: {seed: null}}`. Values are
+    YAML; `&`, `#` and `%` are percent-encoded. Raises `SettingError`.
+    """
+    url, _, settings = url.partition("#")
+    return url, apply_overrides({}, [unquote(part) for part in settings.split("&") if part], ServerSettings)
+
+
+def with_settings(url: str, settings: JsonObject) -> str:
+    """Put settings of one level (`{"model": …, "send.seed": None}`) behind a URL, for `split_settings`."""
+    texts = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
+    parts = [quote(text, safe='=:/" ') for text in texts]
+    return f"{url}{'&' if '#' in url else '#'}{'&'.join(parts)}" if parts else url
 
 
 @dataclass(frozen=True, slots=True)

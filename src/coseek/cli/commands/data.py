@@ -122,7 +122,7 @@ def import_(
     show_import(out, made)
 
 
-@app.command(epilog=example("coseek data export runs/mine --format messages --out messages.jsonl"))
+@app.command(epilog=example("coseek data synthesize data/notes count=500 --out data/questions"))
 def synthesize(
     words: Annotated[
         list[str],
@@ -183,7 +183,7 @@ def open_solver(name: str, retriever: str | None, device: str | None, settings: 
     return AgentSolver(agent, open_retriever(retriever), limits_for(who), settings.tries, settings.seed)
 
 
-@app.command(epilog=example("coseek data synthesize data/notes count=500 --out data/questions"))
+@app.command(epilog=example("coseek data export runs/mine --format messages --out messages.jsonl"))
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
     format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")],

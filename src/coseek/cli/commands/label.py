@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume
+from coseek.cli.options import (
+    CacheFile,
+    ClusterName,
+    Count,
+    DeviceName,
+    KeyEnv,
+    NoSend,
+    Resume,
+    ServerModel,
+    at_servers,
+)
 from coseek.cli.terminal import (
     AsJson,
     assignments,
@@ -64,6 +74,9 @@ def label(
     likelihood: Annotated[
         str | None, typer.Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
     ] = None,
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     count: Count = None,
     resume: Resume = False,
@@ -82,6 +95,7 @@ def label(
     check_output_file(tevatron, ".jsonl")
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
+    scorer, likelihood, agent = at_servers(model, key_env, no_send, scorer, likelihood, agent)
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)
     with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:

@@ -19,7 +19,18 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter
+from coseek.cli.options import (
+    BootstrapSeed,
+    CacheFile,
+    ClusterName,
+    DeviceName,
+    KeyEnv,
+    NoSend,
+    Select,
+    ServerModel,
+    at_servers,
+    question_filter,
+)
 from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
@@ -72,6 +83,9 @@ def score(
         ),
     ] = None,
     judge_prompt: JudgePromptFile = "judge",
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     cluster: ClusterName = None,
@@ -91,11 +105,12 @@ def score(
         raise UserError("the same run is named twice; name each once")
     if out is not None:
         check_output_folder(out, SUMMARY, own=(ROWS,))
-    chosen = chosen_metrics(metrics, bool(judge))
+    answer_with, *judges = at_servers(model, key_env, no_send, answer_with, *(judge or ()))
+    chosen = chosen_metrics(metrics, bool(judges))
     check_groups(split_names(by))
     some = question_filter(select)
     with cluster_at(cluster) as nodes, lock_if_named(out):
-        parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache, device, nodes)
+        parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
         asked = [ask(Run(run), str(run), parts, some) for run in runs]
         questions = intended([Run(run) for run in runs], some)
         board = ScoreReport(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)

@@ -21,7 +21,7 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, KeyEnv, NoSend, ServerModel, at_servers
 from coseek.cli.terminal import AsJson, example, new_app, note, print_json
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
@@ -65,6 +65,9 @@ def combination_gain(
     prompt: PromptFile = None,
     judge: OneJudge = None,
     judge_prompt: JudgePromptFile = "judge",
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
@@ -78,8 +81,9 @@ def combination_gain(
     The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
     agent's paired lead over each line. Of several trajectories of a question the first sets the number.
     """
-    judges, counts = [judge] if judge else [], whole_numbers(ks)
-    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache, device)
+    writer, *judges = at_servers(model, key_env, no_send, answer_with, *([judge] if judge else ()))
+    counts = whole_numbers(ks)
+    parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
         tree = {**gain.to_json(), **parts.to_json()}

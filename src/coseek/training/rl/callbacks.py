@@ -1,5 +1,6 @@
 """Callbacks: hooks before and after a training step. The loop calls each of a list, with the step's report."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,13 +106,20 @@ class CheckpointWriter(Callback):
 
 
 class ProgressLine(Callback):
-    """Reports the step and its reward to the progress display."""
+    """Reports the step, its reward, and the tokens and searches of agents per second of the whole step."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._began_s = time.monotonic()
+
+    def before_step(self, report: StepReport) -> None:
+        self._began_s = time.monotonic()
 
     def after_step(self, report: StepReport) -> None:
-        self._progress.advance(report.step, f"reward {report.row.get('reward', 0.0):.2f}")
+        row, seconds = report.row, time.monotonic() - self._began_s
+        tokens, searches = (row.get("runs", 0) * row.get(name, 0.0) / seconds for name in ("agent_tokens", "searches"))
+        note = f"reward {row.get('reward', 0.0):.2f}, {tokens:,.0f} tokens/s, {searches:,.1f} searches/s"
+        self._progress.advance(report.step, note)
 
 
 class AlarmStop(Callback):

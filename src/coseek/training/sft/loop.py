@@ -116,7 +116,8 @@ def _round(
                 state.record(row | {"tokens": tokens, "tokens_per_s": pace})
             if done % settings.checkpoint_every == 0 or done == total:
                 state.save()
-            progress.advance(done, f"loss {loss:.2f}")
+            pace = (tokens - before) / (time.perf_counter() - began)
+            progress.advance(done, f"loss {loss:.2f}, {pace:,.0f} tokens/s")
             state.end_step(stop)
     state.release()
     return cast(Mapping[str, float], state.notes.get("evaluation", {}))
