@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -43,6 +43,15 @@ GROUP = "Training"
 app = new_app()
 
 
+Scorer: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The scorer of passages: a model folder, a URL or a YAML file; `oracle`, or a laptop world's folder; "
+        "`gold`, where questions have gold passages."
+    ),
+]
+
+
 @app.command(epilog=example("coseek label runs/train --method gold --out labels/train"))
 def label(
     words: Annotated[
@@ -64,13 +73,7 @@ def label(
         typer.Option(help="The agent that continues from a passage, as in `coseek run`; else the run's own."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="The agent's; 0 takes the most likely token.")] = 0.0,
-    scorer: Annotated[
-        str | None,
-        typer.Option(
-            help="The scorer of passages: a model folder, a URL or a YAML file; `oracle`, or a laptop world's folder; "
-            "`gold`, where questions have gold passages."
-        ),
-    ] = None,
+    scorer: Scorer = None,
     likelihood: Annotated[
         str | None, typer.Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
     ] = None,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -57,6 +57,15 @@ GROUP = "Results"
 app = new_app()
 
 
+SomeJudges: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="The judge: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
+        "Several judges are compared; scores use the first one's verdicts."
+    ),
+]
+
+
 @app.command(epilog=example("coseek score runs/rules runs/mine --metrics em,f1"))
 def score(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
@@ -75,13 +84,7 @@ def score(
     answer_with: AnswerWith = None,
     budget: BudgetTokens = 2048,
     prompt: PromptFile = None,
-    judge: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="The judge: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
-            "Several judges are compared; scores use the first one's verdicts."
-        ),
-    ] = None,
+    judge: SomeJudges = None,
     judge_prompt: JudgePromptFile = "judge",
     model: ServerModel = None,
     key_env: KeyEnv = None,
