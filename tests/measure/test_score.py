@@ -118,7 +118,7 @@ def test_later_runs_are_paired_with_the_first_on_shared_questions() -> None:
         2,
         1,
     )
-    assert "1 only in before" in comparison_table(scores).notes[0]
+    assert "1 only in before" in comparison_table(scores).notes[1]
 
 
 def test_the_same_values_get_the_same_interval_in_every_table() -> None:

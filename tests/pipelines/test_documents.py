@@ -57,7 +57,8 @@ def test_documents_that_give_no_questions_train_a_retriever_by_their_headings_an
     assert done.code == 0, done.err
     assert "headings and sentences" in done.err and "coseek ask" in done.out
     found = json.loads(Path("out/table.json").read_text())
-    assert set(found["searchers"]) == {"BM25", "before", "trained"} and found["questions"] == {}
+    assert set(found["searchers"]) == {"BM25", "before", "trained", "BM25 + trained"} and found["questions"] == {}
+    assert "Verdict: " in Path("out/table.md").read_text()
     asked = type_in(capsys, "search", "out/hybrid.yaml", "how do I train a retriever", "--json")
     assert asked.code == 0 and len(json.loads(asked.out)[0]["hits"]) == 5
 

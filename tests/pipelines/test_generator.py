@@ -50,7 +50,9 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     training.begin(resume=False)
     training.train()
     table = training.write_results(training.measure())
-    assert [row[0] for row in table.rows] == ["gold among 5", "gold alone", "gold among 12", "naive RAG, top 5"]
+    rows = ["before, gold among 5", "gold among 5", "gold alone", "gold among 12", "naive RAG, top 5"]
+    assert [row[0] for row in table.rows] == rows
+    assert table.notes[0].startswith("Verdict: ")
     assert "| gold among 5 |" in checked_card(training.trained_folder)[1]
     readings = [json.loads(line) for line in (tmp_path / "g/training/round-1/metrics.jsonl").read_text().splitlines()]
     assert "eval/em" in readings[-1]

@@ -184,10 +184,16 @@ class RetrievalMeasure:
         return sum(not grades(self.gold(question)) for question in questions)
 
     def compare(
-        self, runs: Sequence[ScoredRun], questions: Sequence[Question], by: Sequence[str] = (), seed: int = 0
+        self,
+        runs: Sequence[ScoredRun],
+        questions: Sequence[Question],
+        by: Sequence[str] = (),
+        seed: int = 0,
+        pairs: Iterable[tuple[ScoredRun, ScoredRun]] | None = None,
     ) -> Scores:
-        """Means with intervals over all questions and by group, and comparisons with the first retriever."""
-        return summaries_of(runs, questions, by, [metric.name for metric in self.metrics], seed)
+        """Means with intervals over all questions and by group, and comparisons of `pairs`, by default with the first
+        retriever."""
+        return summaries_of(runs, questions, by, [metric.name for metric in self.metrics], seed, pairs=pairs)
 
 
 def _mean_scores(owner: Question, searches: Sequence[QuestionScores]) -> QuestionScores:

@@ -12,6 +12,7 @@ from coseek.measure.abstention import Abstention
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
+from coseek.measure.verdict import claims_of, verdict
 
 MAIN = (
     *("em", "cover_em", "f1", "recall", "budgeted_recall", "recall_per_search", "answer_hit"),
@@ -160,6 +161,8 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
         )
         for (runs, name, one), p in zip(found, corrected, strict=True)
     ]
+    if said := verdict(claims_of(scores, metrics, group)):
+        notes.insert(0, said)
     if several:
         notes.append(f"p (Holm): corrected for the {len(found)} comparisons of this table.")
     more = (("p (Holm)",) if several else ()) + (("McNemar",) if binary else ())

@@ -76,6 +76,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     workers: Workers = field(default_factory=workers_here)
     _rollout_lock: Lock = field(default_factory=Lock, init=False, repr=False)
     """Rollouts that are sampled ahead and evaluations share a retriever."""
+    worse: bool = field(default=False, init=False)
+    """Whether the table's verdict is that the policy before training is better; known once the table is written."""
 
     def check(self) -> None:
         check_recipe(self.recipe)

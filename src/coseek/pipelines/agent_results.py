@@ -43,6 +43,7 @@ from coseek.measure.table import (
     scores_json,
     show,
 )
+from coseek.measure.verdict import Claim, Outcome, claim_of, overall, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
@@ -208,9 +209,19 @@ def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, T
     return {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
 
 
-def notes_of(training: AgentTraining) -> list[str]:
-    """The notes below the headline: who answers, and the monitor's alarms."""
-    notes = ["Means with 95 % bootstrap intervals over questions."]
+def claims_by_training(training: AgentTraining, scores: dict[str, Scores]) -> list[Claim]:
+    """Whether the trained policy is better than the one before, on each set, in the headline metric."""
+    named = ((name, claim_of(found, "after", "before", metric_of(training), name)) for name, found in scores.items())
+    return [claim for _, claim in named if claim is not None]
+
+
+def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
+    """The notes below the headline: the verdict, who answers, and the monitor's alarms."""
+    claims = claims_by_training(training, scores)
+    notes = [verdict(claims), "Means with 95 % bootstrap intervals over questions."]
+    training.worse = overall(claims) is Outcome.WORSE
+    if training.worse:
+        notes.insert(1, f"Keep the policy before training: {kept_policy(training)}.")
     graders = training.recipe.graders
     if by_generator(training) and graders.generator is not None:
         judged = f", judged by {graders.judge.model}" if graders.judge is not None else ""
@@ -253,7 +264,7 @@ def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     ]
     several = [f"{name}, {metric}" for name in columns for metric in metrics]
     names = (metrics[0], *columns) if len(metrics) == 1 else ("agent", *several)
-    return Table(names, tuple(cells), tuple(notes_of(training)))
+    return Table(names, tuple(cells), tuple(filter(None, notes_of(training, scores))))
 
 
 def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:
@@ -391,7 +402,8 @@ def files_of(training: AgentTraining) -> dict[str, str]:
         **{folder / name: what for name, what in RESULT_FILES.items()},
         folder / "table": "a run folder for every cell of the table",
         training.policy_folder(after): "the trained policy, a Hugging Face folder",
-        training.policy_folder(before): "the policy before reinforcement learning",
+        training.policy_folder(before): "the policy before reinforcement learning"
+        + (", which is better" if training.worse else ""),
         **{stage.folder / "metrics.jsonl": f"a line for every step{_of(stage)}" for stage in curves},
         training.data_folder: "corpus and questions",
         folder / "recipe.yaml": "the recipe, with versions and commit",
@@ -399,10 +411,16 @@ def files_of(training: AgentTraining) -> dict[str, str]:
     return {str(path): what for path, what in named.items()}
 
 
+def kept_policy(training: AgentTraining) -> Path:
+    """The policy to go on with."""
+    before, after = training.compared
+    return training.policy_folder(before if training.worse else after)
+
+
 def next_commands(training: AgentTraining) -> dict[str, str]:
-    """Command → what it does with the trained agent."""
+    """Command → what it does with the agent, trained or, if the verdict is that it became worse, as before."""
     index = training.recipe.data.index or training.folder / "data.index"
-    agent = ["serve", "agent", training.policy_folder(training.compared[1]), "--retriever", index]
+    agent = ["serve", "agent", kept_policy(training), "--retriever", index]
     if tool_files(training.recipe.protocol):  # which run only where they are named
         agent += ["--protocol", training.recipe.protocol]
     commands = {

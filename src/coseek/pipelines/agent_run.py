@@ -173,8 +173,10 @@ def questions_at(path: Path, split: str | None) -> list[Question]:
             raise SettingError(f"{path} is a file, which has no splits; leave --split out, or name the data-set folder")
         return load_questions(path)
     dataset = Dataset(path)
+    if not dataset.splits:
+        raise SettingError(dataset.lacks(split or ""))
     if split is None and len(dataset.splits) != 1:
-        raise SettingError(f"{path} has the splits {', '.join(dataset.splits) or 'none'}; choose one with --split")
+        raise SettingError(f"{path} has the splits {', '.join(dataset.splits)}; choose one with --split")
     return dataset.questions(split or dataset.splits[0])
 
 

@@ -23,7 +23,7 @@ from coseek.data.passage import Corpus
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import Generator
 from coseek.measure.score import Scores
-from coseek.measure.table import Table, group_table, scores_json
+from coseek.measure.table import Table, scores_json
 from coseek.models.new_tokens import spelt_words
 from coseek.models.pretrained import load_model
 from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table, facts_read
@@ -198,8 +198,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         generator = self.generator_of(model, "trained")
         world = WorldSampler(self.held_out, "test")
         found = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
-        table = abilities_table(found)
+        table, reading = abilities_table(found), self.reading_table(scores)
+        table = replace(table, notes=(*reading.notes, *table.notes))
         self._write_card(self.trained_folder, self.NAME, table)
-        text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{group_table(scores).markdown()}"
+        text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{reading.markdown()}"
         write_tables(self.folder, text, {"abilities": abilities_json(found), **scores_json(scores)})
         return table

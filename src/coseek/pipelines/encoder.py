@@ -11,10 +11,11 @@
 A part whose result exists is skipped, so a stopped run resumes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple, cast
 
 import torch
@@ -36,10 +37,11 @@ from coseek.hardware.speed import precision_of
 from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Table, scores_json
+from coseek.measure.verdict import Claim, outcomes
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities
-from coseek.pipelines.retriever_data import RetrieverData
+from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
@@ -51,7 +53,7 @@ from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.encoder.results import results_json, results_table
+from coseek.training.encoder.results import BEFORE, BM25, HYBRID, TRAINED, claims, results_json, results_table
 from coseek.training.encoder.synthetic import synthetic_labels, texts_of, throw_away_worlds
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
@@ -90,6 +92,9 @@ class EncoderData(NamedTuple):
 
 class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     """The training of one encoder."""
+
+    kept = ""
+    """The searcher of the verdict; empty until there is one."""
 
     def identities(self) -> Identities:
         return retriever_identities(self.recipe)
@@ -378,15 +383,18 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if evaluator is not None:
             rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
             found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
-            found["trained"] = evaluator.evaluate(self.open(self.encoder_folder))
-            shown: dict[str, EvaluationResult] = {
-                name: found[name] for name in ("BM25", "before", "trained") if name in found
-            }
+            found[TRAINED] = evaluator.evaluate(self.open(self.encoder_folder))
+            if self.data is not None:
+                found[HYBRID] = evaluator.hybrid(self.encoder_folder)
+            shown = {name: found[name] for name in (BM25, BEFORE, TRAINED, HYBRID) if name in found}
             values = results_json(shown, evaluator.held_out, self.recipe)
+            self._judge(claims(shown, self.recipe.seed))
             tables["Held-out turns"] = results_table(shown, evaluator.held_out, self.recipe)
         if self.data is not None:
             asked = self.data.tables(self.start_folder, self.encoder_folder)
             values["questions"] = {name: scores_json(scores) for name, (_, scores) in asked.items()}
+            if asked:  # what whole questions find counts more than held-out turns
+                self._judge([one for name, (_, scores) in asked.items() for one in question_claims(scores, name)])
             tables = {f"Questions: {name}": table for name, (table, _) in asked.items()} | tables
         if not tables:
             return None
@@ -396,6 +404,26 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         parts = (f"## {name}\n\n{one.markdown()}" if several else one.markdown() for name, one in tables.items())
         write_tables(self.folder, "# A retriever\n\n" + "\n".join(parts), values)
         return first
+
+    def _judge(self, claims: Sequence[Claim]) -> None:
+        """Choose the searcher to go on with: both together, the trained encoder alone, BM25; the encoder before, if
+        training made it worse."""
+        lost = {(one.run, one.against) for one, said in zip(claims, outcomes(claims), strict=True) if said == "worse"}
+        if (TRAINED, BEFORE) in lost:
+            self.kept = BEFORE
+        elif self.data is not None:
+            worse = {run for run, _ in lost}
+            self.kept = next((name for name in (HYBRID, TRAINED) if name not in worse), BM25)
+
+    @property
+    def next_command(self) -> str:
+        """The command that uses the searcher of the verdict."""
+        indexes = {HYBRID: "hybrid.yaml", TRAINED: "index/trained", BM25: "index/bm25"}
+        kept = self.kept or (TRAINED if self.data is None else HYBRID)
+        if self.data is not None and kept in indexes:
+            return f"coseek ask 'YOUR QUESTION' --retriever {quote(str(self.folder / indexes[kept]))}"
+        encoder = self.start_folder if kept == BEFORE else self.encoder_folder
+        return f"coseek index DATA --retriever dense --encoder {quote(str(encoder))}"
 
 
 def train_and_measure(

@@ -45,6 +45,7 @@ from coseek.hub.card import shown_table
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
+from coseek.measure.verdict import claim_of, verdict
 from coseek.models.laptop import make_policy
 from coseek.models.local_text import LocalTextModel
 from coseek.models.new_tokens import add_tokens
@@ -231,22 +232,29 @@ class ReaderTraining(TrainingRun[R], ABC):
         return runs
 
     def measure(self) -> Scores:
-        """Score the trained generator on the test split of the held-out world."""
-        model = load_model(self.trained_folder, self.recipe)
+        """Score the trained generator on the test split of the held-out world, beside the one before training."""
+        start, model = (load_model(folder, self.recipe) for folder in (self.start_folder, self.trained_folder))
         generator = self.generator_of(model, "trained")
         sampler = WorldSampler(self.held_out, "test")
         asked = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
         usual = self.recipe.table.passages
-        runs = {
+        runs = {f"before, gold among {usual}": self._runs(self.generator_of(start, "start"), asked, sampler, usual)}
+        runs |= {
             "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, sampler, count)
             for count in (usual, *self.recipe.table.others)
         }
         runs[f"naive RAG, top {usual}"] = self._runs(generator, asked, sampler, usual, gold=False)
         return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
 
+    def reading_table(self, scores: Scores) -> Table:
+        """EM by hops, and whether training helped."""
+        usual = f"gold among {self.recipe.table.passages}"
+        claim = claim_of(scores, usual, f"before, {usual}", "em")
+        return replace(group_table(scores), notes=(verdict([claim] if claim else []),))  # a laptop world is one set
+
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json`; returns the table."""
-        table = group_table(scores)  # a laptop world is one data set
+        table = self.reading_table(scores)
         self._write_card(self.trained_folder, self.NAME, table)
         text = f"# {self.TITLE}\n\n{table.markdown()}\n{main_table(scores).markdown()}"
         write_tables(self.folder, text, scores_json(scores))

@@ -7,7 +7,7 @@ OUT/hybrid.yaml      both together, for `coseek ask` and all else that takes a r
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores
 from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.measure.table import Table, main_table
+from coseek.measure.verdict import Claim, claim_of, verdict
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_run import check_gold
 from coseek.pipelines.data_folder import make_questions, own_questions
@@ -39,6 +40,7 @@ from coseek.training.encoder.data_labels import is_held_out, passage_labels, que
 from coseek.training.encoder.evaluation import HeldOut
 from coseek.training.encoder.examples import split_by_question
 from coseek.training.encoder.recipe import DataLabelSettings, RetrieverRecipe
+from coseek.training.encoder.results import BEFORE, BM25, HYBRID, TRAINED
 
 DEPTH = 20
 """Passages of a search."""
@@ -136,10 +138,10 @@ class RetrieverData:
             return {}
         hybrid = open_retriever(self.folder / "hybrid.yaml")
         searched: dict[str, Retriever] = {
-            "BM25": bm25,
-            "before": Dense.over(self.dataset.corpus, DenseSettings(encoder=str(start))),
-            "trained": open_index(indexes / "trained"),
-            "BM25 + trained": hybrid,
+            BM25: bm25,
+            BEFORE: Dense.over(self.dataset.corpus, DenseSettings(encoder=str(start))),
+            TRAINED: open_index(indexes / "trained"),
+            HYBRID: hybrid,
         }
         self.progress.stage("table", len(sets) * (len(searched) + 2))
         return {name: self._table(asked, searched, number) for number, (name, asked) in enumerate(sets.items())}
@@ -150,13 +152,24 @@ class RetrieverData:
             name: (one for batch in search_questions(retriever, asked, DEPTH) for one in batch)
             for name, retriever in searched.items()
         }
-        rows |= {f"rules over {name}": by_rules(searched[name], asked) for name in ("BM25", "BM25 + trained")}
+        rows |= {f"rules over {name}": by_rules(searched[name], asked) for name in (BM25, HYBRID)}
         runs = []
         for place, (name, answered) in enumerate(rows.items(), start=1):
             runs.append(measuring.measure(name, answered))
             self.progress.advance(number * len(rows) + place, name)
-        scores = measuring.compare(runs, asked, ("hops",), self.recipe.seed)
-        return main_table(scores, METRICS), scores
+        by_name = {run.name: run for run in runs}
+        pairs = [*((run, runs[0]) for run in runs[1:]), (by_name[TRAINED], by_name[BEFORE])]
+        pairs.append((by_name[HYBRID], by_name[TRAINED]))
+        scores = measuring.compare(runs, asked, ("hops",), self.recipe.seed, pairs)
+        table = main_table(scores, METRICS)
+        return replace(table, notes=(verdict(question_claims(scores)), *table.notes)), scores
+
+
+def question_claims(scores: Scores, where: str = "") -> list[Claim]:
+    """Whether training helped, and what the trained encoder and both together are beside BM25."""
+    pairs = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
+    found = (claim_of(scores, run, against, METRICS[0], where) for run, against in pairs)
+    return [claim for claim in found if claim is not None]
 
 
 def by_rules(retriever: Retriever, questions: Sequence[Question]) -> Iterator[Answered]:

@@ -84,8 +84,16 @@ class OpenContext:
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         module, settings = self.check(tree, where)
-        with running("retriever", str(self.path(str(tree["retriever"])))):
-            return module.open(settings, self)
+        path = str(self.path(str(tree["retriever"])))
+        with running("retriever", path):
+            opened = module.open(settings, self)
+        lacking = [name for name in _INTERFACE if not _has(opened, name)]
+        if lacking:
+            raise SettingError(
+                f"the retriever that {path} opens has no {', '.join(map(repr, lacking))}; a retriever has "
+                f"{', '.join(_INTERFACE)}, where `corpus` may be None"
+            )
+        return opened
 
     def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
         """The module and the settings that a mapping names. Raises `SettingError` for a wrong name or setting. Opens
@@ -101,6 +109,15 @@ class OpenContext:
         found = cast(RetrieverModule, module)
         given = load_views({k: v for k, v in tree.items() if k != "retriever"}, self.folder)
         return found, make_settings(found.SETTINGS, given, where)
+
+
+_INTERFACE = ("name", "corpus", "identity", "seen", "search")
+
+
+def _has(part: object, name: str) -> bool:
+    """Whether an object has an attribute. A property is not computed, which may read a whole index."""
+    own = name in getattr(part, "__dict__", ()) or any(name in vars(kind) for kind in type(part).__mro__)
+    return own or hasattr(part, name)
 
 
 def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -218,11 +218,7 @@ def train_retriever(
     with resumable_training(folder) as bar:
         training, table = train_and_measure(read, folder, resume, bar)
     if training.workers.first:
-        encoder = training.encoder_folder
-        way = f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {shell_word(encoder)}"
-        if read.data is not None:
-            hybrid = shell_word(folder / "hybrid.yaml")
-            way = f"{encoder}: the encoder. Try: coseek ask 'YOUR QUESTION' --retriever {hybrid}"
+        way = f"{training.encoder_folder}: the encoder. Try: {training.next_command}"
         print_result(folder, table, as_json, way)
 
 

@@ -10,6 +10,7 @@ from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, Scores, summaries_of
 from coseek.measure.table import Table, dataset_table, scores_json, show
+from coseek.measure.verdict import Claim, claim_of, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences
 from coseek.pipelines.policy_card import write_policy_card
@@ -62,7 +63,14 @@ class Results:
             f"Greedy, on {len(self.pairs.questions('test'))} questions of the test split, with 95 % bootstrap "
             "intervals over questions. Agent N was trained over retriever N-1, retriever N on the runs of agent N."
         )
-        return Table(grid.columns, grid.rows, (note, *self.decisions()))
+        return Table(grid.columns, grid.rows, (verdict(self.claims()), note, *self.decisions()))
+
+    def claims(self) -> list[Claim]:
+        """Whether the last pair is better than the first, and than the last agent over the recipe's own retriever."""
+        steps = [Pair(*place).name(self.pairs.beside) for place in way(self.rounds)]
+        beside = [Pair(self.rounds, None).name(self.pairs.beside)] if self.course.recipe.pairs.beside else []
+        found = (claim_of(self.scores, steps[-1], other, self.pairs.metric) for other in (steps[0], *beside))
+        return [claim for claim in found if claim is not None]
 
     def decisions(self) -> list[str]:
         """Sentences about early stopping and the best round."""

@@ -11,6 +11,7 @@ of the pool, as in an index. Metrics are means over turns:
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias, cast
 
@@ -23,7 +24,11 @@ from sentence_transformers.base.model import BaseModel
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Corpus, Passage
 from coseek.labels.label_set import LabelSet
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import Encoder, Vectors
 from coseek.retrieval.vectors.encoder_card import EncoderCard
@@ -155,10 +160,23 @@ class EncoderEvaluator:
 
     def bm25(self) -> EvaluationResult:
         """Evaluate BM25, which reads the query alone. Passages that it does not return rank last."""
-        corpus = Corpus([Passage(str(row), one.title, one.text) for row, one in enumerate(self.held_out.pool)])
-        asked = [label.query.text for label in self.held_out.labels]
+        corpus = self._corpus()
+        return self._searched(Bm25.over(corpus), [label.query.text for label in self.held_out.labels], corpus)
+
+    def hybrid(self, folder: Path) -> EvaluationResult:
+        """Evaluate BM25 and the encoder in a folder, together as `hybrid` fuses them."""
+        corpus = self._corpus()
+        dense = Dense.over(corpus, DenseSettings(encoder=str(folder)))
+        both = Hybrid([Bm25.over(corpus), dense], HybridSettings(parts=["bm25", "dense"], depth=len(corpus)))
+        return self._searched(both, [label.query for label in self.held_out.labels], corpus)
+
+    def _corpus(self) -> Corpus:
+        """The pool, with rows as ids."""
+        return Corpus([Passage(str(row), one.title, one.text) for row, one in enumerate(self.held_out.pool)])
+
+    def _searched(self, retriever: Retriever, asked: Sequence[QueryLike], corpus: Corpus) -> EvaluationResult:
         scores_QU = np.full((len(asked), len(corpus)), -1.0, dtype=np.float32)
-        for scores_U, hits in zip(scores_QU, Bm25.over(corpus).search(asked, len(corpus)), strict=True):
+        for scores_U, hits in zip(scores_QU, retriever.search(asked, len(corpus)), strict=True):
             for hit in hits:
                 scores_U[int(hit.passage.id)] = hit.score
         return self._result(scores_QU)

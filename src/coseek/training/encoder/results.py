@@ -4,13 +4,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from coseek.core.counted import counted
 from coseek.core.files import Json, JsonObject
-from coseek.measure.intervals import bootstrap_mean, paired_difference
+from coseek.measure.intervals import Difference, bootstrap_mean, paired_difference
 from coseek.measure.table import Table
+from coseek.measure.verdict import Claim, verdict
 from coseek.training.encoder.evaluation import EvaluationResult, HeldOut
 from coseek.training.encoder.recipe import RetrieverRecipe
 
 ALL = "all"
+BM25, BEFORE, TRAINED, HYBRID = "BM25", "before", "trained", "BM25 + trained"
+"""Names of the searchers."""
 
 
 def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> Table:
@@ -30,10 +34,22 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
             rows.append((name, group, str(len(turns)), *cells))
     if "before" in found and "trained" in found:
         everything = places(held_out)[ALL]
-        cells = [_change(found, metric, recipe.seed) for metric in metrics]
+        changes = (change(found, metric, recipe.seed) for metric in metrics)
+        cells = ["–" if one is None else str(one.difference) for one in changes]
         rows.append(("trained − before", ALL, str(len(everything)), *cells))
-    note = f"{len(held_out.pool)} passages are searched; no question of these turns was trained on."
-    return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), (note,))
+    note = f"{counted(len(held_out.pool), 'passage')} are searched; no question of these turns was trained on."
+    said = verdict(claims(found, recipe.seed))
+    return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), tuple(filter(None, (said, note))))
+
+
+def claims(found: Mapping[str, EvaluationResult], seed: int) -> list[Claim]:
+    """Whether training helped, and what the trained encoder and both together are beside BM25."""
+    pairs = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
+    return [
+        Claim(run, against, "mrr", change(found, "mrr", seed, run, against), unit="turn")
+        for run, against in pairs
+        if run in found and against in found
+    ]
 
 
 def places(held_out: HeldOut) -> dict[str, list[int]]:
@@ -47,12 +63,14 @@ def places(held_out: HeldOut) -> dict[str, list[int]]:
     return groups
 
 
-def _change(found: Mapping[str, EvaluationResult], metric: str, seed: int) -> str:
+def change(
+    found: Mapping[str, EvaluationResult], metric: str, seed: int, run: str = TRAINED, against: str = BEFORE
+) -> Difference | None:
+    """The paired difference of two searchers over all turns."""
     before, after = (
-        {str(turn): value for turn, value in enumerate(found[name].values(metric))} for name in ("before", "trained")
+        {str(turn): value for turn, value in enumerate(found[name].values(metric))} for name in (against, run)
     )
-    change = paired_difference(before, after, np.random.default_rng(seed))
-    return str(change.difference) if change is not None else "–"
+    return paired_difference(before, after, np.random.default_rng(seed))
 
 
 def results_json(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> JsonObject:
