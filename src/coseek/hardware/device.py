@@ -51,6 +51,20 @@ def accelerators() -> tuple[str | None, int]:
     return (None, 0) if found is None else (found.type, torch.accelerator.device_count())
 
 
+def processes_here() -> int:
+    """Number of processes that `torchrun` started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def memory_gib(device: "torch.device") -> float:
+    """Memory that one process may fill, in GiB: that of its accelerator, or its share of the host's."""
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory) / 2**30
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30 / processes_here()
+
+
 def idle_devices(used: "torch.device") -> str:
     """One sentence, where one process sees several accelerators and trains on one of them; else empty."""
     kind, count = accelerators()

@@ -26,6 +26,7 @@ from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
+from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
@@ -36,6 +37,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import demonstrate, left_to_ask
 from coseek.pipelines.dev_metrics import dev_metrics
+from coseek.pipelines.fitting import check_fits
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
@@ -81,6 +83,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def check(self) -> None:
         check_recipe(self.recipe)
+        check_fits(self.recipe, self.workers.world, memory_gib(device_of(self.recipe.device)))
         check_servers(self.recipe.rollout)
 
     def bound(self, recipe: AgentRecipe) -> JsonObject:

@@ -197,10 +197,11 @@ class SelectSettings(QuestionFilter):
 
 
 class MachineSettings(Settings):
-    """Assumptions of a dry run's estimates; training ignores them."""
+    """The machine that a dry run's estimates assume."""
 
     devices: int = Field(default=1, ge=1)
-    """Devices that share the work."""
+    """Devices that share the work, with one process on each. A dry run counts the processes that it was started with,
+    and names this number where it is another."""
     memory_gib: float = Field(default=8.0, gt=0.0)
     """Memory of one device (H100, A100: 80)."""
     tflops: float = Field(default=0.2, gt=0.0)
@@ -209,6 +210,8 @@ class MachineSettings(Settings):
     """Model FLOPs utilisation of updates and of prefill."""
     rollout_mfu: float = Field(default=0.1, gt=0.0, le=1.0)
     """Model FLOPs utilisation of token-by-token decoding."""
+    check: bool = True
+    """Refuse a training whose estimated memory exceeds that of the device, before anything is loaded."""
 
 
 class AgentRecipe(Placement):

@@ -19,6 +19,7 @@ from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -33,12 +34,14 @@ from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe, RecipePa
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, work_of
-from coseek.pipelines.fitting import FULL, ways_out
+from coseek.pipelines.fitting import FULL, started_with, way_out_here, with_processes
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
+from coseek.pipelines.small_data import settings_of, small_data
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.workers import ALONE
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -54,6 +57,8 @@ BUDGETS = {
 """Upper bounds of the recipe's own limits."""
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
+MADE = 20
+"""Questions that the small step makes from the passages."""
 REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
 
@@ -67,7 +72,9 @@ class StageEstimate:
     work: Work
     step: Mapping[str, float]
     way_out: str = ""
-    """Settings with which the stage would fit; empty if it does."""
+    """What would let the stage fit; empty if it does."""
+    meant: Memory | None = None
+    """Memory with as many processes as the recipe's machine has devices, where the dry run was started with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,8 @@ class DryRun:
     source: str
     """Where the shape was read."""
     looks: tuple[StageEstimate, ...]
+    processes: int = 1
+    """Processes that the dry run was started with."""
 
     @property
     def missing(self) -> list[tuple[RecipePath, str]]:
@@ -100,6 +109,7 @@ class DryRun:
             ],
             "model": {"parameters": self.shape.parameters, "shape_from": self.source, **self.shape.config()},
             "machine": dump_settings(self.recipe.machine),
+            "processes": self.processes,
             "stages": [self._stage(look) for look in self.looks],
         }
 
@@ -111,6 +121,8 @@ class DryRun:
             "update_s": work.update_s, "steps": work.steps, "hours": work.total_s / 3600,
         }  # fmt: skip
         memory |= {"needed_gib": look.memory.needed / GIB, "fits": not look.way_out, "way_out": look.way_out or None}
+        if look.meant is not None:
+            memory["needed_gib_with_devices"] = look.meant.needed / GIB
         return {"stage": look.name, "memory": memory, "time": time, "step": cast(Json, dict(look.step))}
 
     def table(self) -> Table:
@@ -123,7 +135,8 @@ class DryRun:
             needed = look.memory.needed / GIB
             parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in look.memory.parts.items() if value)
             rows += [
-                (f"memory{stage}", f"{needed:.3g} GiB a device, of {machine.memory_gib:g}", parts),
+                (f"memory{stage}", f"{needed:.3g} GiB a device, of {machine.memory_gib:g}", f"{self._started}{parts}"),
+                *([self._meant(look.meant)] if look.meant is not None else []),
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
                 (f"time{stage}", f"{_duration(look.work.total_s)} at most", _said_of(look.work)),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
@@ -133,6 +146,22 @@ class DryRun:
             f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
         )
         return Table(("part", "what", "detail"), tuple(rows), (note,))
+
+    @property
+    def _started(self) -> str:
+        """Which processes the memory is of, where that is not what the recipe's machine says."""
+        if self.processes == self.recipe.machine.devices:
+            return ""
+        return (
+            "in the one process that this was started with: "
+            if self.processes == 1
+            else f"in {self.processes} processes: "
+        )
+
+    def _meant(self, memory: Memory) -> tuple[str, str, str]:
+        devices = self.recipe.machine.devices
+        what = f"{memory.needed / GIB:.3g} GiB with {devices} processes"
+        return "", what, f"machine.devices of the recipe; start it with {started_with(devices)}"
 
 
 def _count(number: float) -> str:
@@ -167,11 +196,13 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
             paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
         steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
-    looks = [
-        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))
-        for (name, one), step in zip(whole, steps, strict=True)
-    ]
-    return DryRun(recipe, paths, shape, source, tuple(looks))
+    processes = processes_here()
+    looks: list[StageEstimate] = []
+    for (name, one), step in zip(whole, steps, strict=True):
+        here, way_out = with_processes(one, processes), way_out_here(one, shape, processes)
+        meant = None if processes == one.machine.devices else memory_of(one, shape)
+        looks.append(StageEstimate(name, memory_of(here, shape), work_of(here, shape), step, way_out, meant))
+    return DryRun(recipe, paths, shape, source, tuple(looks), processes)
 
 
 def _data_problem(recipe: AgentRecipe, folder: Path) -> str:
@@ -202,7 +233,9 @@ def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, 
     """Train one small step of every stage; returns the last metrics of each."""
     protocol = recipe.load_protocol()
     small_model(recipe, shape, protocol, folder / "model")
-    training = AgentTraining(small_recipe(recipe, folder), folder / "run", NoProgress())
+    training = AgentTraining(
+        small_recipe(recipe, folder, small_data(recipe, folder)), folder / "run", NoProgress(), workers=ALONE
+    )
     training.begin(resume=False)
     training.train()
     metrics: list[dict[str, float]] = []
@@ -259,10 +292,15 @@ def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> P
     return AutoConfig.for_model(kind, **row)
 
 
-def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
-    """The recipe with one small step a stage, in a tiny world, with the small model as every model."""
+def small_recipe(recipe: AgentRecipe, folder: Path, data: Path | None = None) -> AgentRecipe:
+    """The recipe with one small step a stage, in a tiny world or over `data`, a small data set, with the small model as
+    every model."""
     tree = dump_settings(recipe)
     small = _small(recipe, str(folder / "model"))
+    if data is not None:
+        small["data"] = {**cast(JsonObject, small["data"]), **settings_of(recipe, data)}
+    elif recipe.warm_start is not None:  # a tiny world's questions have no path to rename along, nor enough to make
+        cast(JsonObject, small["warm_start"]).update({"renamed": 0, "made": None})
     stages = {
         name: merge_settings(
             AgentRecipe, cast(JsonObject, stage), {part: small[part] for part in STAGED if part in small}
@@ -312,5 +350,10 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
         stored = recipe.warm_start.demonstrator == "runs"
         shown: JsonObject = {"demonstrator": "rules", "runs": []} if stored else {}
-        small["warm_start"] = {"worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft, **shown}
+        warm = recipe.warm_start
+        made: JsonObject = {"made": {"count": MADE}} if warm.made is not None else {}
+        renamed = min(1, warm.renamed)
+        small["warm_start"] = {
+            "worlds": min(1, warm.worlds), "world": few, "sft": sft, "renamed": renamed, **made, **shown,
+        }  # fmt: skip
     return small

@@ -1,13 +1,17 @@
 """Fitting: which changes of settings let a recipe fit the machine that it names."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import cast
 
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.models.shape import Shape
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.estimate import local_graders, memory_of
+from coseek.pipelines.estimate import local_graders, memory_of, shape_of
+from coseek.pipelines.stages import stages_of
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.trainer.activations import GIB
 
@@ -20,6 +24,46 @@ MOST_DEVICES = 64
 def share_of(recipe: AgentRecipe, shape: Shape) -> float:
     """The share of a device's memory that the recipe needs."""
     return memory_of(recipe, shape).needed / GIB / recipe.machine.memory_gib
+
+
+def with_processes(recipe: AgentRecipe, processes: int) -> AgentRecipe:
+    """The recipe on as many devices as there are processes."""
+    return recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"devices": processes})})
+
+
+def started_with(processes: int) -> str:
+    """The beginning of the command that starts so many processes."""
+    return f"torchrun --standalone --nproc-per-node {processes} -m coseek train …"
+
+
+def way_out_here(recipe: AgentRecipe, shape: Shape, processes: int) -> str:
+    """A sentence that names what lets the recipe fit with these processes; empty if it fits."""
+    here = with_processes(recipe, processes)
+    if share_of(here, shape) <= FULL:
+        return ""
+    if processes < recipe.machine.devices and share_of(recipe, shape) <= FULL:
+        return f"it fits with {recipe.machine.devices} processes: {started_with(recipe.machine.devices)}"
+    return ways_out(here, shape)
+
+
+def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> None:
+    """Refuse a training in this process that needs more memory than there is, by the estimate; not where the shape of
+    the model is unknown, or where another program trains it."""
+    if not recipe.machine.check:
+        return
+    for stage in [one.recipe for one in stages_of(recipe, Path())] or [recipe]:
+        if stage.learn == "rl" and stage.rl.backend != "local":
+            continue
+        with suppress(DataError):  # an unknown shape
+            shape, _ = shape_of(stage)
+            needed = memory_of(with_processes(stage, processes), shape).needed / GIB
+            if needed > available_gib:
+                count = "1 process" if processes == 1 else f"{processes} processes"
+                way = way_out_here(stage, shape, processes) or "take a machine with more memory"
+                raise SettingError(
+                    f"with {count} the training needs about {needed:.3g} GiB on each device, and there are "
+                    f"{available_gib:.3g}: {way} (machine.check=false trains all the same)"
+                )
 
 
 def ways_out(recipe: AgentRecipe, shape: Shape) -> str:

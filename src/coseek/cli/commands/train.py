@@ -1,5 +1,6 @@
 """Train agents, retrievers, both together, and small readers."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -332,6 +333,8 @@ def listed(files: Mapping[str, str]) -> str:
 
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
     """Print the dry run's table, and refuse where something is missing."""
+    if os.environ.get("RANK", "0") != "0":
+        return  # of `torchrun`: the first process speaks for all
     check_settings(recipe)
     from coseek.pipelines.dry_run import dry_run  # torch
 

@@ -18,6 +18,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from coseek.hardware.device import processes_here
+
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
@@ -105,8 +107,7 @@ ALONE = Workers()
 
 def workers_here() -> Workers:
     """Return the workers that `torchrun` started, from its environment variables; `ALONE` without it."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
+    if processes_here() == 1:
         return ALONE
     if not dist.is_initialized():
         rank = int(os.environ.get("LOCAL_RANK", "0"))
