@@ -224,13 +224,14 @@ def opening() -> HfTokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", ["search-r1", "react", "s3-think"])
+@pytest.mark.parametrize("name", ["search-r1", "react", "s3-think", "s3", "qagent", "search-o1"])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "opened again"])
 def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again: bool, tmp_path: Path) -> None:
     tokenizer, protocol = opening(), load_protocol(name)
     first, *rest = script(name)
-    assert first.startswith("<think>")
-    model = Typist(tokenizer, [first if again else first.removeprefix("<think>"), *rest])
+    thought = first.startswith("<think>")
+    bare = first.removeprefix("<think>") if thought else f"I look it up.</think>{first}"
+    model = Typist(tokenizer, [f"<think>{bare}" if again else bare, *rest])
     shelf = Shelf(results={QUESTION.question: ["p1"], "Ada": ["p1"], "Bob": ["p2"], "Eve": ["p3"]})
     run = Run.create(tmp_path / "run", {})
     run_questions(run, Agent(protocol, model), shelf, [QUESTION], WIDE)

@@ -17,8 +17,10 @@ from coseek.models.local_text import (
     open_local_text_model,
     open_text_model,
 )
+from coseek.models.scripted import ScriptedModel
 from coseek.models.text_model import generate_each
-from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
+from coseek.models.written import visible
 
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
 
@@ -126,3 +128,18 @@ def test_a_prompt_that_fails_costs_its_siblings_nothing(writer: LocalTextModel) 
     one, empty, two = generate_each(writer, ["one fish", "", "two"], 4)
     assert [one, two] == writer.write(["one fish", "two"], 4)
     assert isinstance(empty, ModelError)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"), [("Veld? No.</think>Karst", "Karst"), ("Karst", ""), ("Veld? Or perhaps", None)]
+)
+def test_reasoning_that_the_chat_template_opened_is_no_part_of_a_text(written: str, shown: str | None) -> None:
+    """What the template opened and the model never closed is no answer, and a fault where the tokens ran out."""
+    tokenizer = ByteTokenizer()
+    frame = tuple(tokenizer.encode("<|user|>")), tuple(tokenizer.encode("<|model|><think>\n"))
+    model = LocalTextModel(ScriptedModel(lambda state: written, tokenizer), frame, 1000, "m")
+    if shown is None:
+        with pytest.raises(ModelError, match="8 tokens were used up before an answer"):
+            model.write(["Where?"], 8)
+    else:
+        assert visible(model.write(["Where?"], 100)[0]) == shown

@@ -28,6 +28,7 @@ from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
 from coseek.core.role_marks import ROLE_MARK, harmless
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
+from coseek.models.written import after_opened, opened_at_end
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
@@ -277,7 +278,7 @@ class Grammar:
         before = ""
         for segment in segments:
             if segment.author is Author.AGENT:
-                found += self.parse(segment.text, self.opened_by(before))
+                found += self._first_spans(segment.text, before)
                 before = ""
                 continue
             before = segment.text
@@ -287,6 +288,15 @@ class Grammar:
                 tag = self.observation if segment.tag in (PAGE, MISSING, TOOL) else segment.tag
                 found.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return found
+
+    def _first_spans(self, text: str, before: str) -> list[Span]:
+        """The spans of a turn after a text by the environment, which may open reasoning. A protocol without a tag for
+        it begins after the reasoning."""
+        tag, mark = self.opened_by(before), opened_at_end(before)
+        if tag is not None or not mark or self.free_text:
+            return self.parse(text, tag)
+        after = after_opened(text, mark)
+        return [Span(Author.AGENT, "", text, f"{mark} is not closed")] if after is None else self.parse(after)
 
     def format_error(self, spans: Sequence[Span]) -> str:
         """Why these spans are not of the protocol's valid form, or "" (Search-R1 empirical study, appendix C)."""

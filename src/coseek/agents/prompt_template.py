@@ -27,6 +27,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.chat import ROLES, ChatTemplate, begin_ids, chat_frame, uses_chat_template
 from coseek.models.model import Tokenizer
+from coseek.models.written import opened_at_end
 
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
@@ -170,8 +171,9 @@ class PromptTemplate:
     def opened_mark(self, tokenizer: Tokenizer) -> str:
         """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
         itself; "" without one."""
-        tag = self.grammar.opened_by(tokenizer.decode(self._messages(tokenizer, ["user"], [()])[1]))
-        return tag.opening if tag else ""
+        end = tokenizer.decode(self._messages(tokenizer, ["user"], [()])[1])
+        tag = self.grammar.opened_by(end)
+        return tag.opening if tag else opened_at_end(end)
 
     def _messages(
         self, tokenizer: Tokenizer, roles: Sequence[str], contents: Sequence[Sequence[int]]

@@ -1,6 +1,5 @@
 """Search turns: the queries that a retriever receives, built the same way during a run and from a stored one."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,9 +10,8 @@ from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
+from coseek.models.written import MARK
 from coseek.retrieval.query import PastTurn, Query
-
-_THOUGHT = re.compile(r"</?think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def reasoning_of(grammar: Grammar, written: str) -> str:
     for span in grammar.parse(written):
         action = grammar.action_of(span)
         if action is Action.NONE:
-            before.append(_THOUGHT.sub(" ", span.text).strip())
+            before.append(MARK.sub(" ", span.text).strip())
         elif action not in (Action.SELECT, Action.COMPLETE):
             break
     return " ".join(text for text in before if text)

@@ -46,7 +46,8 @@ class TurnWriter:
         if opening and (opening in text or closing in text):
             reopened = self.reopens and closing in text.partition(opening)[0]
             return f"{opening}{text}" if reopened else text
-        inside, text = split_reasoning(text) if split_reasoning(text)[0] else ("", text)
+        inside, rest = split_reasoning(text)
+        text = rest if inside else text
         reasoning = self.grammar.escape("\n".join(filter(None, (reasoning.strip(), inside))))
         return f"{opening}{reasoning}{closing}\n{text}" if opening and reasoning else text
 

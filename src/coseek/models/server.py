@@ -18,6 +18,8 @@ _VERSION = "/v1"
 _ENDS = ("/chat/completions", "/completions")
 """Ends of a path that users copy from a server's documentation; what is in front of them is taken as it is."""
 _OWN_VERSION = re.compile(r"/v[0-9]+(?:alpha|beta)?[0-9]*(?=/|$)")
+_NAMED = re.compile(r"""(?:["'`\[.]|\b(?:parameter|field|argument|property|name):? )(\w+)""")
+"""A field that an error names."""
 _REFUSALS = (400, 404, 422)
 _INPUT = ("model", "messages", "prompt", "input_ids")
 _RENAMES = {"max_tokens": "max_completion_tokens"}
@@ -123,14 +125,12 @@ def refused_field(error: HttpFailure, body: Mapping[str, object]) -> str:
     error."""
     if error.status not in _REFUSALS:
         return ""
-    said = str(error)
+    named = set(_NAMED.findall(str(error)))
     for name in body:
-        if name in _INPUT or not re.search(
-            rf"""(?:["'`\[.]|\b(?:parameter|field|argument|property|name):? ){name}\b""", said
-        ):
+        if name in _INPUT or name not in named:
             continue
         new = _RENAMES.get(name, "")
-        if new and new in said:
+        if new and new in str(error):
             return f"; rename the field with `send: {{{name}: {new}}}` in the server's settings"
         return f"; omit the field with `send: {{{name}: null}}` in the server's settings"
     return ""

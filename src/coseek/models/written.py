@@ -28,7 +28,8 @@ _ENDS = frozenset(end.lower() for _, end in _PAIRS)
 _STARTS = frozenset(start.lower() for start, _ in _PAIRS)
 _LONGEST = 64
 """Characters in which a mark at the end of a text lies."""
-_MARK = re.compile("|".join(re.escape(mark) for pair in _PAIRS for mark in pair), re.I)
+MARK = re.compile("|".join(re.escape(mark) for pair in _PAIRS for mark in pair), re.I)
+"""A mark of reasoning."""
 _FRAMES = re.compile(r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 """Marks around an answer."""
 _ARGUMENTS = ("arguments", "args", "input", "parameters")
@@ -69,7 +70,7 @@ def split_reasoning(text: str) -> tuple[str, str]:
     reasoning: list[str] = []
     shown: list[str] = []
     thinks, at = False, 0
-    for mark in _MARK.finditer(text):
+    for mark in MARK.finditer(text):
         piece, at = text[at : mark.start()], mark.end()
         closes = mark[0].lower() in _ENDS
         if closes and not thinks:  # the template opened it: all before is reasoning
@@ -104,7 +105,7 @@ def _split_channels(text: str) -> tuple[str, str]:
 def visible(text: str) -> str:
     """A text without reasoning; empty where the tokens ran out before an answer. A text without marks stays as it
     is."""
-    if "<|channel|>" not in text and not _MARK.search(text) and not _BARE_CHANNELS.match(text):
+    if "<|channel|>" not in text and not MARK.search(text) and not _BARE_CHANNELS.match(text):
         return _FRAMES.sub("", text) if "<|" in text else text
     return split_reasoning(text)[1]
 
@@ -118,8 +119,15 @@ def opened_at_end(text: str) -> str:
     """The mark that opens reasoning at the end of a text, as some chat templates end their prompts; "" for another
     end."""
     end = text.rstrip()
-    marks = [mark for mark in _MARK.finditer(end[-_LONGEST:]) if opens_reasoning(mark[0])]
+    marks = [mark for mark in MARK.finditer(end[-_LONGEST:]) if opens_reasoning(mark[0])]
     return marks[-1][0] if marks and marks[-1].end() == len(end[-_LONGEST:]) else ""
+
+
+def after_opened(text: str, mark: str) -> str | None:
+    """What stands after the reasoning that `mark` opened in front of a text; `None` where it is not closed."""
+    end = next(end for start, end in _PAIRS if start.lower() == mark.lower())
+    _, closed, after = text.partition(end)
+    return after if closed else None
 
 
 def visible_after(text: str, mark: str) -> str | None:
@@ -134,7 +142,7 @@ def visible_after(text: str, mark: str) -> str | None:
 
 def repeatable(text: str) -> str:
     """A text for a prompt that a model may repeat in its answer: marks of reasoning in it are made harmless."""
-    return _MARK.sub(harmless, text)
+    return MARK.sub(harmless, text)
 
 
 def content_of(content: Json) -> tuple[str, str]:

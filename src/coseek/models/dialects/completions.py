@@ -43,7 +43,8 @@ def sampling(ask: TurnRequest) -> JsonObject:
 def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
     text = text_of(item(choice, "text"))
-    return ServerTurn(text, is_cut_off(item(choice, "finish_reason"), text))
+    finish = choice.get("finish_reason") if isinstance(choice, dict) else None
+    return ServerTurn(text, is_cut_off(finish, text))
 
 
 def prompt_body(ask: PromptRequest) -> JsonObject:
