@@ -105,6 +105,60 @@ perch  nine
     assert [*document.sections][-1].headings[-1] == "Food"
 
 
+def test_docx_has_every_word_that_a_reader_sees_and_each_once() -> None:
+    space = (
+        'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" '
+        'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006" '
+        'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    )
+
+    def said(words: str) -> str:
+        return f"<w:r><w:t>{words}</w:t></w:r>"
+
+    def paragraph(inside: str) -> str:
+        return f"<w:p>{inside}</w:p>"
+
+    def cell(inside: str) -> str:
+        return f"<w:tc>{inside}</w:tc>"
+
+    box = f"<w:txbxContent>{paragraph(said('in a box'))}</w:txbxContent>"
+    twice = f"<mc:Choice>{box}</mc:Choice><mc:Fallback>{box}</mc:Fallback>"
+    shape = f"<w:r><mc:AlternateContent>{twice}</mc:AlternateContent></w:r>"
+    moved = f"<w:moveFrom>{said('moved ')}</w:moveFrom>{said('stays ')}<w:moveTo>{said('moved ')}</w:moveTo>"
+    changed = f"<w:ins>{said('new ')}</w:ins><w:del><w:r><w:delText>old</w:delText></w:r></w:del>{shape}"
+    inner = f"<w:tbl><w:tr>{cell(paragraph(said('x')))}{cell(paragraph(said('y')))}</w:tr></w:tbl>"
+    table = f"<w:tbl><w:tr>{cell(paragraph(said('a')) + inner)}{cell(paragraph(said('b')))}</w:tr></w:tbl>"
+    part = "<m:{0}><m:r><m:t>{1}</m:t></m:r></m:{0}>"
+    math = f"<m:oMath><m:f>{part.format('num', 'a+b')}{part.format('den', '2')}</m:f></m:oMath>"
+    hidden = "<w:r><w:rPr><w:vanish/></w:rPr><w:t>secret</w:t></w:r>"
+    body = paragraph(moved + changed) + table + paragraph(math + hidden)
+    notes = {
+        f"word/{kind}s.xml": f"<w:{kind}s {space}><w:{kind}>{paragraph(said(kind))}</w:{kind}></w:{kind}s>".encode()
+        for kind in ("footnote", "endnote")
+    }
+    whole = f"<w:document {space}><w:body>{body}</w:body></w:document>".encode()
+    text = read_one("a.docx", zipped({"word/document.xml": whole, **notes}))[1]
+    assert text.split("\n") == ["stays moved new ", "in a box", "a x, y | b", "(a+b)/(2)", "footnote", "endnote"]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("<main>One part.</main><p>The text of this page stands here.", "One part. The text of this page stands here."),
+        ("<main>First half.</main><div role=main>Second half.</div>", "First half. Second half."),
+        ("<header>Site</header><main>The text of it all.</main><aside>More</aside>", "The text of it all."),
+        (
+            "<main hidden>Old.</main><div hidden><main>Older.</main></div><main>The text.</main><nav>Home</nav>",
+            "The text.",
+        ),
+        ("<div role=main></div><article>The text.</article>", "The text."),
+    ],
+)
+def test_a_main_part_that_is_not_the_page_loses_no_words(page: str, words: str) -> None:
+    text = read_one("a.html", f"<html><body>{page}</body></html>".encode())[1]
+    assert " ".join(text.split()) == words
+
+
 def test_docx_has_headings_tables_and_no_entities() -> None:
     space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     cell = "<w:tc><w:p><w:r><w:t>{}</w:t></w:r></w:p></w:tc>"

@@ -3,6 +3,7 @@ out, and a table has one row a line."""
 
 import datetime
 import re
+from collections.abc import Collection
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +13,7 @@ from coseek.data.documents.document import Document, DocumentFault, Outline, Sec
 
 if TYPE_CHECKING:
     from docutils.nodes import Node  # type: ignore[import-untyped]
-    from lxml.etree import iterwalk  # type: ignore[import-untyped]
+    from lxml.etree import _Element, iterwalk  # type: ignore[import-untyped]
 
 CELL = " | "
 
@@ -27,6 +28,11 @@ _BLOCKS = _names(
     "p div ul ol dl dt dd table thead tbody tfoot caption pre blockquote section article main header footer aside "
     "figure figcaption address details summary fieldset form hr br body html"
 )
+_LANDMARKS = _names("header footer aside banner contentinfo complementary")
+"""Elements and roles of what surrounds the text of a page."""
+_MAINS = "(//main | //*[@role='main'])[not(ancestor-or-self::*[@hidden])]"
+_MOST_BESIDE = 0.2
+"""Share of its own words that may stand beside a `main` part that is the page."""
 _LARGEST = 10**15
 """Whole numbers from here on are kept as text."""
 _INLINE = {"softbreak": "\n", "hardbreak": "\n", "html_inline": " "}
@@ -131,7 +137,10 @@ def without_tags(text: str) -> str:
 
 
 def read_html(data: bytes, name: str) -> Document:
-    """The `main` part of a page, or its body, without navigation, scripts, forms and hidden parts."""
+    """The `main` part of a page, or its body where `main` is not the page.
+
+    Without navigation, scripts, forms and hidden parts.
+    """
     from lxml import etree, html  # type: ignore[import-untyped]
 
     text = text_of(data, is_page=True)
@@ -143,8 +152,7 @@ def read_html(data: bytes, name: str) -> Document:
     if any("depth" in entry.message.lower() for entry in parser.error_log.filter_from_errors()):
         raise DocumentFault("its tags are nested too deeply")
     title = " ".join((root.findtext(".//title") or "").split())
-    bodies = [found for found in root.xpath("//main | //*[@role='main']") if (found.text_content() or "").strip()]
-    outline = _HtmlOutline().read(etree.iterwalk((bodies or root.xpath("//body") or [root])[0], ("start", "end")))
+    outline = _HtmlOutline().read(etree.iterwalk(_page_part(root), ("start", "end")))
     sections = outline.finish()
     meta: JsonObject = {}
     for link in root.xpath("//link[@rel='canonical']/@href | //meta[@property='og:url']/@content"):
@@ -153,6 +161,39 @@ def read_html(data: bytes, name: str) -> Document:
     if date := next((named[key] for key in _DATES if named.get(key)), None):
         meta["date"] = str(date)[:40]
     return Document(title or outline.first_heading, sections, meta)
+
+
+def _page_part(root: "_Element") -> "_Element":
+    """The `main` part of a page, if it is the only one and few words stand beside it; else the body.
+
+    Headers, footers and asides do not count. Some pages mark a small part as `main`, and some have several.
+    """
+    body = next(iter(root.xpath("//body")), root)
+    mains = [one for one in root.xpath(_MAINS) if _words(one, ())]
+    if len(mains) != 1:
+        return body
+    beside = _words(body, _LANDMARKS) - _words(mains[0], _LANDMARKS)
+    return mains[0] if beside <= _MOST_BESIDE * _words(mains[0], ()) else body
+
+
+def _words(part: "_Element", without: Collection[str]) -> int:
+    """Number of words that a reader sees, without elements of these names or roles."""
+    from lxml import etree
+
+    count, walk = 0, etree.iterwalk(part, ("start", "end"))
+    for event, tag in walk:
+        if event == "end":
+            count += len((tag.tail or "").split()) if tag is not part else 0
+        elif _is_gone(tag) or tag.tag in without or tag.get("role") in without:
+            walk.skip_subtree()
+        else:
+            count += len((tag.text or "").split())
+    return count
+
+
+def _is_gone(tag: "_Element") -> bool:
+    """Whether a reader of the page sees nothing of an element, or navigation alone."""
+    return tag.tag in _NEVER or tag.get("hidden") is not None or tag.get("role") == "navigation"
 
 
 class _HtmlOutline(Outline):
@@ -169,8 +210,7 @@ class _HtmlOutline(Outline):
 
         for event, tag in walk:
             name, start = tag.tag, event == "start"
-            gone = name in _NEVER or tag.get("hidden") is not None or tag.get("role") == "navigation"
-            if gone or (name == "a" and "headerlink" in (tag.get("class") or "")):
+            if _is_gone(tag) or (name == "a" and "headerlink" in (tag.get("class") or "")):
                 if start:
                     walk.skip_subtree()
                 else:

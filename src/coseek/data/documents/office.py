@@ -20,6 +20,24 @@ _SENTENCE = tuple(".!?:;…。！？")
 _FULL = 0.7
 """Share of the third quartile of the lengths of lines from which a line is full, so that its paragraph goes on."""
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_PARTS = (
+    "word/document.xml", "word/styles.xml", "word/footnotes.xml", "word/endnotes.xml", "docProps/core.xml",
+)  # fmt: skip
+_PARAGRAPH, _TABLE, _BOX = f"{_W}p", f"{_W}tbl", f"{_W}txbxContent"
+_GONE = (
+    f"{_W}moveFrom",
+    f"{_W}del",
+    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",
+)
+"""What a reader does not see: text that was moved away or deleted, and the older form of a shape that stands twice."""
+_TEXTS = (f"{_W}t", f"{_M}t")
+_SIGNS = {
+    f"{_W}tab": "\t", f"{_W}ptab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "-", f"{_M}num": "(",
+    f"{_M}den": "(", f"{_M}sup": "^", f"{_M}sub": "_", f"{_M}rad": "√",
+}  # fmt: skip
+"""What stands for an element; in equations at its beginning."""
+_MATH_ENDS = {f"{_M}num": ")/", f"{_M}den": ")"}
 _MOST_XML = 100 << 20
 """Bytes of one XML part of a DOCX, unpacked."""
 
@@ -74,22 +92,22 @@ def _unwrapped(text: str) -> str:
 
 
 def read_docx(data: bytes, name: str) -> Document:
-    """Headings by style or outline level, paragraphs, tables, footnotes; deleted text is left out."""
+    """Headings by style or outline level, paragraphs, tables, text boxes, equations, footnotes and endnotes.
+
+    Text that was deleted or moved away and hidden text are left out.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as parts:
             names = {*parts.namelist()}
             if "word/document.xml" not in names:
                 raise DocumentFault("it is no DOCX (it has no word/document.xml)")
-            body, styles, notes, core = (
-                _xml(parts, part) if part in names else None
-                for part in ("word/document.xml", "word/styles.xml", "word/footnotes.xml", "docProps/core.xml")
-            )
+            body, styles, footnotes, endnotes, core = (_xml(parts, part) if part in names else None for part in _PARTS)
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
         raise DocumentFault(f"it is no whole DOCX ({str(error)[:100]})") from None
     outline = Outline()
     levels = {} if styles is None else _heading_styles(styles)
-    for part in (body, notes):
-        for node in () if part is None else _tops(part):
+    for part in (body, footnotes, endnotes):
+        for node in () if part is None else _nearest(part, _PARAGRAPH, _TABLE):
             _add_docx(node, outline, levels)
     meta: JsonObject = {}
     title = ""
@@ -140,21 +158,20 @@ def _level(node: "_Element") -> int:
     return int(value) + 1 if value.isdecimal() and len(value) == 1 else 1
 
 
-def _tops(root: "_Element") -> Iterator["_Element"]:
-    """The paragraphs and tables that lie in no other one, through any wrapper."""
-    stack = [root]
+def _nearest(root: "_Element", *tags: str) -> Iterator["_Element"]:
+    """The elements of these tags below an element that lie in no other one of them, in order, without what is gone."""
+    stack = [*reversed(root)]
     while stack:
         node = stack.pop()
-        if node.tag in (f"{_W}p", f"{_W}tbl"):
+        if node.tag in tags:
             yield node
-        else:
+        elif node.tag not in _GONE:
             stack.extend(reversed(node))
 
 
 def _add_docx(node: "_Element", outline: Outline, levels: dict[str, int]) -> None:
-    if node.tag == f"{_W}tbl":
-        for row in node.iter(f"{_W}tr"):
-            cells = (" ".join(" ".join(map(_docx_text, cell.iter(f"{_W}p"))).split()) for cell in row.iter(f"{_W}tc"))
+    if node.tag == _TABLE:
+        for cells in _table(node):
             outline.block(CELL.join(cells), id(node))
         return
     style, own = node.find(f"{_W}pPr/{_W}pStyle"), node.find(f"{_W}pPr/{_W}outlineLvl")
@@ -165,11 +182,47 @@ def _add_docx(node: "_Element", outline: Outline, levels: dict[str, int]) -> Non
     else:
         in_list = node.find(f"{_W}pPr/{_W}numPr") is not None
         outline.block(_docx_text(node), "list" if in_list else None)
+    for box in _nearest(node, _BOX):
+        for inner in _nearest(box, _PARAGRAPH, _TABLE):
+            _add_docx(inner, outline, levels)
+
+
+def _table(table: "_Element") -> Iterator[list[str]]:
+    """The texts of the cells of each row that is not deleted."""
+    for row in _nearest(table, f"{_W}tr"):
+        if row.find(f"{_W}trPr/{_W}del") is None:
+            yield [" ".join(_cell(cell).split()) for cell in _nearest(row, f"{_W}tc")]
+
+
+def _cell(cell: "_Element") -> str:
+    """The text of a cell or a text box; a table in it has commas between cells and semicolons between rows."""
+    found: list[str] = []
+    for node in _nearest(cell, _PARAGRAPH, _TABLE):
+        if node.tag == _TABLE:
+            found.append("; ".join(", ".join(filter(None, row)) for row in _table(node)))
+        else:
+            found += [_docx_text(node), *map(_cell, _nearest(node, _BOX))]
+    return " ".join(found)
 
 
 def _docx_text(paragraph: "_Element") -> str:
-    found = []
-    for node in paragraph.iter(f"{_W}t", f"{_W}tab", f"{_W}br", f"{_W}cr", f"{_W}noBreakHyphen"):
-        name = str(node.tag).removeprefix(_W)
-        found.append({"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}.get(name, node.text or ""))
+    """The words of a paragraph as a reader sees them; equations on one line. Text boxes in it are left to others."""
+    from lxml import etree
+
+    found: list[str] = []
+    walk = etree.iterwalk(paragraph, events=("start", "end"))
+    for event, node in walk:
+        if event == "end":
+            found.append(_MATH_ENDS.get(node.tag, ""))
+        elif node.tag in (*_GONE, _BOX) or (node.tag == f"{_W}r" and _is_hidden(node)):
+            walk.skip_subtree()
+        elif node.tag in _TEXTS:
+            found.append(node.text or "")
+        else:
+            found.append(_SIGNS.get(node.tag, ""))
     return "".join(found)
+
+
+def _is_hidden(run: "_Element") -> bool:
+    vanish = run.find(f"{_W}rPr/{_W}vanish")
+    return vanish is not None and vanish.get(f"{_W}val") not in ("0", "false", "off")
