@@ -41,6 +41,7 @@ from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
 from coseek.models.model_folder import check_is_model
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
+from coseek.models.server import split_settings
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
@@ -104,6 +105,10 @@ def settings_for(
     given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
     typed = {key: value for key, value in given.items() if value is not None}
     tree |= typed
+    if isinstance(url := tree.get("name"), str) and url.startswith(("http://", "https://")):
+        tree["name"], beside = split_settings(url)
+        server = tree.get("server")
+        tree |= {"server": {**(server if isinstance(server, dict) else {}), **beside}} if beside else {}
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
     own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
     if "protocol" not in tree and (tools := tool_files(card.protocol)):  # a pulled folder never causes execution

@@ -79,6 +79,11 @@ def at_servers(
     return (with_settings(name, given) if name is not None and is_url(name) else name for name in names)
 
 
+def at_server(name: str, model: str | None, key_env: str | None, no_send: Sequence[str] | None) -> str:
+    """Do the same for one name."""
+    return str(next(at_servers(model, key_env, no_send, name)))
+
+
 def is_url(name: str | None) -> bool:
     return name is not None and name.startswith(("http://", "https://"))
 

@@ -11,8 +11,20 @@ from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, o
 from coseek.agents.replies import reply_in_words
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.sources import holds, sources_of
-from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
+from coseek.cli.options import (
+    DeviceName,
+    KeyEnv,
+    NoSend,
+    PromptTemplateName,
+    ProtocolName,
+    RetrieverName,
+    ServerModel,
+    Temperature,
+    TokenizerName,
+    at_server,
+)
 from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, stderr_console, tell
+from coseek.cli.volume import Volume, volume
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin
 from coseek.core.repetition import without_repetition
@@ -50,6 +62,9 @@ def ask(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +72,8 @@ def ask(
 
     The agent's words, the passages and the sources of the answer go to stderr, the answer alone to stdout.
     """
-    console = stderr_console(quiet=as_json)
+    console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
+    agent = at_server(agent, model, key_env, no_send)
     chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
     chosen = chosen.model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.extras import missing_extras
-from coseek.cli.options import CacheFile, DeviceName
+from coseek.cli.options import CacheFile, DeviceName, KeyEnv, NoSend, ServerModel, at_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
@@ -146,6 +146,9 @@ def synthesize(
         typer.Option(help="An agent that tries every question at temperature 1: kept is what it answers now and then."),
     ] = None,
     retriever: Annotated[str | None, typer.Option(help="What --solver searches: an index, a URL, a YAML file.")] = None,
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     as_json: AsJson = False,
@@ -160,6 +163,7 @@ def synthesize(
     folder = Path(words[0])
     check_data_folder(words[0])
     settings = make_settings(SynthesisSettings, assignments(words[1:]))
+    generator, reader, solver = at_servers(model, key_env, no_send, generator, reader, solver)
     placed = TextModelSettings(device=device or AUTO)
     writer = None if generator is None else QuestionWriter.over(open_frozen_model(generator, cache, placed), prompt)
     checker = reader or generator

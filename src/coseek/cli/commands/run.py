@@ -12,13 +12,17 @@ from coseek.cli.options import (
     ClusterName,
     Count,
     DeviceName,
+    KeyEnv,
+    NoSend,
     PromptTemplateName,
     ProtocolName,
     Resume,
     RetrieverName,
+    ServerModel,
     Split,
     Temperature,
     TokenizerName,
+    at_server,
 )
 from coseek.cli.terminal import (
     AsJson,
@@ -68,6 +72,9 @@ def run(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     cluster: ClusterName = None,
     as_json: AsJson = False,
@@ -78,6 +85,7 @@ def run(
     questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest, and repeats runs with a
     fault.
     """
+    agent = at_server(agent, model, key_env, no_send)
     who, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )

@@ -14,12 +14,17 @@ from coseek.agents.limits import Limits
 from coseek.cli.commands.ask import refuse_knowing
 from coseek.cli.options import (
     DeviceName,
+    KeyEnv,
+    NoSend,
     PrecisionName,
     PromptTemplateName,
     ProtocolName,
     RetrieverName,
+    ServerModel,
     Temperature,
     TokenizerName,
+    at_server,
+    at_servers,
 )
 from coseek.cli.terminal import assignments, example, new_app, say, tell
 from coseek.core.errors import SettingError
@@ -196,6 +201,9 @@ def serve_agent(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
     page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
     quiet: Quiet = False,
@@ -206,6 +214,7 @@ def serve_agent(
     The last message of a request is the question. What is answered is token for token what `coseek run` measures.
     """
     check_libraries()
+    agent = at_server(agent, model, key_env, no_send)
     chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
     chosen = chosen.model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
@@ -243,6 +252,9 @@ def serve_mcp(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
+    model: ServerModel = None,
+    key_env: KeyEnv = None,
+    no_send: NoSend = None,
     device: DeviceName = None,
 ) -> None:
     """Serve tools for chat clients by the Model Context Protocol: `search`, `fetch`, and `ask` with an agent.
@@ -251,6 +263,7 @@ def serve_mcp(
     """
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
+    (agent,) = at_servers(model, key_env, no_send, agent)
     chosen = settings_for(agent, protocol, prompt_template, tokenizer, device) if agent else None
     if chosen is not None:
         refuse_knowing(chosen.name)
