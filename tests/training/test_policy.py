@@ -343,7 +343,9 @@ def test_adapters_train_and_sample_over_one_copy_of_weights_in_bfloat16(tmp_path
     )  # fmt: skip
     seeded(Qwen2ForCausalLM, config).save_pretrained(tmp_path)
     settings = LearnerSettings(lora=LoraSettings(rank=2), precision="bfloat16", optimiser=OptimiserSettings(lr=0.01))
-    placement = learner_placement(Placement(device="cpu"), settings, ALONE)
+    placement = learner_placement(Placement(device="cpu", precision="bfloat16"), settings, ALONE, 64)
+    exact = learner_placement(Placement(device="cpu", precision="float32"), settings, ALONE, 64)
+    assert exact.precision == "float32"  # which its sampler shares
     before = held_bytes()
     policy = Policy(load_model(tmp_path, placement), settings, 5)
     numbers = sum(weight.numel() for weight in policy.model.parameters() if not weight.requires_grad)

@@ -72,9 +72,11 @@ def recorded_loads() -> Iterator[list[Load]]:
 
 def _report(model: PreTrainedModel, info: LoadInfo) -> Load:
     state = model.state_dict()
+    place = {name: number for number, name in enumerate(state)}
+    missing = sorted(info["missing_keys"], key=lambda name: (place.get(name, len(place)), name))
     return Load(
         model,
-        tuple(name for name in sorted(info["missing_keys"]) if name not in state or state[name].is_floating_point()),
+        tuple(name for name in missing if name not in state or state[name].is_floating_point()),
         tuple(f"{name} ({_shape(stored)}, {_shape(own)})" for name, stored, own in sorted(info["mismatched_keys"])),
         tuple(sorted(info["unexpected_keys"])),
     )

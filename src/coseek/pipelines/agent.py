@@ -30,6 +30,7 @@ from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
@@ -298,7 +299,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _network(self, name: str, settings: LearnerSettings) -> PreTrainedModel:
         """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
-        return load_model(self.policy_folder(name), learner_placement(self.recipe, settings, self.workers))
+        folder = self.policy_folder(name)
+        return load_model(folder, learner_placement(self.recipe, settings, self.workers, hidden_size(folder)))
 
     def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
         """A sampler of a policy in training, at temperature 1."""

@@ -114,14 +114,14 @@ def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
 
 def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
     rl, devices, limits = recipe.rl, recipe.machine.devices, recipe.limits
-    policy, critic = _learner(shape, rl.policy, devices), None
+    policy, critic = _learner(recipe, shape, rl.policy), None
     if open_algorithm(rl).needs_critic:
         value = rl.critic
         whole = shape.trunk_parameters + shape.hidden + 1
         trained = whole if value.lora is None else adapter_parameters(shape, value) + shape.hidden + 1
-        critic = _Learner(
-            whole + (0 if value.lora is None else adapter_parameters(shape, value)), trained, value, devices
-        )
+        adapters = 0 if value.lora is None else adapter_parameters(shape, value)
+        narrow = policy.in_bfloat16 and value.lora is not None
+        critic = _Learner(whole + adapters, trained, value, devices, narrow)
     needs_reference = rl.kl > 0.0 and rl.policy.lora is None
     written = min(limits.max_tokens, (limits.max_turns + 1) * limits.max_turn_tokens)
     share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
@@ -142,7 +142,7 @@ def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
 
 def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> Memory:
     """Supervised training, with a loss at every token, and the evaluations and samples of the first worker."""
-    policy, row = _learner(shape, settings, recipe.machine.devices), recipe.limits.max_tokens
+    policy, row = _learner(recipe, shape, settings), recipe.limits.max_tokens
     questions = recipe.concurrency if recipe.learn == "rejection" else _looked_at(recipe)
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
@@ -161,6 +161,8 @@ class _Learner:
     trained: int
     settings: LearnerSettings
     devices: int
+    in_bfloat16: bool
+    """Whether frozen weights are held in bfloat16."""
 
     @property
     def shards(self) -> int:
@@ -168,7 +170,7 @@ class _Learner:
 
     @property
     def weights(self) -> float:
-        frozen = self.parameters - self.trained if _in_bfloat16(self.settings, self.devices) else 0
+        frozen = self.parameters - self.trained if self.in_bfloat16 else 0
         return (4.0 * self.parameters - 2.0 * frozen) / self.shards
 
     @property
@@ -187,16 +189,18 @@ class _Learner:
         return 4.0 * (2 * (self.parameters - shape.layers * shape.layer_parameters) + 3 * shape.layer_parameters)
 
 
-def _in_bfloat16(settings: LearnerSettings, devices: int) -> bool:
-    """Whether frozen weights are held in bfloat16: below adapters, and not in shards."""
-    sharded = settings.workers == "fsdp2" and devices > 1
-    return settings.lora is not None and settings.precision != "float32" and not sharded
+def _in_bfloat16(recipe: AgentRecipe, settings: LearnerSettings) -> bool:
+    """Whether frozen weights are held in bfloat16: below adapters, where trainer and sampler use it, and not in shards
+    (`trainer.lora.learner_placement`)."""
+    sharded = settings.workers == "fsdp2" and recipe.machine.devices > 1
+    used = settings.precision != "float32" and _itemsize(recipe) == 2
+    return settings.lora is not None and used and not sharded
 
 
-def _learner(shape: Shape, settings: LearnerSettings, devices: int) -> _Learner:
-    adapters = adapter_parameters(shape, settings)
-    whole = shape.parameters
-    return _Learner(whole + adapters, adapters if settings.lora is not None else whole, settings, devices)
+def _learner(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> _Learner:
+    adapters, whole, devices = adapter_parameters(shape, settings), shape.parameters, recipe.machine.devices
+    trained = adapters if settings.lora is not None else whole
+    return _Learner(whole + adapters, trained, settings, devices, _in_bfloat16(recipe, settings))
 
 
 def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
@@ -214,7 +218,7 @@ def _activations(shape: Shape, policy: _Learner, row: int, written: int, share: 
     most = micro_batch_tokens(shape, learner)
     wanted = max(written, share * most)
     cast = 0.0
-    if learner.precision != "float32" and not _in_bfloat16(learner, policy.devices):
+    if learner.precision != "float32" and not policy.in_bfloat16:
         # Matrix products keep the weights that they cast; recomputing frees those of a layer with it.
         cast = 2.0 * (
             shape.vocabulary * shape.hidden + shape.layer_parameters * (1 if learner.checkpointing else shape.layers)
@@ -226,7 +230,7 @@ def _sampler(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
     """A whole copy of sharded weights, or one in another precision; the laptop's engine joins its own. A sampler shares
     the weights below adapters if they have its precision."""
     size = _itemsize(recipe)
-    held = 2 if _in_bfloat16(policy.settings, policy.devices) else 4
+    held = 2 if policy.in_bfloat16 else 4
     if policy.settings.lora is not None and policy.shards == 1 and size == held:
         return 0.0
     copy = size * shape.parameters if policy.shards > 1 or (size != held and not shape.lfm2) else 0.0

@@ -51,6 +51,7 @@ from coseek.models.local_text import LocalTextModel
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import ReaderRecipe
@@ -117,7 +118,8 @@ class ReaderTraining(TrainingRun[R], ABC):
             self.make_start()
         if self.workers.agree(self.trained_folder.exists):
             return
-        placement = learner_placement(self.recipe, self.recipe.sft.learner, self.workers)
+        width = hidden_size(self.start_folder)
+        placement = learner_placement(self.recipe, self.recipe.sft.learner, self.workers, width)
         model = load_model(self.start_folder, placement)
         policy = Policy(model, self.recipe.sft.learner, 0, workers=self.workers)
         generator = self.generator_of(model, "in training")

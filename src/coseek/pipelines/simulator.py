@@ -19,9 +19,11 @@ from coseek.data.identities import Identities, digest
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Search, Segment, StopReason, Trajectory
 from coseek.graders.scoring import EpisodeScorer
+from coseek.hardware.placement import Placement
 from coseek.hub.card import base_model_of
 from coseek.models.local_text import around_prompt
 from coseek.models.pretrained import load_model
+from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.run_record import TrainingRun
@@ -65,7 +67,9 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         useful, noisy = examples(self.recipe, tokenizer)
         self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
         learner = self.recipe.sft.learner
-        policy = Policy(load_model(start, learner_placement(self.recipe, learner, ALONE)), learner, 0)
+        placement = Placement(device=self.recipe.device, attention=self.recipe.attention, precision=learner.precision)
+        network = load_model(start, learner_placement(placement, learner, ALONE, hidden_size(start)))
+        policy = Policy(network, learner, 0)
         seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
 
         def draw(done: float, rng: random.Random) -> Trajectory:

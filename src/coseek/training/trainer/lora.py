@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import write_json
-from coseek.hardware.placement import DevicePlacement, Placement
+from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.models.lora import LoraLinear, adapted_layers
@@ -21,19 +21,19 @@ ADAPTER = "adapter"
 """Folder of the adapter inside a policy's folder. Beside the merged weights, a loader would apply it twice."""
 
 
-def learner_placement(placement: DevicePlacement, settings: LearnerSettings, workers: Workers) -> Placement:
-    """Device and precision to load a model with that is trained.
+def learner_placement(placement: Placement, settings: LearnerSettings, workers: Workers, width: int) -> Placement:
+    """Device and precision to load a model with that is trained; `width` is its hidden size.
 
-    Trained weights are float32. Those that adapters freeze are held in the precision of the forward pass, in which a
-    sampler of that precision reads them, too. Shards hold float32, since all of a shard has one number type.
+    Trained weights are float32. Those that adapters freeze are bfloat16 where forward pass and sampler are, whose
+    precision is the placement's: one copy serves both. Shards hold float32, since all of a shard has one number type.
     """
     whole = placement.in_float32()
     if settings.workers == "fsdp2" and workers.world > 1:
         return whole.model_copy(update={"device": "cpu"})
-    if settings.lora is None:
+    trained = precision_of(settings.precision, Use.TRAINING, device=placement.device)
+    if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
         return whole
-    precision = precision_of(settings.precision, Use.TRAINING, device=placement.device)
-    return whole.model_copy(update={"precision": precision})
+    return whole.model_copy(update={"precision": "bfloat16"})
 
 
 def attach(
