@@ -14,6 +14,7 @@ from tests.source_tree import PACKAGE, ROOT
 from tests.test_architecture import LAYERS
 
 from coseek.cli.main import COMMANDS
+from coseek.cli.part_trials import check_part
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
@@ -153,6 +154,10 @@ def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
     one = Trajectory(Question("q", "Who?", ("Ada",)), "direct", (), (), StopReason.ANSWERED, "Ada Lovelace")
     paid = reward.pay(one)
     assert isinstance(paid, Reward) and paid.value == pytest.approx(0.9)
+
+    kinds = {"first_title": "scripted agent", "answer_first": "label method", "three_columns": "data format"}
+    for stem, kind in {**kinds, "brevity": "reward", "newest": "retriever", "latest_find": "query view"}.items():
+        assert check_part(tmp_path / f"{stem}.py").kind == kind
 
     corpus = Corpus([Passage("old", "T", "a bridge of 1801"), Passage("new", "T", "a bridge of 1999")])
     corpus.save(tmp_path / "corpus.jsonl")

@@ -12,6 +12,8 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from coseek.agents.limits import Limits as Limits
     from coseek.agents.rollout import Agent as Agent
+    from coseek.cli.part_trials import PartTrial as PartTrial
+    from coseek.cli.part_trials import check_part as check_part
     from coseek.core.settings import Settings as Settings
     from coseek.data.dataset import Dataset as Dataset
     from coseek.data.passage import Corpus as Corpus
@@ -56,6 +58,7 @@ _HOMES = {
     "Model": "models.model",
     "OpenContext": "retrieval.factory",
     "PartSettings": "rewards.reward",
+    "PartTrial": "cli.part_trials",
     "Passage": "data.passage",
     "Query": "retrieval.query",
     "Question": "data.question",
@@ -70,6 +73,7 @@ _HOMES = {
     "Trajectory": "data.trajectory",
     "as_queries": "retrieval.query",
     "build_index": "retrieval.index",
+    "check_part": "cli.part_trials",
     "label": "library",
     "load_protocol": "library",
     "make_reward": "library",

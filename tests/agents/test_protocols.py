@@ -363,6 +363,24 @@ def mine(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"query": "x", "more": {"k": 3}}', '{"query": "x", "more": {"k": 3}}'),
+        ('{{"query": "x", "more": {{"k": 3}}}}', '{"query": "x", "more": {"k": 3}}'),
+        (r"\\boxed{{answer}}", r"\boxed{answer}"),
+        ('{{"query": "{question}"}}', f'{{"query": "{QUESTION.question}"}}'),
+    ],
+)
+def test_json_of_a_template_reaches_the_model_as_json_with_single_or_doubled_braces(
+    tmp_path: Path, written: str, read: str
+) -> None:
+    escaped = written.replace('"', r"\"")
+    name = mine(tmp_path, MINE.replace("({{answer}} in <say>)", escaped))
+    trajectory = play(name, "[SEARCH]Ada[/SEARCH]", "<say>1815</say>")
+    assert trajectory.segments[0].text == f"Q: {QUESTION.question} {read} "
+
+
 def test_a_protocol_in_a_file_of_the_users_needs_no_code(tmp_path: Path) -> None:
     name = mine(tmp_path, MINE)
     trajectory = play(name, "[SEARCH]Ada[/SEARCH]", "<say>1815</say>")

@@ -5,7 +5,7 @@ close a tag nor become a special token. The prompt is a user's message of the mo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -31,8 +31,7 @@ from coseek.models.written import opened_at_end
 
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
-_LITERAL = re.compile(r"\{(\{\w+\})\}")
-"""`{{word}}` in a template is written as `{word}`."""
+_BRACES = re.compile(rf"{_FIELD.pattern}|\{{\{{|\}}\}}")
 _PROMPT = "prompt"
 EARLIER = "earlier_messages"
 """Key of a question's `meta`: the messages of the conversation before it, each `{"role", "content"}`."""
@@ -322,8 +321,8 @@ class PromptTemplate:
 
     def _fill(self, template: str, fields: Mapping[str, list[int]], tokenizer: Tokenizer) -> list[int]:
         ids: list[int] = []
-        for at, part in enumerate(_FIELD.split(template)):
-            ids += fields[part] if at % 2 else tokenizer.encode(_LITERAL.sub(r"\1", part)) if part else []
+        for is_field, text in _pieces(template):
+            ids += fields[text] if is_field else tokenizer.encode(text)
         return ids
 
 
@@ -337,6 +336,28 @@ def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
     if base not in {one.stem for one in FOLDER.glob("*.yaml")} or path == FOLDER / f"{base}.yaml":
         raise SettingError(f"{path}: extends names a prompt template of the package, not {base!r}")
     return path, {**_read(base, protocol)[1], **tree}
+
+
+def _pieces(template: str) -> Iterator[tuple[bool, str]]:
+    """Yield (is a field, text) in order. Doubled braces are written as single ones; `}}` that closes no `{{` stays, so
+    that JSON may also stand as it is."""
+    literal, depth, start = "", 0, 0
+    for found in _BRACES.finditer(template):
+        literal += template[start : found.start()]
+        start = found.end()
+        if (field := found.group(1)) is not None:
+            if literal:
+                yield False, literal
+            yield True, field
+            literal = ""
+        elif found.group() == "{{":
+            depth += 1
+            literal += "{"
+        else:
+            literal += "}" if depth else "}}"
+            depth -= bool(depth)
+    if literal + template[start:]:
+        yield False, literal + template[start:]
 
 
 def _pages(tokens: int, size: int) -> int:

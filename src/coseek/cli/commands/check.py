@@ -1,0 +1,32 @@
+"""Try a part's file: its kind, its contract, and what it does on a tiny example."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.part_trials import check_part
+from coseek.cli.terminal import AsJson, example, new_app, print_json, tell
+
+GROUP = "Your own parts"
+app = new_app()
+
+
+@app.command(epilog=example("coseek check brevity.py"))
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A part's .py or .yaml file. A .py file is executed.")],
+    as_json: AsJson = False,
+) -> None:
+    """Try a part of your own on a tiny example.
+
+    Finds out what kind of part the file is, checks that it defines what that kind needs, runs it once in a tiny world,
+    and prints what it did and the command that uses it. Trains nothing and writes nothing.
+    """
+    trial = check_part(file)
+    if as_json:
+        print_json({"file": str(file), "kind": trial.kind, "found": list(trial.found), "use": trial.use})
+        return
+    tell(f"{file}: {trial.kind}")
+    for line in trial.found:
+        tell(f"  {line}")
+    tell(f"Use it: {trial.use}")

@@ -1,0 +1,380 @@
+"""Trials: what a part's file is, and what it does on a tiny example."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import TypeAlias, cast
+
+from coseek.agents import factory, protocol, tool
+from coseek.agents.rollout import Agent, rollout
+from coseek.agents.search_turns import search_turns
+from coseek.cli.extras import missing_extras
+from coseek.cli.terminal import shell_word
+from coseek.core.errors import SettingError
+from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, running
+from coseek.core.settings import dump_settings, make_settings
+from coseek.data.imports._sources import ImportedData
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+from coseek.data.trajectory import Trajectory
+from coseek.labels import maker
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_run import RunSettings, run_agent
+from coseek.pipelines.labelling import label_runs, label_settings
+from coseek.retrieval import factory as retrieval
+from coseek.retrieval import views
+from coseek.retrieval.index import build_index
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import Retriever
+from coseek.rewards import reward
+from coseek.training import tracker
+from coseek.training.rl import algorithm
+from coseek.training.rl.settings import RlSettings
+from coseek.world.settings import WorldSettings
+from coseek.world.world import World, make_world
+
+CONTRACTS: Mapping[str, PluginSpec] = {
+    "reward": reward.CONTRACT,
+    "algorithm": algorithm.CONTRACT,
+    "label method": maker.CONTRACT,
+    "tool": tool.CONTRACT,
+    "retriever": retrieval.CONTRACT,
+    "query view": views.CONTRACT,
+    "scripted agent": factory.CONTRACT,
+    "data format": {"read": None},
+    "tracker": tracker.CONTRACT,
+}
+"""Kind of part → the names that its Python file must define. A kind comes before those whose names it includes."""
+YAML_KINDS: Mapping[str, str] = {"tags": "protocol", "retriever": "retriever file", "prompt": "prompt template"}
+"""A name in a YAML file → its kind; any other file is a recipe."""
+RUNS = 12
+"""Questions that a trial runs."""
+EXAMPLE = "EXAMPLE"
+"""Name in a part's file of what a trial gives it: a tool's arguments, the text of a data format's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartTrial:
+    """What a part's file is, and what it did in a trial."""
+
+    kind: str
+    found: tuple[str, ...]
+    """Lines about what it did."""
+    use: str
+    """The command that uses it."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A tiny world, its index and a few runs, made when a trial first needs them."""
+
+    folder: Path
+
+    @cached_property
+    def world(self) -> World:
+        made = make_world(WorldSettings(size="tiny", train=RUNS, dev=0, test=0))
+        made.save(self.folder / "world")
+        return made
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        return self.world.questions["train"]
+
+    @cached_property
+    def index(self) -> Retriever:
+        return build_index(self.world.corpus, "bm25", self.folder / "index")
+
+    @cached_property
+    def index_path(self) -> Path:
+        """The folder of an index that finds its own corpus."""
+        _ = self.world
+        build_index(self.folder / "world", "bm25", self.folder / "opened")
+        return self.folder / "opened"
+
+    def runs(self, agent: Agent) -> list[Trajectory]:
+        return rollout(agent, self.index, self.questions, [0] * RUNS, factory.limits_of(agent))
+
+    @cached_property
+    def expert_runs(self) -> list[Trajectory]:
+        """Runs with deliberate mistakes, so that a reward has something to tell apart."""
+        return self.runs(factory.open_agent(factory.settings_for("faulty-expert")))
+
+
+def check_part(path: str | Path) -> PartTrial:
+    """Find the kind of a part's file, check its contract, and try it on a tiny example (`coseek check`).
+
+    Raises `SettingError` or `DataError` for what is wrong with it, with the line.
+    """
+    name = str(path)
+    if not Path(name).expanduser().is_file():
+        raise SettingError(f"there is no file {name}; make one with `coseek new PART NAME`")
+    if not (is_plugin_path(name) or name.endswith((".yaml", ".yml"))):
+        raise SettingError(f"a part is a .py or a .yaml file, not {name}")
+    kind = python_kind(name) if is_plugin_path(name) else yaml_kind(name)
+    with TemporaryDirectory() as folder, missing_extras(f"trying a {kind}"), running(kind, name):
+        found = tuple(TRIALS[kind](name, Bench(Path(folder))))
+    return PartTrial(kind, found, USES[kind].format(shell_word(name)))
+
+
+def python_kind(name: str) -> str:
+    """The kind whose names a file defines; else the nearest, whose check raises with the first missing name."""
+    module = load_plugin("part", name, {})
+
+    def missing(kind: str) -> int:
+        return sum(not hasattr(module, needed) for needed in CONTRACTS[kind])
+
+    there = [kind for kind in CONTRACTS if not missing(kind)]
+    near = [kind for kind in CONTRACTS if missing(kind) < len(CONTRACTS[kind])]
+    if not near:
+        kinds = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in CONTRACTS.items())
+        raise SettingError(f"{name} defines none of the names of a part. They are, by kind: {kinds}")
+    fitting = [kind for kind in there if kind_fits(module, kind)]
+    kind = (fitting or there or sorted(near, key=missing))[0]
+    load_plugin(kind, name, CONTRACTS[kind])
+    return kind
+
+
+def kind_fits(module: ModuleType, kind: str) -> bool:
+    """Whether the file's names are of the kind's types."""
+    return all(
+        wanted is None or isinstance(found, wanted) or (isinstance(found, type) and issubclass(found, wanted))
+        for needed, wanted in CONTRACTS[kind].items()
+        for found in [getattr(module, needed)]
+    )
+
+
+def yaml_kind(name: str) -> str:
+    """The kind of a YAML file, by its names."""
+    tree = read_yaml(Path(name), "part")
+    return next((kind for key, kind in YAML_KINDS.items() if key in tree), "recipe")
+
+
+def try_reward(name: str, bench: Bench) -> Iterator[str]:
+    made = reward.make_reward({name: 1.0})
+    if needs := sorted({str(need) for part in made.parts for need in part.needs}):
+        yield f"needs {', '.join(needs)} of a grader, which a trial has not: see `graders` of a recipe"
+        return
+    paid = [(run, made.pay(run)) for run in bench.expert_runs]
+    values = [one.value for _, one in paid if isinstance(one, reward.Reward)]
+    yield f"{len(values)} runs of a script with mistakes: mean {sum(values) / len(values):.3f}, " + (
+        f"from {min(values):.3f} to {max(values):.3f}"
+    )
+    if min(values) == max(values):
+        yield "all runs are paid the same, so this part alone teaches nothing here"
+    run, one = paid[0]
+    yield f"{run.question.question.strip()} → {run.answer}: {getattr(one, 'value', one)}"
+
+
+def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
+    import torch
+
+    rewards_B = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    mask_BT = torch.tensor([[False, True, True], [False, True, False]] * 3)
+    opened = algorithm.open_algorithm(RlSettings(algorithm=name))
+    step = algorithm.StepRewards(
+        rewards_B,
+        torch.zeros(mask_BT.shape),
+        mask_BT,
+        groups=((0, 1, 2), (3, 4, 5)),
+        group_size=3,
+        flat_B=torch.tensor([False] * 3 + [True] * 3),
+        values_BT=torch.zeros(mask_BT.shape) if opened.needs_critic else None,
+    )
+    advantages_BT = opened.advantages(step).advantages_BT
+    for rows, rewards in (((0, 1, 2), "1, 0, 0"), ((3, 4, 5), "1, 1, 1")):
+        shown = ", ".join(f"{float(advantages_BT[row][1]):.3f}" for row in rows)
+        yield f"rewards {rewards} of one question → advantages {shown}"
+
+
+def try_label_method(name: str, bench: Bench) -> Iterator[str]:
+    module = cast(maker.MakerModule, load_plugin("label method", name, CONTRACTS["label method"]))
+    needs = module.terms(module.SETTINGS())
+    if needs.likelihood or needs.rolls_out:
+        yield "needs a model, which a trial has not; its names and settings are right"
+        return
+    index, expert = str(bench.index_path), factory.settings_for("expert")
+    tree: dict[str, object] = {"questions": str(bench.folder / "world"), "split": "train", "retriever": index}
+    tree |= {"agent": dump_settings(expert), "limits": dump_settings(factory.limits_for(expert))}
+    runs = bench.folder / "run"
+    run_agent(make_settings(RunSettings, tree), runs, resume=False)
+    named: JsonObject = {"method": name, "scorer": "gold" if needs.scorer else None}
+    chosen, own = label_settings([str(runs)], {}, named, index)
+    made = label_runs(chosen, own, bench.folder / "labels")
+    reasons = ", ".join(f"{count} {why}" for why, count in made.dropped.items())
+    yield f"{made.turns} searches of a script: {made.labelled} with a label, {made.sets} label sets" + (
+        f"; without: {reasons}" if reasons else ""
+    )
+
+
+def try_tool(name: str, bench: Bench) -> Iterator[str]:
+    opened = tool.open_tool("mine", {"tool": str(Path(name).expanduser().absolute())}, run_files=True)
+    assert opened is not None
+    arguments = getattr(opened.module, EXAMPLE, None)
+    if not isinstance(arguments, dict):
+        yield f"its names are right; define {EXAMPLE} = {{…}}, the arguments of a call, to see it run"
+        return
+    agent = factory.open_agent(factory.settings_for("rules"))
+    parts = tool.ToolContext(bench.index, factory.limits_of(agent), agent.protocol.template, agent.model.tokenizer)
+    parsed = opened.parse(cast(JsonObject, arguments))
+    if parsed.call is None or parsed.call.fault:
+        raise SettingError(
+            f"{name} does not take its own {EXAMPLE}: {parsed.problem or getattr(parsed.call, 'fault', '')}"
+        )
+    question = bench.questions[0].question
+    (result,) = opened.run([tool.ToolRequest(parsed.call.arguments, 1, Query("", question))], parts)
+    shown = opened.render(result, parts) if not isinstance(result, tool.ToolFault) else result
+    if isinstance(shown, tool.ToolFault):
+        raise SettingError(f"{name} failed on its own {EXAMPLE}: {shown.message}")
+    yield f"{json.dumps(arguments, ensure_ascii=False)} → {agent.model.tokenizer.decode(shown).strip()}"
+
+
+def try_retriever(name: str, bench: Bench) -> Iterator[str]:
+    module = load_plugin("retriever", name, CONTRACTS["retriever"])
+    tree: dict[str, object] = {"retriever": str(Path(name).expanduser().absolute())}
+    fields = module.SETTINGS.model_fields
+    given: dict[str, object] = {"over": str(bench.index_path), "parts": [str(bench.index_path)] * 2}
+    tree |= {key: value for key, value in given.items() if key in fields}
+    yield from searched(retrieval.open_retriever(tree), bench)
+
+
+def try_retriever_file(name: str, bench: Bench) -> Iterator[str]:
+    yield from searched(retrieval.open_retriever(name), bench)
+
+
+def searched(retriever: Retriever, bench: Bench) -> Iterator[str]:
+    """Search two questions for three passages, and check what comes back."""
+    queries = [question.question for question in bench.questions[:2]]
+    found = retriever.search(queries, 3)
+    if len(found) != len(queries):
+        raise SettingError(f"two queries got {len(found)} lists of hits; one for each is needed")
+    for hits in found:
+        check_hits(hits)
+    yield f"identity {str(retriever.identity)[:12]}…; searched for: {retriever.seen(queries[0])}"
+    for rank, hit in enumerate(found[0], start=1):
+        yield f"{rank}  {hit.score:.3f}  {hit.passage.title.strip()}"
+
+
+def check_hits(hits: Sequence[Hit]) -> None:
+    """Refuse hits that no reader of rankings can use."""
+    scores = [hit.score for hit in hits]
+    if len(hits) > 3:
+        raise SettingError(f"{len(hits)} hits came back where 3 were asked for")
+    if scores != sorted(scores, reverse=True):
+        raise SettingError(f"hits come best first, with falling scores; these have {scores}")
+    if len({hit.passage.id for hit in hits}) != len(hits):
+        raise SettingError("one passage was found twice by one search")
+
+
+def try_view(name: str, bench: Bench) -> Iterator[str]:
+    run = next((run for run in bench.expert_runs if len(run.searches) > 1), bench.expert_runs[0])
+    turns = list(search_turns(run, protocol.load_protocol(run.protocol)))
+    yield f"the query: {turns[-1].query.text.strip()}"
+    yield f"is searched as: {views.render_view(views.load_view(name), turns[-1].query)}"
+
+
+def try_agent(name: str, bench: Bench) -> Iterator[str]:
+    runs = bench.runs(factory.open_agent(factory.settings_for(name)))
+    yield from transcript(runs)
+
+
+def try_protocol(name: str, bench: Bench) -> Iterator[str]:
+    settings = factory.settings_for("rules", protocol=name)
+    yield from transcript(bench.runs(factory.open_agent(settings)))
+
+
+def transcript(runs: Sequence[Trajectory]) -> Iterator[str]:
+    """Counts of the runs, and the text of the first."""
+    answered = sum(run.answer is not None for run in runs)
+    searches = sum(len(run.searches) for run in runs) / len(runs)
+    yield f"{len(runs)} runs: {answered} answered, {sum(run.valid for run in runs)} valid, {searches:.1f} searches each"
+    for segment in runs[0].segments:
+        text = " ".join(segment.text.split())
+        yield f"{segment.author}: {text if len(text) < 200 else text[:200] + ' …'}"
+
+
+def try_template(name: str, bench: Bench) -> Iterator[str]:
+    agent = factory.open_agent(factory.settings_for("rules", prompt_template=name))
+    (run, *_) = bench.runs(agent)
+    yield from run.segments[0].text.strip().splitlines()
+    yield from next((one.text.strip() for one in run.segments[1:] if one.author != "agent"), "").splitlines()[:6]
+
+
+def try_recipe(name: str, bench: Bench) -> Iterator[str]:
+    tree = read_yaml(Path(name), "recipe")
+    recipe = load_recipe(name)
+    yield f"{recipe.about or 'a recipe'}"
+    own: list[str] = [
+        f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in tree.items() if key != "about"
+    ]
+    yield from own
+
+
+def try_format(name: str, bench: Bench) -> Iterator[str]:
+    module = load_plugin("data format", name, CONTRACTS["data format"])
+    text = getattr(module, EXAMPLE, None)
+    if not isinstance(text, str):
+        yield f"its names are right; define {EXAMPLE} = '…', the text of a file, to see it read"
+        return
+    source = bench.folder / "example.txt"
+    source.write_text(text, encoding="utf-8")
+    made = module.read([source])
+    if not isinstance(made, ImportedData):
+        raise SettingError(f"{name} returns an ImportedData, not {type(made).__name__}; mend it")
+    passages = list(made.passages)
+    ids = {one.id for one in passages}
+    yield f"{len(passages)} passages, {len(made.questions)} questions"
+    for question in made.questions[:3]:
+        if lost := set(question.gold_ids) - ids:
+            raise SettingError(
+                f"question {question.id!r} names gold passages that were not read: {', '.join(sorted(lost))}"
+            )
+        yield f"{question.question} → {', '.join(question.answers)}"
+
+
+def try_tracker(name: str, bench: Bench) -> Iterator[str]:
+    config: dict[str, Json] = {}
+    run = tracker.TrackedRun("trial/rl", "0" * 32, Path("rl"), bench.folder / "store", config, 0, None)
+    opened = tracker.find_tracker(name).open_run(run)
+    opened.send(1, {"reward": 0.5})
+    opened.close()
+    files = [path for path in bench.folder.rglob("*") if path.is_file() and "store" in path.parts]
+    yield "one row was sent" + (f", into {', '.join(sorted(path.name for path in files))}" if files else "")
+
+
+Trial: TypeAlias = Callable[[str, Bench], Iterator[str]]
+TRIALS: Mapping[str, Trial] = {
+    "reward": try_reward,
+    "algorithm": try_algorithm,
+    "label method": try_label_method,
+    "tool": try_tool,
+    "retriever": try_retriever,
+    "query view": try_view,
+    "scripted agent": try_agent,
+    "data format": try_format,
+    "tracker": try_tracker,
+    "protocol": try_protocol,
+    "retriever file": try_retriever_file,
+    "prompt template": try_template,
+    "recipe": try_recipe,
+}
+USES: Mapping[str, str] = {
+    "reward": "coseek train agent quickstart 'reward={{exact_match: 1.0, {0}: 0.1}}' --dry-run",
+    "algorithm": "coseek train agent quickstart rl.algorithm={0} --dry-run",
+    "label method": "coseek label RUN --method {0} --out labels/mine",
+    "tool": "in a protocol file: tools: {{mine: {{tool: {0}}}}}",
+    "retriever": "in a YAML file: retriever: {0}; then coseek search FILE.yaml 'a question'",
+    "query view": "coseek index DATA --out indexes/mine view={0}",
+    "scripted agent": "coseek run DATA --split test --agent {0} --retriever INDEX --out runs/mine",
+    "data format": "coseek data import {0} SOURCE… --out DIR",
+    "tracker": "coseek train agent quickstart 'track=[{0}]' --dry-run",
+    "protocol": "coseek run DATA --split test --agent AGENT --protocol {0} --retriever INDEX --out runs/mine",
+    "retriever file": "coseek search {0} 'a question'",
+    "prompt template": "coseek run DATA --agent AGENT --prompt-template {0} --retriever INDEX --out runs/mine",
+    "recipe": "coseek train agent {0} --dry-run",
+}
+"""Kind → the command that uses it."""

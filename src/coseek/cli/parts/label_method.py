@@ -1,0 +1,67 @@
+"""My part: the first passage that holds a gold answer is the positive; passages without one are negatives."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from coseek.agents.search_turns import SearchTurn
+from coseek.agents.sources import holds
+from coseek.core.fingerprint import digest_of
+from coseek.core.settings import Settings
+from coseek.labels.candidates import find_candidates
+from coseek.labels.label_set import DroppedTurn
+from coseek.labels.maker import Labelled, MakerRequirements
+from coseek.labels.negatives import label_sets
+from coseek.labels.resources import LabelResources
+
+
+class SETTINGS(Settings):
+    """What `coseek label RUN NAME=VALUE` may set."""
+
+    candidates: int = 20
+    """Passages per search that are looked at."""
+    negatives: int = 5
+    """Negatives per label set."""
+    seed: int = 0
+    """Seed of the negatives."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Implements `LabelMaker`."""
+
+    settings: SETTINGS
+    parts: LabelResources
+
+    @property
+    def identity(self) -> str:
+        """A digest of everything that labels depend on besides the runs."""
+        return digest_of("my-part", self.settings.model_dump_json(), self.parts.retriever.identity)
+
+    def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
+        """Yield a label set, or a dropped turn with its reason, for every search."""
+        return self.parts.each(self._rows, turns, self.parts.retriever)
+
+    def _rows(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
+        rows: list[Labelled] = []
+        found = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
+        for turn, candidates in zip(turns, found, strict=True):
+            if candidates is None:  # the search failed: counted, and repeated by the next start
+                continue
+            right = [one for one in candidates if any(holds(one.passage, gold) for gold in turn.question.answers)]
+            pool = [one.passage.id for one in candidates if one not in right]
+            if not right or not pool:
+                rows.append(DroppedTurn(turn.id, "no-positive" if not right else "no-negatives"))
+                continue
+            chosen = [one.passage for one in right[:1]]
+            rows += label_sets(turn, candidates, chosen, pool, self.settings.negatives, self.settings.seed)
+        return rows
+
+
+def terms(settings: SETTINGS) -> MakerRequirements:
+    """Return what the method needs besides runs and a retriever: nothing."""
+    return MakerRequirements()
+
+
+def open(settings: SETTINGS, parts: LabelResources) -> Maker:
+    """Open the method; `parts` opens a scorer, a likelihood or an agent where it needs one."""
+    return Maker(settings, parts)

@@ -1,0 +1,99 @@
+"""New parts and their check: what is written works, and a part that breaks its contract is told in a sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.cli.commands.new import TEMPLATES
+from coseek.cli.part_trials import TRIALS
+
+
+@pytest.mark.parametrize("part", sorted(TEMPLATES))
+def test_a_new_part_works_as_it_is_written(
+    part: str, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if part == "algorithm":
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    made = coseek("new", part, "My-own")
+    (path,) = [one for one in tmp_path.iterdir() if not one.name.startswith("test_")]
+    assert made.code == 0 and path.stem == "my_own" and f"Next: coseek check {path.name}" in made.out
+    assert "My part" not in path.read_text(encoding="utf-8")
+    checked = coseek("check", path.name)
+    first, *lines, use = checked.out.splitlines()
+    assert first == f"{path.name}: {part.replace('-', ' ')}" and lines and path.name in use, checked.err
+
+
+def test_the_test_beside_a_new_part_passes(tmp_path: Path, coseek: Type) -> None:
+    assert coseek("new", "reward", "brevity", "--out", tmp_path).code == 0
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+
+
+def test_a_new_part_never_replaces_a_file(tmp_path: Path, coseek: Type) -> None:
+    (tmp_path / "brevity.py").write_text("mine", encoding="utf-8")
+    assert "is there already" in coseek("new", "reward", "brevity", "--out", tmp_path).sentence
+    assert "did you mean 'reward'" in coseek("new", "rewrd", "brevity").sentence
+    assert "'../x'" in coseek("new", "reward", "../x", "--out", tmp_path).sentence
+    assert (tmp_path / "brevity.py").read_text(encoding="utf-8") == "mine"
+
+
+SETTINGS = "from coseek.core.settings import Settings as SETTINGS\n"
+BACKWARDS = (
+    SETTINGS
+    + """
+from coseek.data.passage import Hit, Passage
+class Backwards:
+    name, identity, corpus = "backwards", "1", None
+    def seen(self, query): return "q"
+    def search(self, queries, k):
+        return [[Hit(Passage("a", "", ""), 1.0), Hit(Passage("b", "", ""), 2.0)] for _ in queries]
+def open(settings, opening): return Backwards()
+"""
+)
+BROKEN = {
+    "nothing of a part": ("x = 1\n", "defines none of the names of a part"),
+    "a name that is missing": (
+        "from coseek.rewards.reward import PartSettings as SETTINGS\n",
+        "has no 'reward', so it is no reward",
+    ),
+    "a reward that is no number": (
+        "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, settings): return 'much'\n",
+        "let it return a number",
+    ),
+    "a format that fails": (
+        "EXAMPLE = 'a'\ndef read(sources): return 1 / 0\n",
+        "ZeroDivisionError: division by zero (line 2)",
+    ),
+    "a format that returns rows": (
+        "EXAMPLE = 'a'\ndef read(sources): return []\n",
+        "returns an ImportedData, not list",
+    ),
+    "hits that rise": (BACKWARDS, "hits come best first"),
+    "a file that cannot be read": ("def (\n", "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize("fear", BROKEN)
+def test_a_part_that_breaks_its_contract_is_told_in_a_sentence(fear: str, tmp_path: Path, coseek: Type) -> None:
+    text, said = BROKEN[fear]
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    assert said in coseek("check", tmp_path / "mine.py").sentence
+
+
+def test_every_kind_that_can_be_written_can_be_tried() -> None:
+    assert {part.replace("-", " ") for part in TEMPLATES} <= TRIALS.keys()
