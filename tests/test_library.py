@@ -231,6 +231,39 @@ def test_an_override_arrives_as_the_value_that_it_was(value: object) -> None:
     assert _overrides("rl.steps=4") == ["rl.steps=4"] and _overrides({"x": Path("p")}) == ["x=p"]
 
 
+def test_advice_of_the_library_names_parameters_and_functions(
+    data: coseek.Dataset, index: Path, tmp_path: Path
+) -> None:
+    coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test", count=1)
+    with pytest.raises(UserError, match=r"go on with it with resume=True, or choose another `out`"):
+        coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test", count=1)
+    with pytest.raises(UserError, match=r"choose one with `split`"):
+        coseek.measure_retrievers(data.folder, index)
+    with pytest.raises(UserError, match=r"`coseek\.run_agent`") as caught:
+        coseek.label(data.folder, "gold", tmp_path / "labels")
+    assert "--" not in str(caught.value)
+
+
+def test_documents_are_imported_asked_and_measured_from_a_program(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# Herons\n\nMira Holt feeds the herons at dawn.\n", encoding="utf-8")
+    notes = coseek.import_documents(tmp_path / "notes.md", tmp_path / "notes", {"size": 100})
+    retriever = coseek.build_index(notes.folder, "bm25", tmp_path / "index")
+    assert "Mira Holt" in (coseek.ask("Who feeds the herons?", retriever).answer or "")
+    gold = (notes.corpus[0].id,)
+    questions = [coseek.Question("q", "Who feeds the herons?", ("Mira Holt",), gold)]
+    scores = coseek.measure_retrievers(questions, {"one": retriever, "other": tmp_path / "index"}, metrics=["recall@5"])
+    assert scores.of("one").metrics["recall@5"].mean == 1.0 and scores.comparisons[0].against == "one"
+    assert coseek.exact_match("the Mira Holt", ("Mira Holt",)) and coseek.f1("Mira", ("Mira Holt",)) > 0.6
+
+
+def test_what_a_shell_prints_of_an_object_fits_on_a_line(data: coseek.Dataset, index: Path) -> None:
+    agent = coseek.open_agent("rules")
+    (row,) = coseek.rollout(agent, "Who is the mayor?", index)
+    reward = coseek.make_reward({"exact_match": 1.0})
+    for one in (data, data.corpus, agent, row, coseek.load_protocol("search-r1"), reward):
+        assert repr(one).startswith(f"{type(one).__name__}(") and len(repr(one)) < 200
+
+
 # --- the page
 
 
@@ -260,7 +293,7 @@ def test_the_example_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(compile(code, "library.md", "exec"), names)  # noqa: S102 (our own page)
     rewards, hits = names["rewards"], names["hits"]
     assert isinstance(rewards, list) and len(rewards) == 5 and isinstance(hits, list) and len(hits) == 3
-    assert len(PAGE.split()) <= 500
+    assert len(PAGE.split()) <= 650
 
 
 def test_a_reader_of_the_api_finds_types_and_a_docstring_on_every_function() -> None:

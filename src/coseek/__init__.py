@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from coseek.agents.rollout import Agent as Agent
     from coseek.cli.part_trials import PartTrial as PartTrial
     from coseek.cli.part_trials import check_part as check_part
+    from coseek.core.errors import CoseekError as CoseekError
+    from coseek.core.errors import UserError as UserError
     from coseek.core.settings import Settings as Settings
     from coseek.data.dataset import Dataset as Dataset
     from coseek.data.passage import Corpus as Corpus
@@ -26,16 +28,24 @@ if TYPE_CHECKING:
     from coseek.data.trajectory import Segment as Segment
     from coseek.data.trajectory import StopReason as StopReason
     from coseek.data.trajectory import Trajectory as Trajectory
+    from coseek.library import ask as ask
+    from coseek.library import import_documents as import_documents
     from coseek.library import label as label
     from coseek.library import load_protocol as load_protocol
     from coseek.library import make_reward as make_reward
     from coseek.library import make_world as make_world
+    from coseek.library import measure_retrievers as measure_retrievers
     from coseek.library import open_agent as open_agent
     from coseek.library import rollout as rollout
     from coseek.library import run_agent as run_agent
     from coseek.library import score as score
     from coseek.library import train_agent as train_agent
     from coseek.library import train_retriever as train_retriever
+    from coseek.measure.answers import cover_match as cover_match
+    from coseek.measure.answers import exact_match as exact_match
+    from coseek.measure.answers import f1 as f1
+    from coseek.measure.intervals import Interval as Interval
+    from coseek.measure.score import Scores as Scores
     from coseek.models.model import Model as Model
     from coseek.retrieval.factory import OpenContext as OpenContext
     from coseek.retrieval.factory import open_retriever as open_retriever
@@ -52,8 +62,10 @@ _HOMES = {
     "Agent": "agents.rollout",
     "Author": "data.trajectory",
     "Corpus": "data.passage",
+    "CoseekError": "core.errors",
     "Dataset": "data.dataset",
     "Hit": "data.passage",
+    "Interval": "measure.intervals",
     "Limits": "agents.limits",
     "Model": "models.model",
     "OpenContext": "retrieval.factory",
@@ -66,18 +78,26 @@ _HOMES = {
     "Reward": "rewards.reward",
     "RewardFault": "rewards.reward",
     "Run": "data.run",
+    "Scores": "measure.score",
     "Search": "data.trajectory",
     "Segment": "data.trajectory",
     "Settings": "core.settings",
     "StopReason": "data.trajectory",
     "Trajectory": "data.trajectory",
+    "UserError": "core.errors",
     "as_queries": "retrieval.query",
+    "ask": "library",
     "build_index": "retrieval.index",
     "check_part": "cli.part_trials",
+    "cover_match": "measure.answers",
+    "exact_match": "measure.answers",
+    "f1": "measure.answers",
+    "import_documents": "library",
     "label": "library",
     "load_protocol": "library",
     "make_reward": "library",
     "make_world": "library",
+    "measure_retrievers": "library",
     "open_agent": "library",
     "open_index": "retrieval.index",
     "open_retriever": "retrieval.factory",

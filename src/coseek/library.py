@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import yaml
 
@@ -27,8 +27,10 @@ from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, as_path
 from coseek.core.progress import NoProgress, Progress
+from coseek.core.python_words import in_python_words
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.data.dataset import Dataset
+from coseek.data.imports import import_data
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -39,9 +41,12 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import AUTO
 from coseek.hardware.precision import PrecisionSetting
 from coseek.labels.labelling import LabelSummary
+from coseek.measure.rankings import Metric
+from coseek.measure.score import Scores
+from coseek.measure.searched import RetrievalMeasure, search_questions
 from coseek.models.local_text import TextModelSettings
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, checked_recipe
-from coseek.pipelines.agent_run import RunSettings, check_gold, check_run
+from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, questions_at
 from coseek.pipelines.agent_run import run_agent as _run_agent
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.retrieval.factory import Source, open_retriever
@@ -57,6 +62,7 @@ Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
 """Settings over others: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
 
 
+@in_python_words
 def make_world(
     folder: PathLike, size: str = "small", seed: int = 0, *, name: str | None = None, **settings: object
 ) -> Dataset:
@@ -72,6 +78,7 @@ def make_world(
     return Dataset(path)
 
 
+@in_python_words
 def load_protocol(name: PathLike, prompt_template: PathLike = "default") -> Protocol:
     """Open a protocol by name (`search-r1`, `qagent`, `s3` …) or by the path of its YAML file.
 
@@ -80,6 +87,7 @@ def load_protocol(name: PathLike, prompt_template: PathLike = "default") -> Prot
     return _load_protocol(_name(name, "a protocol"), _name(prompt_template, "a prompt template"))
 
 
+@in_python_words
 def open_agent(
     name: PathLike,
     *,
@@ -100,6 +108,7 @@ def open_agent(
         return factory.open_agent(factory.settled_for(settings, settings))
 
 
+@in_python_words
 def rollout(
     agent: Agent | PathLike,
     questions: str | Question | Sequence[str | Question],
@@ -141,6 +150,7 @@ def rollout(
     )
 
 
+@in_python_words
 def run_agent(
     questions: PathLike,
     agent: PathLike,
@@ -189,6 +199,7 @@ def run_agent(
         return _run_agent(settings, as_path(out, "a run folder"), resume, cluster=nodes)[0]
 
 
+@in_python_words
 def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
     """Compose a reward: part name or path of a `.py` file → weight or settings, or `preset` → name or YAML file.
 
@@ -201,6 +212,7 @@ def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
     return _make_reward(spec)
 
 
+@in_python_words
 def score(
     trajectories: Iterable[Trajectory],
     reward: RewardFunction | Mapping[str, Given],
@@ -230,6 +242,7 @@ def score(
         return EpisodeScorer(paid, writer, verdicts)(rows)
 
 
+@in_python_words
 def label(
     runs: PathLike | Sequence[PathLike],
     method: PathLike,
@@ -268,6 +281,7 @@ def label(
         return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, kept, cluster=nodes)
 
 
+@in_python_words
 def train_agent(
     recipe: PathLike,
     overrides: Overrides = (),
@@ -290,6 +304,7 @@ def train_agent(
         return training.policy_folder(training.compared[1])
 
 
+@in_python_words
 def train_retriever(
     recipe: PathLike,
     overrides: Overrides = (),
@@ -312,6 +327,73 @@ def train_retriever(
 
     training, _ = train_and_measure(read, as_path(out, "a training folder"), resume, progress or NoProgress())
     return training.encoder_folder
+
+
+@in_python_words
+def import_documents(
+    sources: PathLike | Sequence[PathLike], out: PathLike, settings: Mapping[str, object] | None = None
+) -> Dataset:
+    """Read files or folders of documents (text, Markdown, HTML, PDF, DOCX, …) and write a data set (`coseek data import
+    documents`).
+
+    `settings` are those of the import, such as `{"size": 200}`. `source.json` in `out` lists files that could not be
+    read, with reasons. Raises `DataError` if there is nothing to read. Most formats need the extra `documents`.
+    """
+    paths = [as_path(source, "a document or folder") for source in _several(sources)]
+    folder = as_path(out, "a data-set folder")
+    with missing_extras("importing these documents"):
+        import_data("documents", paths, folder, settings=settings)
+    return Dataset(folder)
+
+
+@in_python_words
+def ask(
+    question: str | Question,
+    retriever: Retriever | Source,
+    agent: Agent | PathLike = "extract",
+    *,
+    limits: Limits | Mapping[str, object] | None = None,
+    seed: int = 0,
+) -> Trajectory:
+    """Ask one question (`coseek ask`). The answer is in `.answer`, what was searched and found in `.searches`.
+
+    `agent` is as for `open_agent`; `extract` needs no model and quotes the sentence that fits best.
+    """
+    (trajectory,) = rollout(agent, question, retriever, limits=limits, seed=seed)
+    return trajectory
+
+
+@in_python_words
+def measure_retrievers(
+    questions: PathLike | Sequence[Question],
+    retrievers: Retriever | Source | Mapping[str, Retriever | Source],
+    *,
+    split: str | None = None,
+    metrics: Sequence[str] = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10"),
+    depth: int = 100,
+    seed: int = 0,
+) -> Scores:
+    """Measure what retrievers find when the question itself is searched (`coseek measure`).
+
+    `retrievers` is one, or name → retriever; later ones are compared with the first. The result holds the means with
+    bootstrap intervals, `.of(name).metrics["recall@5"]`, and `.comparisons`. Failed searches are counted and left out.
+    """
+    several = retrievers if isinstance(retrievers, Mapping) and "retriever" not in retrievers else {"": retrievers}
+    opened = {name: _retriever(cast("Retriever | Source", one)) for name, one in several.items()}
+    named = isinstance(questions, str | Path)
+    asked = (
+        questions_at(as_path(questions, "questions"), split)
+        if named
+        else _questions(cast("Sequence[Question]", questions))
+    )
+    for index in opened.values():
+        check_gold(asked, index, index.name)
+    measuring = RetrievalMeasure(tuple(map(Metric.named, metrics)))
+    runs = [
+        measuring.measure(name or index.name, (row for batch in search_questions(index, asked, depth) for row in batch))
+        for name, index in opened.items()
+    ]
+    return measuring.compare(runs, asked, seed=seed)
 
 
 def _agent_settings(

@@ -108,6 +108,9 @@ class Protocol:
     not_run: tuple[str, ...] = ()
     """Tool files that were left out, because the protocol was loaded without `run_files`; it cannot be rolled out."""
 
+    def __repr__(self) -> str:
+        return f"Protocol({self.name!r})"
+
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
         return next((tag for tag in self.grammar.tags if tag.author is author and tag.action is action), None)

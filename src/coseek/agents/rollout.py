@@ -33,6 +33,9 @@ class Agent:
     limits: Limits | None = None
     """The budgets that it was trained within, where they are known."""
 
+    def __repr__(self) -> str:
+        return f"Agent(protocol={self.protocol.name!r}, model={type(self.model).__name__})"
+
 
 def rollout(
     agent: Agent,

@@ -18,6 +18,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, running
 from coseek.core.settings import dump_settings, make_settings
+from coseek.core.spelling import as_written
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Hit
 from coseek.data.question import Question
@@ -167,7 +168,7 @@ def try_reward(name: str, bench: Bench) -> Iterator[str]:
     if min(values) == max(values):
         yield "all runs are paid the same, so this part alone teaches nothing here"
     run, one = paid[0]
-    yield f"{run.question.question.strip()} → {run.answer}: {getattr(one, 'value', one)}"
+    yield f"{as_written(run.question.question)} → {as_written(run.answer or 'no answer')}: {getattr(one, 'value', one)}"
 
 
 def try_algorithm(name: str, bench: Bench) -> Iterator[str]:

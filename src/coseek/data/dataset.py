@@ -20,6 +20,9 @@ class Dataset:
                 f"there is no data folder {self.folder}; make one with `coseek world make` or `coseek data import`"
             )
 
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.folder)!r})"
+
     @property
     def corpus_path(self) -> Path:
         return self.folder / "corpus.jsonl"

@@ -135,6 +135,9 @@ class Corpus(Sequence[Passage]):
             self._row[passage.id] = row
         self._digests: bytes | None = None
 
+    def __repr__(self) -> str:
+        return f"Corpus({len(self)} passages)"
+
     def __len__(self) -> int:
         return len(self._passages)
 

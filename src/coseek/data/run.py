@@ -61,6 +61,9 @@ class Run:
             raise DataError(f"{folder} is not a run: {_what_it_is(folder)}")
         self.folder = folder
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
     @classmethod
     def create(cls, folder: Path, settings: JsonObject) -> "Run":
         """Start a run. Refuses a folder with other files or with results; a failed start is replaced."""

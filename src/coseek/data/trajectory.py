@@ -234,6 +234,10 @@ class Trajectory:
     logged_protocol: str | None = None
     """The protocol that an imported log names, where its segments are written in the tags of another."""
 
+    def __repr__(self) -> str:
+        said = f"{self.question.question.strip()!r}, {self.answer!r}, {self.stop}, {len(self.searches)} searches"
+        return f"Trajectory({said}, {self.protocol})"
+
     @property
     def agent_protocol(self) -> str:
         """The protocol that its agent spoke."""

@@ -152,6 +152,9 @@ class RewardFunction:
 
     parts: tuple[RewardPart, ...]
 
+    def __repr__(self) -> str:
+        return f"RewardFunction({', '.join(part.name for part in self.parts)})"
+
     @property
     def needs(self) -> frozenset[Need]:
         """Grades that the parts need."""
