@@ -34,7 +34,7 @@ TOO_SMALL = words_of(
     """
     Action Batch Call CanConclude DataError Intent LeaderboardCell Move ProtocolFile Ranks Span TagFile ToolFile
     TurnSearches
-    KVCache LineFile RunRows CachedTextModel KeptTexts PartialFailure Place TokenBlock ValueModule
+    KVCache LineFile OutOfTokens RunRows CachedTextModel KeptTexts PartialFailure Place TokenBlock ValueModule
     """
 )
 """Classes of main modules that are details of one that has a row."""
