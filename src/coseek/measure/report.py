@@ -14,6 +14,7 @@ from typing import Protocol
 import yaml
 
 from coseek.core.files import Json, JsonObject, atomic_write
+from coseek.core.spelling import as_written
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.abstention import ended_right
 from coseek.measure.plots import Svg, with_id_prefix
@@ -137,8 +138,8 @@ def trajectory_html(trajectory: Trajectory) -> str:
     """One run: question, outcome, and every segment in order."""
     question = trajectory.question
     facts = [
-        f"gold: {' | '.join(question.answers) or ('–' if question.answerable else 'unanswerable')}",
-        f"answer: {trajectory.answer if trajectory.answer is not None else '–'}",
+        f"gold: {' | '.join(map(as_written, question.answers)) or ('–' if question.answerable else 'unanswerable')}",
+        f"answer: {as_written(trajectory.answer) if trajectory.answer is not None else '–'}",
         f"stop: {trajectory.stop}",
         "valid form" if trajectory.valid else f"not valid: {trajectory.format_error}",
         *(() if question.hops is None else (f"{question.hops} hop" + "s" * (question.hops != 1),)),
@@ -148,7 +149,7 @@ def trajectory_html(trajectory: Trajectory) -> str:
     found = [_search_html(search, question.gold_ids) for search in trajectory.searches]
     called = [_call_html(call) for call in trajectory.calls]
     return (
-        f'<article class="run"><h3>{clean(question.question)}</h3>'
+        f'<article class="run"><h3>{clean(as_written(question.question).strip())}</h3>'
         f'<p class="facts">{verdict} · {" · ".join(map(clean, facts))}</p>'
         f"{''.join(map(_segment_html, trajectory.segments))}"
         f"{_details('searches', found)}{_details('tool calls', called)}</article>"
@@ -175,19 +176,15 @@ def _cell(text: str) -> str:
 def _segment_html(segment: Segment) -> str:
     author = "agent" if segment.author is Author.AGENT else "environment"
     label = f"{author} · {segment.tag or '(no action)'} · {len(segment.ids)} tokens"
-    return f'<div class="{author}"><span class="by">{clean(label)}</span>{clean(segment.text)}</div>'
+    return f'<div class="{author}"><span class="by">{clean(label)}</span>{clean(as_written(segment.text))}</div>'
 
 
 def _search_html(search: Search, gold_ids: Sequence[str]) -> str:
     if search.fault is not None:
         return f"{clean(search.query)} — failed: {clean(search.fault)}"
-    titles = ", ".join(
-        f"<b>{clean(hit.passage.title or hit.passage.id)} (gold)</b>"
-        if hit.passage.id in gold_ids
-        else clean(hit.passage.title or hit.passage.id)
-        for hit in search.hits
-    )
-    return f"{clean(search.query)} → {titles or 'nothing'}"
+    named = [(hit.passage.id in gold_ids, as_written(hit.passage.title) or hit.passage.id) for hit in search.hits]
+    titles = ", ".join(f"<b>{clean(name)} (gold)</b>" if is_gold else clean(name) for is_gold, name in named)
+    return f"{clean(as_written(search.query))} → {titles or 'nothing'}"
 
 
 def _call_html(call: Call) -> str:

@@ -9,6 +9,7 @@ from rich.text import Text
 from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.spelling import as_written
 from coseek.data.neighbours import Way, neighbours
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import open_retriever
@@ -67,13 +68,12 @@ def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int
     console.print(Text(query, style="bold"))
     for rank, hit in enumerate(hits, start=1):
         passage = hit.passage
-        console.print(
-            Text.assemble(f"{rank:3} ", (f"{hit.score:8.3f} ", "dim"), (passage.title, "bold"), f"  {passage.text}")
-        )
+        title, text = as_written(passage.title), as_written(passage.text)
+        console.print(Text.assemble(f"{rank:3} ", (f"{hit.score:8.3f} ", "dim"), (title, "bold"), f"  {text}"))
         if source := ", ".join(f"{name} {passage.meta[name]}" for name in SOURCE if name in passage.meta):
             console.print(Text(f"    {source}", style="dim"))
         for way, mark in zip(WAYS, "↑↓", strict=True):
             for other in around(passage, corpus, way, context) if corpus is not None else ():
-                console.print(Text(f"    {mark} {other.text}", style="dim"))
+                console.print(Text(f"    {mark} {as_written(other.text)}", style="dim"))
     if not hits:
         console.print(Text("    nothing found", style="dim"))
