@@ -16,6 +16,7 @@ from tests.serve.agent_live import LONG, QUESTIONS, SHORT, asked, live_agent, me
 from tests.serve.live import CORPUS, WEB, EchoRetriever
 from tests.serve.model_live import tiny_policy
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.replies import reply_in_words
 from coseek.core.files import Json
@@ -298,3 +299,17 @@ def test_a_client_can_look_up_the_agent_by_its_name() -> None:
     with live_agent("rules") as (url, _):
         assert WEB.get(f"{url}/v1/models/agent").json()["id"] == "agent"
         assert WEB.get(f"{url}/v1/models/another").status_code == 404
+
+
+def test_the_evidence_holds_each_sentence_that_was_used_as_it_is_shown() -> None:
+    page = Passage("a", " Amber Island", " Amber Island is old . Its chief , who sings , is Elor Lindby . It rains .")
+
+    class Island(EchoRetriever):
+        def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+            return [[Hit(page, 1.0)] for _ in queries]
+
+    with live_agent("extract", Island()) as (url, _):
+        told = asked(url, "Who is the chief of Amber Island?").json()
+    (only,) = told["coseek"]["evidence"]
+    assert "chief, who sings, is Elor Lindby." in only["used"] and only["used"] in only["text"]
+    assert only["title"] == "Amber Island" and told["choices"][0]["message"]["content"] != NOT_FOUND

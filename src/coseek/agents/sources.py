@@ -11,6 +11,8 @@ from coseek.retrieval.lexical.analyzer import words
 
 MOST = 5
 """Sources of an answer."""
+MOST_SENTENCES = 4
+"""Sentences in a row that an answer may span."""
 
 
 def reply_of(run: Trajectory) -> str:
@@ -43,8 +45,14 @@ def used_sentences(run: Trajectory, passages: Sequence[Passage]) -> list[str]:
 
 
 def _first_with(passage: Passage, wanted: Sequence[str]) -> str:
-    sentences = [passage.text[start:end] for start, end in sentence_spans(passage.text)]
-    return next((one for text in wanted for one in sentences if _has(one, text)), "").strip()
+    """The fewest sentences in a row that hold one of the texts, the first of them first."""
+    spans = sentence_spans(passage.text)
+    for text in wanted:
+        for count in range(1, MOST_SENTENCES + 1):
+            for (start, _), (_, end) in zip(spans, spans[count - 1 :], strict=False):
+                if _has(passage.text[start:end], text):
+                    return passage.text[start:end].strip()
+    return ""
 
 
 def _has(text: str, wanted: str) -> bool:

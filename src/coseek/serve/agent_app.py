@@ -21,6 +21,7 @@ from coseek.serve.agent_service import AgentService
 from coseek.serve.app import new_app, read_body
 from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.conversation import QuestionInContext, read_request
+from coseek.serve.documents import document
 from coseek.serve.logs import Log, print_bug
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_app import openai_error, while_wanted
@@ -68,6 +69,9 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
         ("/v1/responses", _endpoint(service, ResponsesRequest, ResponsesAnswer)),
     ):
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+    if service.settings.documents is not None:
+        root = Path(service.settings.documents)
+        app.add_api_route("/documents/{path:path}", lambda path: document(root, path), methods=["GET"])
     if service.settings.page:
         app.add_api_route("/", page, methods=["GET"])
     return AccessMiddleware(cast(App, app), service, token, log)

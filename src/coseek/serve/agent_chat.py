@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coseek.agents.replies import reply_in_words
 from coseek.agents.served_context import served_context
@@ -146,8 +146,9 @@ def _evidence(run: Trajectory) -> list[Json]:
     """The sources first, then what else the agent was served; each with the sentence that it used, or ""."""
     named = sources_of(run)
     passages = [*named, *(one for one in served_context(run) if one not in named)][: 2 * MOST]
-    sentences = used_sentences(run, passages)
-    return [{**source(one), "used": as_written(f" {used}")} for one, used in zip(passages, sentences, strict=True)]
+    shown = [replace(one, text=as_written(one.text).strip()) for one in passages]  # a sentence is found in it again
+    sentences = used_sentences(run, shown)
+    return [{**source(one), "used": used} for one, used in zip(passages, sentences, strict=True)]
 
 
 def searches(made: Sequence[Search]) -> list[Json]:

@@ -118,6 +118,7 @@ class AgentService(Service[AgentServeSettings]):
             "index": _last_parts(self._source) or retriever.name,
             "passages": None if retriever.corpus is None else len(retriever.corpus),
             "examples": list(self._examples),
+            "documents": self.settings.documents is not None,
             "tags": tags,
             "spelling": agent.protocol.template.file.question_spelling,
         }

@@ -106,3 +106,5 @@ class AgentServeSettings(ListenSettings):
     """Characters of a question, at most."""
     page: bool = True
     """Serve a page for trying at `/`."""
+    documents: str | None = None
+    """The folder or file that the corpus was imported from: the page links to its files and pages."""
