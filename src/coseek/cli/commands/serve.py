@@ -52,6 +52,9 @@ TokenEnv: TypeAlias = Annotated[
     str | None,
     typer.Option(help="The environment variable with the token of requests; needed beyond loopback."),
 ]
+Documents: TypeAlias = Annotated[
+    Path | None, typer.Option(exists=True, help="What the corpus was imported from: the page links to these files.")
+]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")]
 
 
@@ -206,9 +209,7 @@ def serve_agent(
     no_send: NoSend = None,
     device: DeviceName = None,
     page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
-    documents: Annotated[
-        Path | None, typer.Option(help="What the corpus was imported from: the page links to these files.")
-    ] = None,
+    documents: Documents = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve an agent: POST /v1/chat/completions and /v1/responses, streamed or whole, GET /v1/models, /health, /info,
@@ -224,15 +225,13 @@ def serve_agent(
     typed = [text.removeprefix("limits.") for text in limits or []]
     budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
     check_source(retriever)
-    if documents is not None and not documents.exists():
-        raise SettingError(f"--documents {documents}: there is no such file or folder")
     from coseek.serve.agent_app import serve_agent as run
     from coseek.serve.agent_service import AgentService
 
     given = {
         "host": host, "port": port, "token_env": token_env, "max_rows": rows, "queue": queue,
         "most_wait_s": most_wait, "page": page, "log": not quiet,
-        "documents": None if documents is None else str(documents),
+        "documents": documents and str(documents),
     }  # fmt: skip
     settings = make_settings(AgentServeSettings, given)
     opened = partial(open_retriever, retriever)
