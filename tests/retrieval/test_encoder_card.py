@@ -184,3 +184,8 @@ def test_of_several_prompts_for_a_query_none_is_taken_until_one_is_chosen(tmp_pa
 def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_prompts(folder_of(tmp_path, config={"prompts": {"clustering": "c: ", "STS": "s: "}}), {})
     assert "clustering, STS" in caplog.text and "query_prompt" in caplog.text
+
+
+def test_a_cross_encoder_is_not_taken_for_an_encoder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is a CrossEncoder .*`rerank`"):
+        EncoderCard.of(folder_of(tmp_path, config={"model_type": "CrossEncoder"}))

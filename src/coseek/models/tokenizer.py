@@ -73,15 +73,16 @@ class HfTokenizer:
     def check_embedded(self, rows: int) -> None:
         """Raise `DataError` if the tokenizer has more tokens than an embedding with `rows` rows.
 
-        Two kinds of special tokens may lie beyond it, since no text is encoded as one of them: placeholders of images
-        and sound, which models that read text alone keep (Gemma 3 1B), and what the library adds for an architecture
-        (an unknown-token of Qwen2) though the folder does not have it.
+        Three kinds of special tokens may lie beyond it, since no text is encoded as one of them: placeholders of images
+        and sound, which models that read text alone keep (Gemma 3 1B), padding, and what the library adds for an
+        architecture (an unknown-token of Qwen2) though the folder does not have it.
         """
         if self.size <= rows:
             return
         special = {token.content for token in self._trusted.get_added_tokens_decoder().values() if token.special}
         stored = _stored_specials(Path(self.source) / "tokenizer.json")
         optional = {token for token in special if _MEDIA.search(token) or (stored is not None and token not in stored)}
+        optional |= special & {str(self.fast.pad_token)}
         vocab = self._trusted.get_vocab(with_added_tokens=True)
         needed = 1 + max(ident for token, ident in vocab.items() if token not in optional)
         if needed > rows:

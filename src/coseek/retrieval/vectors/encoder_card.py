@@ -14,13 +14,15 @@ from typing import Literal, cast
 from pydantic import Field
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, read_json, read_json_object, read_yaml, write_yaml
+from coseek.core.files import Json, JsonObject, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.retrieval.views import View
 
 log = logging.getLogger(__name__)
 
 CARD = "coseek.yaml"
+KIND = "SentenceTransformer"
+"""What sentence-transformers calls a model that maps a text to one vector."""
 MOST_TOKENS = 512
 """The default token limit. Some encoders could read 32,768 tokens at a high cost."""
 
@@ -106,6 +108,11 @@ def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
     """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = _prompts(folder, config)
+    kind = config.get("model_type") or KIND
+    if kind != KIND:  # sentence-transformers would put a pooling of its own on it
+        raise DataError(
+            f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
+        )
     similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
     if similarity not in ("cosine", "dot"):
         raise DataError(f"{folder}: its similarity is {similarity!r}, and only cosine and dot can be searched")
@@ -176,6 +183,11 @@ def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, l
             named = [default]
         found.append((side, exact or named))
     return found
+
+
+def _way_out(kind: Json) -> str:
+    rerank = "name it as the model of a `rerank` retriever, or "
+    return f"{rerank if kind == 'CrossEncoder' else ''}take the folder of a {KIND}"
 
 
 def _modules(folder: Path) -> tuple[str, bool]:
