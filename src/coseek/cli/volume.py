@@ -68,15 +68,16 @@ def _options(
 
 def with_volume(program: C) -> C:
     """Give every command of a program the two options; one with a `--quiet` of its own keeps that."""
-    for command in _leaves(program):
+    for command in leaves(program):
         taken = {name for one in command.params for name in one.opts}
         command.params += [one for one in typer.main.get_command(_template).params if not taken & {*one.opts}]
     return program
 
 
-def _leaves(program: object) -> Iterator[TyperCommand]:
+def leaves(program: object) -> Iterator[TyperCommand]:
+    """The commands of a program, through its groups."""
     if isinstance(program, TyperGroup):
         for command in program.commands.values():
-            yield from _leaves(command)
+            yield from leaves(command)
     elif isinstance(program, TyperCommand):
         yield program

@@ -45,11 +45,17 @@ _BESIDE = re.compile(
 """Names of files that coseek keeps beside a mark."""
 
 
+def expand_home(text: str) -> str:
+    """Expand a leading `~/`, which a shell leaves in `--out=~/runs` and in quotes. Every path of a setting or an option
+    goes through this function."""
+    return os.path.expanduser(text) if text == "~" or text.startswith(("~/", f"~{os.sep}")) else text
+
+
 def as_path(given: object, what: str) -> Path:
     """A path from a `str` or `Path`, with `~` expanded. Anything else raises a `SettingError` that names `what`."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise SettingError(f"{what} is named by one path, a str or Path, not {given!r}")
-    return Path(os.fspath(given)).expanduser()
+    return Path(expand_home(os.fspath(given)))
 
 
 def open_text(path: Path) -> IO[str]:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from coseek.core.errors import ErrorList, Place, SettingError, closest
-from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.files import Json, JsonObject, expand_home, read_yaml
 from coseek.core.strict_yaml import InvalidYaml, Replace, parse_yaml
 
 
@@ -26,7 +26,7 @@ class Settings(BaseModel):
         """Merge a partly given group with this field's default, not with the defaults of the group's class."""
         if not isinstance(given, dict):
             return given
-        whole = dict(given)
+        whole = {name: _at_home(value) for name, value in given.items()}
         for name, value in whole.items():
             if isinstance(value, int) and not -(2**63) <= value < 2**64:  # a file with it could not be read again
                 raise SettingError(f"setting {name!r} has more than 64 bits; choose a smaller number")
@@ -35,6 +35,13 @@ class Settings(BaseModel):
                 part = cast(JsonObject, value)
                 whole[name] = merge_settings(type(field.default), dump_settings(field.default), part)
         return whole
+
+
+def _at_home(value: object) -> object:
+    """A text that begins with `~/` is a path, in whatever setting."""
+    if isinstance(value, list):
+        return [_at_home(each) for each in value]
+    return expand_home(value) if isinstance(value, str) else value
 
 
 S = TypeVar("S", bound=Settings)
