@@ -101,3 +101,9 @@ def test_audits_of_runs_are_not_taken_for_audits_of_a_corpus(data: Path, capsys:
     assert "is not a run" in capsys.readouterr().err
     assert main(["audit", "corpus", str(data), "--split", "tset"]) == 2
     assert "did you mean 'test'" in capsys.readouterr().err
+
+
+def test_a_thai_answer_is_found_in_a_sentence_without_blanks() -> None:
+    finder = AnswerFinder([tuple(answer_words("เมืองหลวง")), tuple(answer_words("เมืองท่า"))])
+    finder.read("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย")
+    assert finder.found == {tuple(answer_words("เมืองหลวง"))}

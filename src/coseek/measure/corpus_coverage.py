@@ -19,18 +19,17 @@ from coseek.measure.question_groups import ALL
 from coseek.measure.rankings import grades
 from coseek.measure.searched import relevance
 from coseek.measure.table import Table
+from coseek.retrieval.lexical.analyzer import spaced
 
 CLOSED = frozenset({"yes", "no", "true", "false", "noanswer"})
 _ODD = re.compile(r"[^\w\s]+")
-# Han, kana and Hangul have no reliable spaces, so that each character counts as a word.
-_CJK = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff])")
 
 
 def answer_words(text: str) -> list[str]:
     """The normalised words of a text, as cover-EM compares them, but without Unicode punctuation, which may be glued to
-    a word, and with CJK characters one by one."""
+    a word, and with the characters of scripts without blanks (Chinese, Thai) one by one."""
     found = normalise(text)
-    return (found if found.isascii() else _ODD.sub(_with_marks, _CJK.sub(r" \1 ", undotted(found)))).split()
+    return (found if found.isascii() else _ODD.sub(_with_marks, spaced(undotted(found)))).split()
 
 
 def _with_marks(odd: re.Match[str]) -> str:

@@ -140,6 +140,11 @@ _UNACCENTED = str.maketrans(
 """Latin letters that Unicode does not decompose."""
 
 
+def spaced(text: str) -> str:
+    """The text with blanks around each character of a script without blanks."""
+    return text if text.isascii() else _patterns().units.sub(r" \g<0> ", text)
+
+
 def units(word: str) -> list[str]:
     """The characters of a word of a script without blanks, with their marks; none for other words."""
     if word.isascii() or not _patterns().spaceless.match(word):
