@@ -138,7 +138,7 @@ class DryRun:
                 (f"memory{stage}", f"{needed:.3g} GiB a device, of {machine.memory_gib:g}", f"{self._started}{parts}"),
                 *([self._meant(look.meant)] if look.meant is not None else []),
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
-                (f"time{stage}", f"{_duration(look.work.total_s)} at most", _said_of(look.work)),
+                (f"time{stage}", f"{duration(look.work.total_s)} at most", _said_of(look.work)),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
             ]
         note = (
@@ -168,7 +168,7 @@ def _count(number: float) -> str:
     return f"{number / 1e9:.3g} billion" if number >= 1e8 else f"{number / 1e6:.3g} million"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A duration in h, min or s."""
     units = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
     name, size = next(((name, size) for name, size in units if seconds >= 2.0 * size), units[-1])

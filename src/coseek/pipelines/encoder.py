@@ -252,6 +252,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         began = last_checkpoint(self.folder / "checkpoints")
         if began is None and self.evaluator is not None and self.workers.first:
             # Stored, since the untrained weights are gone after training.
+            held = self.evaluator.held_out
+            turns = sum(len(group) for group in held.groups.values())
+            self.progress.say(
+                f"measuring the encoder before training: {turns:,} turns over {len(held.pool):,} passages"
+            )
             found = {"before": self.evaluator.evaluate(model)}
             if self.recipe.held_out.bm25:
                 found["BM25"] = self.evaluator.bm25()

@@ -18,6 +18,7 @@ from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_check import way_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.grader_settings import ORACLE
+from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.trainer.activations import GIB, micro_batch_tokens, pass_bytes
 from coseek.training.trainer.settings import LearnerSettings
@@ -33,6 +34,8 @@ QWEN25: Mapping[str, Shape] = {
     "3b": Shape(2048, 36, 16, 2, 11_008, 151_936, True, 128),
     "7b": Shape(3584, 28, 28, 4, 18_944, 152_064, False, 128),
     "14b": Shape(5120, 48, 40, 8, 13_824, 152_064, False, 128),
+    "32b": Shape(5120, 64, 40, 8, 27_648, 152_064, False, 128),
+    "72b": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
 }
 """Published shapes of Qwen2.5, for models that are not downloaded yet."""
 
@@ -324,3 +327,22 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
 
 def _rate(machine: MachineSettings, share: float) -> float:
     return machine.devices * machine.tflops * 1e12 * share
+
+
+def encoder_memory(
+    recipe: RetrieverRecipe, shape: Shape, parameters: int, query_tokens: int, passage_tokens: int
+) -> dict[str, float]:
+    """Bytes of a retriever's training: weights, gradients and moments in float32, and the activations that are kept at
+    once, those of a micro-batch or, with `cached: false`, of a whole batch, every text at its full length."""
+    updates, passages = recipe.training, 1 + recipe.loss.negatives
+    at_once = max(updates.micro_batch_tokens, query_tokens, passage_tokens)
+    if not updates.cached:
+        at_once = updates.batch_size * (query_tokens + passages * passage_tokens)
+    learner = LearnerSettings(precision=updates.precision, checkpointing=updates.checkpointing, lora=updates.lora)
+    trained = parameters if updates.lora is None else adapter_parameters(shape, learner)
+    return {
+        "weights": 4.0 * parameters,
+        "gradients": 4.0 * trained,
+        "adam": 8.0 * trained,
+        "activations": pass_bytes(shape, learner, at_once, 0.0),
+    }

@@ -74,6 +74,7 @@ class RetrieverData:
     def labels(self, seed: int) -> tuple[list[LabelSet], HeldOut | None]:
         """Label sets for training and for evaluation."""
         data, settings, held_out = self.dataset, self.settings, self.recipe.held_out
+        self.progress.say(f"labels: searching {len(data.corpus):,} passages for negatives with BM25")
         corpus, bm25 = data.corpus, Bm25.over(data.corpus)
         split_seed = self.recipe.seed if held_out.seed is None else held_out.seed
         train, held = (

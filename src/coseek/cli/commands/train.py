@@ -33,7 +33,12 @@ from coseek.pipelines.base_recipe import BaseRecipe, corpus_recipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe, ReaderRecipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together.checks import check_together
-from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names, together_recipe_path
+from coseek.pipelines.together_recipe import (
+    TogetherRecipe,
+    load_together_recipe,
+    together_recipe_names,
+    together_recipe_path,
+)
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 if TYPE_CHECKING:
@@ -198,6 +203,10 @@ def train_retriever(
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the encoder of a retriever on labels, and measure what it finds for held-out turns.
@@ -212,6 +221,9 @@ def train_retriever(
         return
     read = load_retriever_recipe(recipe, settings or [], given)
     check_retriever_recipe(read)
+    if dry_run:
+        rehearse_retriever(read, as_json)
+        return
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     check_encoder_libraries()
     from coseek.pipelines.encoder import train_and_measure  # torch
@@ -236,6 +248,10 @@ def train_together(
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent and a retriever in alternating rounds, and measure every pair of them.
@@ -248,6 +264,9 @@ def train_together(
     read = load_together_recipe(recipe, typed)
     if show:
         print_settings(read, as_json, prefixes)
+        return
+    if dry_run:
+        rehearse_together(read, as_json)
         return
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
@@ -343,6 +362,36 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
         print_json(found.to_json())
     else:
         stdout_console().print(found.table().rich())
+    found.refuse()
+
+
+def rehearse_retriever(recipe: RetrieverRecipe, as_json: bool) -> None:
+    """Print the dry run of a retriever's training."""
+    check_encoder_libraries()
+    from coseek.pipelines.retriever_dry_run import retriever_dry_run  # torch
+
+    with training_bar() as bar:
+        found = retriever_dry_run(recipe, bar)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        stdout_console().print(found.table().rich())
+
+
+def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
+    """Print the dry run of a co-training, and refuse where something is missing."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    check_settings(recipe.agent)
+    check_encoder_libraries()
+    from coseek.pipelines.together.dry_run import together_dry_run  # torch
+
+    found = together_dry_run(recipe)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        for table in found.tables():
+            stdout_console().print(table.rich())
     found.refuse()
 
 

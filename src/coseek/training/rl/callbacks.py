@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coseek.core.progress import Evaluate, Progress
+from coseek.training.rl.algorithm import Algorithm, GroupSettings
 from coseek.training.rl.episodes import EpisodeBatch
 from coseek.training.rl.monitor import Monitor
+from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.token_record import StepTokens
 from coseek.training.trainer.checkpoint import HEALTHY
 from coseek.training.trainer.metrics import as_written
@@ -138,3 +140,33 @@ class AlarmStop(Callback):
         if self._monitor.alarms:
             self._state.save()
             self.begin()
+
+
+QUIET_STEPS = 3
+"""Steps in a row without a gradient after which the training says so."""
+
+
+class LearnsNothing(Callback):
+    """Warns of groups of one run, and of steps that change no weight: neither shows in a loss of 0."""
+
+    def __init__(self, algorithm: Algorithm, settings: RlSettings, progress: Progress) -> None:
+        self._algorithm, self._settings, self._progress = algorithm, settings, progress
+        self._quiet = 0
+
+    def begin(self) -> None:
+        if self._settings.group_size == 1 and isinstance(self._algorithm.settings, GroupSettings):
+            self._progress.warn(
+                f"rl.group_size=1: {self._algorithm.name} compares the runs of a question, and one run has none to be "
+                "compared with, so its reward itself is its advantage and wrong runs teach nothing; raise "
+                "rl.group_size, or set rl.algorithm=reinforce-pp or ppo"
+            )
+
+    def after_step(self, report: StepReport) -> None:
+        moved = report.row.get("updates", 0) and report.row.get("grad_norm") != 0.0
+        self._quiet = 0 if moved else self._quiet + 1
+        if self._quiet == QUIET_STEPS:
+            self._progress.warn(
+                f"the last {QUIET_STEPS} steps had no gradient and changed no weight (loss 0): the runs of every "
+                f"question had equal rewards (reward {report.row.get('reward', 0.0):.3g}); ask easier or harder "
+                "questions, raise rl.group_size or rl.temperature, or see why the reward is flat"
+            )

@@ -27,6 +27,7 @@ from coseek.training.rl.callbacks import (
     AlarmWatch,
     Callback,
     CheckpointWriter,
+    LearnsNothing,
     MetricsWriter,
     ProgressLine,
     StepReport,
@@ -163,6 +164,7 @@ def _own_callbacks(run: RlRun, folder: Path, progress: Progress) -> list[Callbac
         AlarmWatch(monitor),
         MetricsWriter(state),
         CheckpointWriter(state, monitor, settings.checkpoint_every, settings.monitor.window),
+        LearnsNothing(run.algorithm, settings, progress),
         ProgressLine(progress),
         *stop,
     ]

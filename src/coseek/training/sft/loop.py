@@ -92,12 +92,14 @@ def _round(
     feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
     began, tokens = time.perf_counter(), cast(int, state.notes.get("tokens", 0))
-    before = tokens
+    before, first = tokens, state.step
     with waiting_stops() as stop:
-        for step in range(state.step, total):
+        for step in range(first, total):
             batch = feed.batch(step)
             weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
             loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
+            if step == first and not bool((weights_BT != 0.0).any()):
+                progress.warn(f"step {step + 1}: no token is trained on, so the loss is 0; see environment_weight")
             row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
             tokens += int(batch.lengths_B.sum())
             done, state.notes["tokens"] = step + 1, tokens

@@ -1,0 +1,148 @@
+"""Dry run of a retriever's training: its rows and updates, memory and minutes, and one real update.
+
+Labels are read, or made, as the training does; synthetic ones of two worlds stand for all. The update is made with the
+recipe's own batch in a folder that is deleted, which shows its memory and its seconds on this machine.
+"""
+
+import resource
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from coseek.core.files import JsonObject, read_json, read_jsonl
+from coseek.core.parts import part_folder
+from coseek.core.progress import Progress
+from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.measure.table import Table
+from coseek.models.shape import shape_of_config
+from coseek.pipelines.dry_run import duration
+from coseek.pipelines.encoder import EncoderData, RetrieverTraining
+from coseek.pipelines.estimate import encoder_memory
+from coseek.training.encoder.examples import ExampleOrder
+from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.workers import ALONE
+
+WORLDS = 2
+"""Synthetic worlds that are made."""
+LARGEST = 400_000_000
+"""Parameters of an encoder from which no update is made without an accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieverDryRun:
+    """The findings of a dry run."""
+
+    recipe: RetrieverRecipe
+    encoder: str
+    parameters: int
+    rows: int
+    """Label sets to train on."""
+    held_out: int
+    """Turns that each evaluation searches."""
+    steps: int
+    memory: dict[str, float]
+    """Estimated bytes, with every text at its full length."""
+    update_s: float | None = None
+    """Seconds of one update on this machine; `None` if none was made."""
+    peak: float | None = None
+    """Peak bytes of this process, or of its accelerator, after that update."""
+
+    @property
+    def searches(self) -> int:
+        """Searches of all evaluations: before the first and after the last update, and those between them."""
+        between = (self.steps - 1) // self.recipe.held_out.every if self.recipe.held_out.every else 0
+        return self.held_out * (2 + between)
+
+    def to_json(self) -> JsonObject:
+        return {
+            "encoder": self.encoder, "parameters": self.parameters, "rows": self.rows, "steps": self.steps,
+            "searches": self.searches, "scorer_calls": 0,
+            "memory": {
+                **{f"{name}_gib": value / GIB for name, value in self.memory.items()},
+                "needed_gib": sum(self.memory.values()) / GIB,
+                "measured_gib": None if self.peak is None else self.peak / GIB,
+            },
+            "time": {
+                "update_s": self.update_s,
+                "minutes": None if self.update_s is None else self.steps * self.update_s / 60,
+            },
+        }  # fmt: skip
+
+    def table(self) -> Table:
+        """The findings as rows of part, value and detail."""
+        training, whole = self.recipe.training, sum(self.memory.values()) / GIB
+        parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in self.memory.items())
+        rows = [
+            ("model", f"{self.parameters / 1e6:.3g} million weights", self.encoder),
+            ("labels", f"{self.rows:,} rows", f"{self.steps:,} updates of {training.batch_size} rows"),
+            ("memory", f"{whole:.3g} GiB at most", f"{parts}, with every text at its full length"),
+        ]
+        if self.update_s is None or self.peak is None:
+            rows.append(("update", "not made", "the encoder is large, and there is no accelerator"))
+        else:
+            rows += [
+                ("update", f"{self.update_s:.3g} s", f"{self.peak / GIB:.3g} GiB at its peak, measured"),
+                ("time", f"{duration(self.steps * self.update_s)} for the updates", "at the speed of that update"),
+            ]
+        rows.append(("evaluation", f"{self.searches:,} searches", f"{self.held_out:,} held-out turns each time"))
+        return Table(("part", "what", "detail"), tuple(rows), ("Nothing asks a scorer. Nothing was written.",))
+
+
+def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverDryRun:
+    """Make a dry run. Raises `UserError` for what the training itself would refuse."""
+    with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
+        few = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
+        training = RetrieverTraining(few, folder, progress, workers=ALONE)
+        training.check()
+        rows = training.rows()
+        count = len(rows)
+        if recipe.synthetic is not None:
+            count = round(count * recipe.synthetic.worlds / WORLDS)
+        updates = recipe.training
+        order = ExampleOrder(rows, updates.batch_size, recipe.loss.negatives, recipe.seed)
+        steps = updates.steps or max(1, round(order.steps(updates.epochs) * count / len(rows)))
+        model = training.open(training.start_folder)
+        parameters = sum(one.numel() for one in model.parameters())
+        held = training.material.held_out
+        turns = 0 if held is None else sum(len(group) for group in held.groups.values())
+        found = RetrieverDryRun(
+            recipe, str(training.start_folder), parameters, count, turns, steps, memory_of(recipe, training, parameters)
+        )
+        del model
+        if parameters > LARGEST and not torch.accelerator.is_available():
+            return found
+        seconds, peak = one_update(training, folder / "update")
+        return replace(found, update_s=seconds, peak=peak)
+
+
+def memory_of(recipe: RetrieverRecipe, training: RetrieverTraining, parameters: int) -> dict[str, float]:
+    """Bytes of an opened encoder's training; see `encoder_memory`."""
+    card = training.card
+    shape = shape_of_config(read_json(training.start_folder / "config.json", foreign=True))
+    return encoder_memory(recipe, shape, parameters, card.query_tokens, card.passage_tokens)
+
+
+def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]:
+    """Seconds of the second of two updates with the recipe's batch, and the peak bytes after it."""
+    short: JsonObject = {
+        "training": {"steps": 2, "log_every": 1},
+        "held_out": {"every": 0, "keep": "last"},
+        "track": [],
+    }
+    small = RetrieverTraining(_with(training.recipe, short), folder, workers=ALONE)
+    small.data, small.start_folder = training.data, training.start_folder
+    small.material = EncoderData(training.material.train, None)
+    small.train()
+    timed = [row["time/steps_s"] for _, row in read_jsonl(folder / "metrics.jsonl") if "time/steps_s" in row]
+    seconds = float(cast(float, timed[-1]))
+    if torch.cuda.is_available():
+        return seconds, float(torch.cuda.max_memory_allocated())
+    return seconds, 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _with(recipe: RetrieverRecipe, changes: JsonObject) -> RetrieverRecipe:
+    return make_settings(RetrieverRecipe, merge_settings(RetrieverRecipe, dump_settings(recipe), changes))
