@@ -29,7 +29,8 @@ def precisions(settings: Settings) -> dict[str, str]:
 
 def laptop_recipes() -> dict[str, Settings]:
     """Everything that is to run on any processor."""
-    agents = [name for name in recipe_names() if name not in (*PAPERS, "r1-searcher", "simpledeepsearcher")]
+    gpu = ("r1-searcher", "simpledeepsearcher", "search-r1-grpo-1gpu", "search-r1-grpo-24gb")
+    agents = [name for name in recipe_names() if name not in (*PAPERS, *gpu)]
     return {
         **{name: load_recipe(name, GIVEN if name == "2wiki" else []) for name in agents},
         **{f"retriever/{name}": load_retriever_recipe(name, labels=["x"]) for name in retriever_recipe_names()},
