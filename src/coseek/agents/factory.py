@@ -303,8 +303,6 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         )
     if in_bytes:
         model.ids_per_token = BYTES_PER_TOKEN
-    if model.inexact:
-        log.warning("%s", f"these trajectories are not for training: {model.inexact}")
     return model
 
 

@@ -19,6 +19,7 @@ from coseek.data.dataset import Dataset, check_gold_ids
 from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
 from coseek.data.selection import QuestionFilter, draw
+from coseek.models.remote import RemoteModel
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
 
@@ -103,6 +104,8 @@ def run_agent(
             tell=tell,
         )
         if say is not None:
+            if isinstance(agent.model, RemoteModel) and agent.model.inexact:
+                say(f"these trajectories are not for training: {agent.model.inexact}")
             lines = (f"{settings.retriever}: {one}" for one in shortfalls_of(retriever))
             for line in filter(None, (spent(agent.model, settings.agent), *lines)):
                 say(line)

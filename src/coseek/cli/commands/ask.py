@@ -23,7 +23,7 @@ from coseek.cli.options import (
     TokenizerName,
     at_server,
 )
-from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, stderr_console, tell
+from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, say, stderr_console, tell
 from coseek.cli.volume import Volume, volume
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin
@@ -108,7 +108,7 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
     if trajectory.answer is not None or trajectory.declined:
         show_sources(trajectory, console)
     elif trajectory.stop_detail:
-        console.print(Text(f"{trajectory.stop}: {trajectory.stop_detail}"))
+        say(f"{trajectory.stop}: {trajectory.stop_detail}")  # under --quiet, too
 
 
 def show_sources(trajectory: Trajectory, console: Console) -> None:
