@@ -239,9 +239,12 @@ def described(name: str) -> tuple[str, str]:
     spec = importlib.util.find_spec(f"{COMMANDS}.{name.replace('-', '_')}")
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")
     groups = [
-        ast.literal_eval(node.value)
+        node.value.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "GROUP"
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "GROUP"
+        and isinstance(node.value, ast.Constant)
     ]
     return (str(groups[0]) if groups else "More"), (ast.get_docstring(tree) or "").partition("\n")[0]
 
