@@ -10,16 +10,20 @@ from typing import cast
 import pytest
 from bench.synthesis import Truth
 
-from coseek.core.errors import DataError
+from coseek.core.cache import TextCache
+from coseek.core.errors import DataError, ModelError, RunError
 from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
+from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.models.text_model import CachedTextModel, texts_of
 from coseek.synthesis.gates import closed_book, follows, one_search, read
 from coseek.synthesis.graph import Chain, HopGraph
+from coseek.synthesis.proposals import QuestionProposer
 from coseek.synthesis.question_text import question_of
-from coseek.synthesis.question_writer import QuestionWriter
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import RECORD, UNANSWERABLE, SynthesisSummary, synthesize
 from coseek.world.settings import WorldSettings
@@ -144,7 +148,7 @@ def chained(*more: tuple[str, str], **instead: str) -> tuple[HopGraph, Chain]:
 
 def test_a_chain_of_two_passages_passes_and_neither_alone_leads_to_the_answer() -> None:
     graph, chain = chained()
-    assert question_of(graph, chain) == "Red Hour is directed by a director. This director is born where?"
+    assert question_of(graph, chain) == "Red Hour is directed by a director. Where is this director born?"
     assert follows(graph, chain).passed
     assert read(graph, chain, {hop.row for hop in chain}) == {"ulm"}
     assert not any(read(graph, chain, {hop.row}) for hop in chain)
@@ -199,15 +203,16 @@ class Told:
         ]
 
 
-def with_model(tmp_path: Path, writer: Told | None, reader: Told | None) -> list[Question]:
+def with_model(tmp_path: Path, proposer: Told | None, reader: Told | None, **given: object) -> list[Question]:
     """Two-hop questions of the three films, with models."""
     graph, _ = chained()
     graph.corpus.save(tmp_path / "in" / "corpus.jsonl")
-    settings = SynthesisSettings(hop_mix=(0, 1), support=2, depth=1, dev=0, test=0, unanswerable=0)
+    plain: JsonObject = {"hop_mix": [0, 1], "support": 2, "depth": 1, "dev": 0, "test": 0, "unanswerable": 0}
+    settings = make_settings(SynthesisSettings, cast(JsonObject, {**plain, **given}))
     checked = GeneratorSettings(model="told")
     generator = None if reader is None else Generator(reader, load_generator_prompt(checked), checked)
-    asking = None if writer is None else QuestionWriter.over(writer)
-    synthesize(tmp_path / "in", tmp_path / "out", settings, asking, generator)
+    proposing = None if proposer is None else QuestionProposer.over(proposer)
+    synthesize(tmp_path / "in", tmp_path / "out", settings, proposing, generator)
     return everything(Dataset(tmp_path / "out"))
 
 
@@ -233,12 +238,98 @@ def test_a_question_is_dropped_that_a_model_answers_with_less_or_not_at_all(
     assert not [question for question in kept if question.answers[0] == "Ulm"]
 
 
-def test_a_written_question_that_leaks_a_name_is_dropped(tmp_path: Path) -> None:
-    fluent = "Where was the maker of Red Hour born?"
-    leaking = "Was the maker of Ferry, Bert Moss, born in a town?"
-    questions = with_model(tmp_path, Told({"Draft: Red Hour": fluent, "Draft: Ferry": leaking}), None)
-    assert [question.question for question in questions] == [fluent]
-    assert str(questions[0].meta["draft"]).startswith("Red Hour is directed by a director.")
+def said(*rows: tuple[str, str], **more: object) -> str:
+    """A reply with proposals."""
+    return json.dumps({"questions": [{"question": question, "answer": span, **more} for question, span in rows]})
+
+
+def test_a_model_proposes_questions_of_linked_passages_with_their_steps(tmp_path: Path) -> None:
+    steps = ["Who directed Red Hour?", "In which town was Ada Stone born?"]
+    model = Told(
+        {"directed by Ada Stone|born in Ulm": said(("Where was the maker of Red Hour born?", "Ulm"), steps=steps)}
+    )
+    (question,) = with_model(tmp_path, model, None)
+    assert (question.question, question.answers, question.gold_ids) == (
+        "Where was the maker of Red Hour born?", ("Ulm",), ("f0", "p0")
+    )  # fmt: skip
+    first, last = gold_path(question)
+    assert [first.target, last.source, last.target] == ["Ada Stone", "Ada Stone", "Ulm"]
+    assert [first.question, last.question] == steps
+
+
+@pytest.mark.parametrize(
+    ("row", "gate"),
+    [
+        (("Which director was born in a town on the Danube?", "Neu-Ulm"), "verbatim"),
+        (("Where was Ada Stone born, in Ulm or elsewhere?", "Ulm"), "closed_book"),
+        (("Where was the director in this passage born?", "Ulm"), "self_contained"),
+        (("Tell me where Ada Stone was born", "Ulm"), "self_contained"),
+        (("Which river flows through Paraguay?", "Ulm"), "retrievable"),
+    ],
+)
+def test_a_proposal_that_its_passage_does_not_answer_fairly_is_dropped_and_counted(
+    row: tuple[str, str], gate: str, tmp_path: Path
+) -> None:
+    good = ("Where was Cora Hill born?", "Bern")
+    model = Told({"born in Ulm": said(row), "born in Bern": said(good, good)})
+    (question,) = with_model(tmp_path, model, None, hop_mix=[1])
+    assert question.question == good[0]
+    dropped = json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["dropped"]
+    assert [name.partition(":")[0] for name in dropped] == [gate, "duplicate"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Sure! Here are some questions.",
+        '{"questions": [{"question": "Who?", "answer": null}]}',
+        '{"questions": {"question": "Who?"}}',
+        "<think>born in Ulm …",
+    ],
+)
+def test_a_reply_that_is_no_list_of_questions_is_asked_for_once_more_and_never_read_as_a_question(
+    reply: str, tmp_path: Path
+) -> None:
+    good = said(("Where was Ada Stone born?", "Ulm"))
+    model = Told({"born in Ulm|could not be read": f"<think>{{</think>```json\n{good}\n```", "born in Ulm": reply})
+    (question,) = with_model(tmp_path, model, None, hop_mix=[1])
+    assert question.answers == ("Ulm",)
+    calls = json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["calls"]
+    assert calls["requests"] == 6 and calls["failed"] == 0
+    assert calls["unreadable"] == 5, "the stand-in says `no` of the other passages, twice"
+
+
+class Failing(Told):
+    """A text model whose server fails for some prompts, until it is repaired."""
+
+    broken: str = "born in Ulm"
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        texts = super().write(prompts, max_tokens)
+        found = [
+            ModelError("HTTP 500") if self.broken in prompt else text
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return texts_of(found)
+
+
+def test_a_failure_of_the_server_is_counted_and_the_next_start_asks_only_what_failed(tmp_path: Path) -> None:
+    rows = {f"born in {town}": said((f"Where was {who} born?", town)) for _, who, town in PAIRS}
+    model = Failing(rows)
+    cached = CachedTextModel(model, TextCache(tmp_path / "said.sqlite"))
+    assert len(with_model(tmp_path, cast(Told, cached), None, hop_mix=[1])) == 2
+    assert json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["calls"]["failed"] == 1
+    model.broken, before = "no such words", len(model.asked)
+    assert len(with_model(tmp_path, cast(Told, cached), None, hop_mix=[1])) == 3
+    assert len(model.asked) == before + 1
+
+
+def test_a_server_that_fails_throughout_ends_the_synthesis_and_nothing_is_written(tmp_path: Path) -> None:
+    model = Failing({})
+    model.broken = ""
+    with pytest.raises(RunError, match="HTTP 500"):
+        with_model(tmp_path, model, None, hop_mix=[1])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_corpus_without_names_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -252,4 +343,6 @@ def test_the_record_tells_what_each_gate_dropped(made: tuple[Dataset, SynthesisS
     record = json.loads((made[0].folder / "synthesis.json").read_text(encoding="utf-8"))
     assert record["settings"]["count"] == 60
     assert record["dropped"] == made[1].dropped
-    assert all(reason.partition(":")[0] in ("follows", "closed_book", "one_search") for reason in record["dropped"])
+    assert all(
+        reason.partition(":")[0] in ("wording", "follows", "closed_book", "one_search") for reason in record["dropped"]
+    )

@@ -137,14 +137,13 @@ def make_questions(
         say(f"{error}. Without questions, the passages' own headings and sentences are searched")
         return folder
     say(f"{folder} has no questions to train on; made from its passages: {made} ({out})")
+    if made.warning:
+        say(f"warning: {made.warning}")
     return out
 
 
 def own_questions(given: str, used: Path, train: str) -> dict[str, list[Question]]:
     """Name → the questions that the given data set had before others were made (`used`): people's, to measure by."""
     own = Dataset(Path(given).expanduser())
-    return (
-        {}
-        if own.folder == used or train in own.splits
-        else {f"own-{split}": own.questions(split) for split in own.splits}
-    )
+    made = own.folder != used and train not in own.splits
+    return {f"own-{split}": own.questions(split) for split in own.splits} if made else {}

@@ -33,6 +33,8 @@ class GateVerdict:
     passed: bool
     reason: str = ""
     said: tuple[str, ...] = ()
+    fault: bool = False
+    """A part failed: this says nothing of the question."""
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"passed": self.passed}
@@ -89,10 +91,14 @@ def closed_book(graph: HopGraph, chain: Chain, question: str) -> GateVerdict:
 def one_search(graph: HopGraph, chain: Chain, question: str, depth: int) -> GateVerdict:
     """The third gate, by rules: one BM25 search does not find the passage with the answer. A question of one hop is
     answered by one search by its nature: it passes, and the verdict says whether it is."""
-    found = {hit.passage.id for hit in graph.bm25.search([question], depth)[0]}
-    if graph.corpus[chain[-1].row].id not in found:
+    if graph.corpus[chain[-1].row].id not in found_by(graph, question, depth):
         return PASSED
     return GateVerdict(len(chain) == 1, f"the passage with the answer is among the first {depth}")
+
+
+def found_by(graph: HopGraph, question: str, depth: int) -> list[str]:
+    """The ids of the passages that one BM25 search finds, best first."""
+    return [hit.passage.id for hit in graph.bm25.search([question], depth)[0]]
 
 
 def edge(solved: float | None, least: float, most: float) -> GateVerdict:
@@ -122,7 +128,7 @@ def model_verdicts(
         said = [output.answer or "" for output in (*read_path, nothing, once)]
         right = [cover_match(one, question.answers) for one in said]
         if any(output.fault for output in (*read_path, nothing, once)):
-            verdicts.append({name: GateVerdict(False, "the reader failed") for name in GATES})
+            verdicts.append({name: GateVerdict(False, "the reader failed", fault=True) for name in GATES})
             continue
         whole, withheld = right[0], any(right[1:count])
         reason = "" if whole and not withheld else "a passage of the path is not needed" if whole else "read otherwise"

@@ -11,13 +11,14 @@ no passage holds two names that are not neighbours in it, each of its passages i
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coseek.agents.subject import with_subject
+from coseek.data.documents.worker import TITLE_STEP
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
@@ -75,12 +76,18 @@ def random_hop(ways: Sequence[Hop], rng: random.Random) -> Hop:
     return rng.choice(ways)
 
 
+def _under_its_heading(passage: Passage) -> Passage:
+    """The passage with its own heading for a title, without those of its document above it."""
+    above, _, heading = passage.title.rpartition(TITLE_STEP)
+    return replace(passage, title=heading) if above else passage
+
+
 class HopGraph:
     """The hops of a corpus."""
 
     def __init__(self, corpus: Corpus, support: int) -> None:
         self.corpus = corpus
-        self.passages: list[Passage] = [with_subject(passage) for passage in corpus]
+        self.passages: list[Passage] = [_under_its_heading(with_subject(passage)) for passage in corpus]
         keys = [key_of(passage.title) for passage in self.passages]
         self.facts: Facts = state(enumerate(self.passages), keys, support)
         self._rows_of: defaultdict[str, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Maker: draws chains of a hop graph and keeps the questions that pass the gates.
+"""Maker: draws chains of a hop graph, or takes what a model proposes, and keeps the questions that pass the gates.
 
 A document belongs to the split of the first question that is kept of it, and a chain that crosses splits is dropped, so
 that no passage of a test path is in a path of another split.
@@ -6,20 +6,22 @@ that no passage of a test path is in a path of another split.
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, RunError
 from coseek.core.files import Json, JsonObject
+from coseek.data.gold_path import plain_name
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator
 from coseek.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search
 from coseek.synthesis.graph import Chain, HopGraph, random_hop
 from coseek.synthesis.names import key_of
-from coseek.synthesis.question_text import question_of, single_questions
-from coseek.synthesis.question_writer import Draft, QuestionWriter
+from coseek.synthesis.proposal_gates import contains, proposal_verdicts
+from coseek.synthesis.proposals import MANY_FAULTS, Proposal, QuestionProposer, linked_passages, single_passages
+from coseek.synthesis.question_text import question_of, reads_naturally, single_questions
 from coseek.synthesis.self_play import Proposer, Solver
 from coseek.synthesis.settings import Split, SynthesisSettings
 
@@ -37,13 +39,15 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DrawnQuestion:
-    """A chain with its question, which passed the gates by rules."""
+    """A chain or a proposal with its question, which passed the gates by rules."""
 
-    chain: Chain
+    rows: tuple[int, ...]
+    """The passages of the path."""
     question: str
     verdicts: dict[str, GateVerdict]
-    draft: str = ""
-    """The question before a model wrote it anew."""
+    chain: Chain = ()
+    """The hops of a drawn question; empty for a proposal."""
+    proposal: Proposal | None = None
 
 
 class QuestionMaker:
@@ -51,13 +55,15 @@ class QuestionMaker:
 
     def __init__(
         self, graph: HopGraph, settings: SynthesisSettings,
-        writer: QuestionWriter | None = None, reader: Generator | None = None, solver: Solver | None = None,
+        proposer: QuestionProposer | None = None, reader: Generator | None = None, solver: Solver | None = None,
     ) -> None:  # fmt: skip
-        self._graph, self._settings, self._writer, self._reader = graph, settings, writer, reader
-        self._solver, self._proposer = solver, Proposer(settings.hop_mix)
+        self._graph, self._settings, self._proposer, self._reader = graph, settings, proposer, reader
+        self._solver, self._chooser = solver, Proposer(self._mix)
         self._documents = [document_of(passage) for passage in graph.passages]
         self._owners: dict[str, Split] = {}
         self._used: Counter[int] = Counter()
+        self._dealt: Counter[Split] = Counter()
+        """Proposed questions of each split."""
         self._asked: set[str] = set()
         self.dropped: Counter[str] = Counter()
         """`gate: reason` → questions."""
@@ -65,9 +71,9 @@ class QuestionMaker:
     def make(self, tell: Tell) -> dict[Split, list[Question]]:
         """The questions of every split that has any."""
         made: defaultdict[Split, list[Question]] = defaultdict(list)
-        total = sum(self._quota(hops) for hops in range(1, len(self._settings.hop_mix) + 1))
+        total = sum(self._quota(hops) for hops in range(1, len(self._mix) + 1))
         for candidate in self._chosen() if self._solver is None else islice(self._at_edge(self._solver), total):
-            split = self._owners[self._documents[candidate.chain[0].row]]
+            split = self._owners[self._documents[candidate.rows[0]]]
             ident = f"s{self._settings.seed}-{split}-{len(made[split]):05}"
             made[split].append(self._question(ident, candidate))
             tell("questions", sum(map(len, made.values())), total)
@@ -76,18 +82,25 @@ class QuestionMaker:
         return {split: made[split] for split in SPLITS if made[split]}
 
     def _chosen(self) -> Iterator[DrawnQuestion]:
-        """The questions of every number of hops; long chains, which are rare, are drawn first."""
-        for hops in range(len(self._settings.hop_mix), 0, -1):
-            yield from islice(self._kept(hops), self._quota(hops))
+        """The questions of every number of hops; long chains, which are rare, are drawn first. What a model cannot
+        propose of two hops it proposes of one."""
+        missing = 0
+        for hops in range(len(self._mix), 0, -1):
+            wanted = self._quota(hops) and self._quota(hops) + missing
+            missing = wanted
+            for candidate in islice(self._kept(hops), wanted):
+                missing -= 1
+                yield candidate
+            missing *= self._proposer is not None
 
     def _at_edge(self, solver: Solver) -> Iterator[DrawnQuestion]:
         """What the solver can answer now and then, from batches that the proposer draws; it learns from each."""
         least, most = self._settings.edge
-        draws = {hops: self._kept(hops) for hops in range(1, len(self._settings.hop_mix) + 1) if self._quota(hops)}
+        draws = {hops: self._kept(hops) for hops in range(1, len(self._mix) + 1) if self._quota(hops)}
         tried_so_far = 0
         while draws and tried_so_far < _TRIED * self._settings.count:
             batch: list[DrawnQuestion] = []
-            for hops, count in self._proposer.shares(draws, _BATCH).items():
+            for hops, count in self._chooser.shares(draws, _BATCH).items():
                 drawn = list(islice(draws[hops], count))
                 batch += drawn
                 if len(drawn) < count:
@@ -98,51 +111,99 @@ class QuestionMaker:
             tried = list(zip(batch, solver.solved([self._question("", one) for one in batch]), strict=True))
             if all(rate is None for _, rate in tried):
                 raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
-            self._proposer.learn([(one.chain, least <= rate <= most) for one, rate in tried if rate is not None])
+            rated = [(one.chain, least <= rate <= most) for one, rate in tried if rate is not None and one.chain]
+            self._chooser.learn(rated)
             for one, rate in tried:
                 verdict = edge(rate, least, most)
                 if self._passes({"edge": verdict}):
                     yield replace(one, verdicts={**one.verdicts, "edge": verdict})
 
+    @property
+    def _mix(self) -> tuple[float, ...]:
+        """Weights of the numbers of hops; a model proposes questions of one and two."""
+        mix = self._settings.hop_mix
+        return mix if self._proposer is None else mix[:2]
+
     def _quota(self, hops: int) -> int:
         """Questions of so many hops, at most."""
-        mix = self._settings.hop_mix
+        mix = self._mix
         return round(self._settings.count * mix[hops - 1] / sum(mix))
 
     def _kept(self, hops: int) -> Iterator[DrawnQuestion]:
         """Candidates that pass all gates; models are given batches."""
-        candidates = self._candidates(hops) if self._quota(hops) else iter(())
-        if self._writer is None and self._reader is None:
+        if not self._quota(hops):
+            return
+        if self._proposer is not None:
+            for batch in self._proposed(hops, self._proposer):
+                yield from self._owned(self._read(batch))
+            return
+        candidates = self._candidates(hops)
+        if self._reader is None:
             yield from candidates
             return
         while batch := list(islice(candidates, _BATCH)):
-            yield from self._read(self._rewrite(batch))
+            yield from self._read(batch)
+
+    def _proposed(self, hops: int, proposer: QuestionProposer) -> Iterator[list[DrawnQuestion]]:
+        """What a model proposes and the gates by rules keep, in batches."""
+        settings, graph = self._settings, self._graph
+        seed = f"{settings.seed} proposals {hops}"
+        limits = settings.proposals, settings.limit or 2 * self._quota(hops), settings.reply_tokens
+        shown = single_passages(graph.corpus) if hops == 1 else linked_passages(graph.passages)
+        for batch in proposer.propose(graph.corpus, shown, seed, *limits):
+            kept: list[DrawnQuestion] = []
+            for one in batch:
+                verdicts = proposal_verdicts(graph, one, settings.depth)
+                key = key_of(one.question)
+                if self._passes(verdicts, ""):
+                    if key in self._asked:
+                        self.dropped["duplicate: the same question again"] += 1
+                        continue
+                    self._asked.add(key)
+                    kept.append(DrawnQuestion(one.rows, one.question, verdicts, proposal=one))
+            yield kept
+
+    def _owned(self, batch: Sequence[DrawnQuestion]) -> Iterator[DrawnQuestion]:
+        """The questions of a batch whose documents can belong to one split and are not used up."""
+        for one in batch:
+            split = self._split_of(one.rows, self._dealt)
+            if split is None:
+                self.dropped["split: the path crosses splits"] += 1
+            elif all(map(self._is_free, one.rows)):
+                self._take(one, split, self._dealt)
+                yield one
+            else:
+                self.dropped["reuse: enough questions of this passage"] += 1
 
     def _candidates(self, hops: int) -> Iterator[DrawnQuestion]:
         """Chains that pass the gates by rules; their documents then belong to one split."""
         rng = random.Random(f"{self._settings.seed} {hops}")
         starts = list(self._graph.starts)
-        choose = random_hop if self._solver is None else self._proposer.choose
+        choose = random_hop if self._solver is None else self._chooser.choose
         dealt: Counter[Split] = Counter()
         for _ in range(_ROUNDS):
             rng.shuffle(starts)
             for start in starts:
                 chain = self._graph.draw(start, hops, rng, self._is_free, choose)
-                split = None if chain is None else self._split_of(chain, dealt)
+                split = None if chain is None else self._split_of([hop.row for hop in chain], dealt)
                 candidate = None if chain is None or split is None else self._tested(chain)
                 if candidate is not None and split is not None:
-                    self._owners |= dict.fromkeys((self._documents[hop.row] for hop in candidate.chain), split)
-                    self._used.update(hop.row for hop in candidate.chain)
-                    dealt[split] += 1
+                    self._take(candidate, split, dealt)
                     yield candidate
+
+    def _take(self, candidate: DrawnQuestion, split: Split, dealt: Counter[Split]) -> None:
+        """Give the documents of a candidate to a split."""
+        self._owners |= dict.fromkeys((self._documents[row] for row in candidate.rows), split)
+        self._used.update(candidate.rows)
+        dealt[split] += 1
 
     def _is_free(self, row: int) -> bool:
         return self._used[row] < self._settings.reuse
 
-    def _split_of(self, chain: Chain, dealt: Counter[Split]) -> Split | None:
+    def _split_of(self, rows: Sequence[int], dealt: Counter[Split]) -> Split | None:
         """The split of the path's documents, else the one that lacks most of its share; `None` for a path that crosses
         splits."""
-        owners = {self._owners[one] for hop in chain if (one := self._documents[hop.row]) in self._owners}
+        owners = {self._owners[one] for row in rows if (one := self._documents[row]) in self._owners}
         dev, test = self._settings.dev, self._settings.test
         shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
         if len(owners) == 1:
@@ -153,6 +214,9 @@ class QuestionMaker:
         return max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
 
     def _tested(self, chain: Chain) -> DrawnQuestion | None:
+        if not reads_naturally(self._graph, chain):
+            self.dropped["wording: the phrases make no natural question"] += 1
+            return None
         question = question_of(self._graph, chain)
         if question in self._asked:
             return None
@@ -160,7 +224,8 @@ class QuestionMaker:
         verdicts = {"follows": follows(self._graph, chain)}
         if verdicts["follows"].passed:
             verdicts |= self._asked_verdicts(chain, question)
-        return DrawnQuestion(chain, question, verdicts) if self._passes(verdicts) else None
+        rows = tuple(hop.row for hop in chain)
+        return DrawnQuestion(rows, question, verdicts, chain) if self._passes(verdicts) else None
 
     def _asked_verdicts(self, chain: Chain, question: str) -> dict[str, GateVerdict]:
         """The verdicts that depend on the words of the question."""
@@ -177,25 +242,6 @@ class QuestionMaker:
                 return False
         return True
 
-    def _rewrite(self, batch: Sequence[DrawnQuestion]) -> list[DrawnQuestion]:
-        """Questions in a model's words, tested again by rules."""
-        if self._writer is None:
-            return list(batch)
-        names = [self._graph.names_of(one.chain[0].source) for one in batch]
-        drafts = [
-            Draft(one.question, self._graph.names_of(one.chain[-1].target)[0], known[0], self._path(one.chain))
-            for one, known in zip(batch, names, strict=True)
-        ]
-        found: list[DrawnQuestion] = []
-        for one, known, written in zip(batch, names, self._writer.write(drafts), strict=True):
-            if written is None or not any(f" {key_of(name)} " in f" {key_of(written)} " for name in known):
-                self.dropped["written: nothing, or without the name that it starts from"] += 1
-                continue
-            verdicts = {"follows": one.verdicts["follows"], **self._asked_verdicts(one.chain, written)}
-            if self._passes(verdicts):
-                found.append(replace(one, question=written, draft=one.question, verdicts=verdicts))
-        return found
-
     def _read(self, batch: Sequence[DrawnQuestion]) -> list[DrawnQuestion]:
         """The candidates that a model answers from their path alone."""
         if self._reader is None or not batch:
@@ -203,49 +249,84 @@ class QuestionMaker:
         questions = [self._question("", one) for one in batch]
         hits = self._graph.bm25.search([one.question for one in batch], self._settings.depth)
         found = [[hit.passage for hit in each] for each in hits]
-        read = model_verdicts(self._reader, questions, [self._path(one.chain) for one in batch], found)
+        read = model_verdicts(self._reader, questions, [self._path(one.rows) for one in batch], found)
+        if len(batch) >= MANY_FAULTS and all(verdict.fault for verdicts in read for verdict in verdicts.values()):
+            raise RunError(
+                f"the reader failed for all of {len(batch)} questions in a row; nothing is written, and the same "
+                "command resumes from the replies in its cache"
+            )
         marked = (
             replace(one, verdicts={**one.verdicts, **{f"{name} (model)": said for name, said in verdicts.items()}})
             for one, verdicts in zip(batch, read, strict=True)
         )
         return [one for one in marked if self._passes(one.verdicts)]
 
-    def _path(self, chain: Chain) -> tuple[Passage, ...]:
-        return tuple(self._graph.corpus[hop.row] for hop in chain)
+    def _path(self, rows: Sequence[int]) -> tuple[Passage, ...]:
+        return tuple(self._graph.corpus[row] for row in rows)
 
     def _question(self, ident: str, candidate: DrawnQuestion) -> Question:
-        chain, graph = candidate.chain, self._graph
-        asked = single_questions(graph, chain)
-        path: list[Json] = [
-            {
-                "passage": graph.corpus[hop.row].id,
-                "from": graph.names_of(hop.source)[0],
-                "to": graph.names_of(hop.target)[0],
-                "written": graph.names_of(hop.target)[0] if hop.back else hop.statement.name,
-                "phrase": str(hop.phrase),
-                "back": hop.back,
-                "question": single,
-                "rest": question_of(graph, chain[place:]) if place < len(chain) else "",
-            }
-            for place, (hop, single) in enumerate(zip(chain, asked, strict=True), start=1)
-        ]
+        chain, graph, proposal = candidate.chain, self._graph, candidate.proposal
         gates: JsonObject = {name: verdict.to_json() for name, verdict in candidate.verdicts.items()}
-        meta: JsonObject = {"kind": "chain", "path": path, "gates": gates}
-        if candidate.draft:
-            meta["draft"] = candidate.draft
+        path = chain_steps(graph, chain) if proposal is None else proposal_steps(graph, proposal)
+        answers = tuple(graph.names_of(chain[-1].target)) if proposal is None else (proposal.answer,)
+        meta: JsonObject = {"kind": "chain" if proposal is None else "proposal"}
+        if path:
+            meta["path"] = list[Json](path)
+        meta["gates"] = gates
         if ident:
-            meta["negatives"] = list(self._negatives(chain, [candidate.question, *asked]))
-        answers = tuple(graph.names_of(chain[-1].target))
-        gold = tuple(graph.corpus[hop.row].id for hop in chain)
-        return Question(ident or "q", candidate.question, answers, gold, len(chain), meta)
+            queries = [candidate.question, *(str(step["question"]) for step in path)]
+            holding = graph.holding(chain[-1].target if proposal is None else key_of(proposal.answer))
+            meta["negatives"] = list(self._negatives(candidate.rows, holding, queries))
+        gold = tuple(graph.corpus[row].id for row in candidate.rows)
+        return Question(ident or "q", candidate.question, answers, gold, len(gold), meta)
 
-    def _negatives(self, chain: Chain, queries: Sequence[str]) -> Iterator[str]:
+    def _negatives(self, rows: Sequence[int], holding: Set[int], queries: Sequence[str]) -> Iterator[str]:
         """Passages near the path that do not answer: what searches with the question and with its steps find first."""
-        own, answer = {hop.row for hop in chain}, self._graph.holding(chain[-1].target)
-        out = {self._graph.corpus[row].id for row in own | answer}
-        ranked = self._graph.bm25.search(list(queries), self._settings.negatives + len(own))
+        out = {self._graph.corpus[row].id for row in {*rows, *holding}}
+        ranked = self._graph.bm25.search(list(queries), self._settings.negatives + len(rows))
         ids = (hit.passage.id for hits in zip_longest(*ranked) for hit in hits if hit is not None)
         yield from islice((ident for ident in dict.fromkeys(ids) if ident not in out), self._settings.negatives)
+
+
+def chain_steps(graph: HopGraph, chain: Chain) -> list[JsonObject]:
+    """The steps of a chain, as `gold_path` reads them."""
+    return [
+        {
+            "passage": graph.corpus[hop.row].id,
+            "from": graph.names_of(hop.source)[0],
+            "to": graph.names_of(hop.target)[0],
+            "written": graph.names_of(hop.target)[0] if hop.back else hop.statement.name,
+            "phrase": str(hop.phrase),
+            "back": hop.back,
+            "question": single,
+            "rest": question_of(graph, chain[place:]) if place < len(chain) else "",
+        }
+        for place, (hop, single) in enumerate(zip(chain, single_questions(graph, chain), strict=True), start=1)
+    ]
+
+
+def proposal_steps(graph: HopGraph, proposal: Proposal) -> list[JsonObject]:
+    """The steps of a proposal, where the model wrote a question for each and these name and hide what they must."""
+    if len(proposal.rows) != 2 or len(proposal.steps) != 2:
+        return []
+    first, last = proposal.steps
+    if contains(first, proposal.link) or not contains(last, proposal.link) or contains(last, proposal.answer):
+        return []
+    start = plain_name(graph.passages[proposal.rows[0]].title)
+    names, questions = (start, proposal.link, proposal.answer), (first, last, "")
+    return [
+        {
+            "passage": graph.corpus[row].id,
+            "from": names[place],
+            "to": names[place + 1],
+            "written": names[place + 1],
+            "phrase": "",
+            "back": False,
+            "question": questions[place],
+            "rest": questions[place + 1],
+        }
+        for place, row in enumerate(proposal.rows)
+    ]
 
 
 def document_of(passage: Passage) -> str:

@@ -17,7 +17,7 @@ class SynthesisSettings(Settings):
     count: int = Field(default=2000, ge=1)
     """Questions in all, at most."""
     hop_mix: tuple[float, ...] = (0.2, 0.4, 0.25, 0.15)
-    """Weights of 1, 2, 3 and 4 hops; a shorter list has no longer chains."""
+    """Weights of 1, 2, 3 and 4 hops; a shorter list has no longer chains. A generator proposes 1 and 2 hops."""
     dev: float = Field(default=0.1, ge=0, lt=0.5)
     """Share of the questions that goes to the dev split, about."""
     test: float = Field(default=0.1, ge=0, lt=0.5)
@@ -32,6 +32,13 @@ class SynthesisSettings(Settings):
     """Least and greatest share of a solver's tries that are right, where one is given."""
     tries: int = Field(default=5, ge=2)
     """Tries of a question by the solver."""
+    proposals: int = Field(default=3, ge=1)
+    """Questions that a generator is asked for about one passage or pair of passages, at most."""
+    limit: int | None = Field(default=None, ge=1)
+    """Passages, and pairs of passages, that a generator is asked about, at most each; null: all, until there are
+    `count` questions."""
+    reply_tokens: int = Field(default=1024, ge=1)
+    """Tokens of a generator's reply, at most."""
     negatives: int = Field(default=8, ge=0)
     """Hard negatives of a question."""
     unanswerable: float = Field(default=0.3, ge=0, le=1)

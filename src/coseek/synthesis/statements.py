@@ -150,7 +150,7 @@ class _PhraseLearner:
             return
         if cut[0] in ("a", "an") and clause.verbal:  # `Red Dawn: a film whose maker is` tells what it is, too
             return
-        starts = [at for at in range(2, len(cut)) if clause.copula and cut[0] in ARTICLES and _is_participle(cut[at])]
+        starts = [at for at in range(2, len(cut)) if clause.copula and cut[0] in ARTICLES and is_participle(cut[at])]
         for start in (0, *starts[:1]):
             style = self._counts[" ".join(cut[start:])]
             style.subjects.add(self._titles[clause.row])
@@ -262,7 +262,7 @@ def _tells(*stretches: str) -> bool:
     return any(is_content(word) for stretch in stretches for word in stretch.split())
 
 
-def _is_participle(word: str) -> bool:
+def is_participle(word: str) -> bool:
     return word in _PARTICIPLES or (word.endswith("ed") and len(word) > 4)
 
 

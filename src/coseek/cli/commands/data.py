@@ -18,6 +18,7 @@ from coseek.cli.terminal import (
     new_app,
     print_json,
     progress_bar,
+    say,
     shell_word,
     stdout_console,
     tell,
@@ -37,7 +38,7 @@ from coseek.models.shipped import model_path
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.retrieval.factory import check_source, open_retriever
 from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped
-from coseek.synthesis.question_writer import QuestionWriter
+from coseek.synthesis.proposals import QuestionProposer
 from coseek.synthesis.self_play import AgentSolver
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
@@ -129,15 +130,21 @@ def synthesize(
         typer.Argument(
             metavar="DIR [NAME=VALUE…]",
             help="A data-set folder, and settings: seed, count, hop_mix=[.2,.4,.25,.15], dev, test, support, reuse, "
-            "depth, edge=[.2,.8], tries, negatives, unanswerable.",
+            "depth, edge=[.2,.8], tries, proposals, reply_tokens, negatives, unanswerable.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
     generator: Annotated[
         str | None,
-        typer.Option(help="A model (folder, URL or YAML file) that puts the questions into its own words."),
+        typer.Option(
+            help="A model (folder, URL or YAML file) that proposes questions and answers, a passage or a linked pair "
+            "at a time."
+        ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="The prompt of --generator: a YAML file of your own.")] = "question",
+    prompt: Annotated[str, typer.Option(help="The prompts of --generator: a YAML file of your own.")] = "proposal",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Passages, and pairs, that --generator is asked about, at most each.")
+    ] = None,
     reader: Annotated[
         str | None, typer.Option(help="A model that tests every question by answering it; else that of --generator.")
     ] = None,
@@ -157,24 +164,33 @@ def synthesize(
 
     A question is kept if its answer follows from its path, needs every passage of it, and follows neither without
     search nor, from two hops on, from one search. OUT/unanswerable is the same data set without some of the passages.
-    With --solver the kinds of question that are neither too easy nor too hard for it are drawn more and more often.
-    Nothing is written when anything is wrong; the same command with --cache asks no model twice.
+    Without --generator the passages' own phrases are asked, which needs English text that says the same kind of thing
+    of several names. With --solver the kinds of question that are neither too easy nor too hard for it are drawn more
+    and more often. Nothing is written when anything is wrong. Replies of models are stored in --cache (OUT.cache.sqlite
+    by default): the same command resumes a stopped run and asks nothing twice.
     """
     folder = Path(words[0])
     check_data_folder(words[0])
-    settings = make_settings(SynthesisSettings, assignments(words[1:]))
+    given = assignments(words[1:])
+    settings = make_settings(SynthesisSettings, given if limit is None else {**given, "limit": limit})
     generator, reader, solver = at_servers(model, key_env, no_send, generator, reader, solver)
     placed = TextModelSettings(device=device or AUTO)
-    writer = None if generator is None else QuestionWriter.over(open_frozen_model(generator, cache, placed), prompt)
     checker = reader or generator
+    if checker is not None and cache is None:
+        cache = out.with_name(f"{out.name}.cache.sqlite")
+    proposer = None if generator is None else QuestionProposer.over(open_frozen_model(generator, cache, placed), prompt)
     reading = None if checker is None else open_generator(GeneratorSettings(model=checker), cache, placed)
     trying = None if solver is None else open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
-        made = synthesize_questions(folder, out, settings, writer, reading, bars.report, trying)
+        made = synthesize_questions(folder, out, settings, proposer, reading, bars.report, trying)
     if as_json:
         print_json({"folder": str(out), **made.to_json()})
     else:
         show_questions(out, made)
+    if made.calls.get("failed"):
+        say(f"warning: {made.calls['failed']:,} requests to the generator failed; the same command sends them again")
+    if made.warning:
+        say(f"warning: {made.warning}")
 
 
 def open_solver(name: str, retriever: str | None, device: str | None, settings: SynthesisSettings) -> AgentSolver:
@@ -249,6 +265,8 @@ def show_questions(out: Path, made: SynthesisSummary) -> None:
     for split, counts in made.questions.items():
         told = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
         tell(f"{split}: {sum(counts.values()):,} questions ({told})")
+    if made.calls:
+        tell(f"generator: {', '.join(f'{count:,} {name}' for name, count in made.calls.items())}")
     for reason, count in made.dropped.items():
         tell(f"dropped by {reason}: {count:,}")
     if made.unanswerable:

@@ -71,7 +71,7 @@ def _searches(question: Question, corpus: Corpus) -> Iterator[LabelledSearch]:
         return
     found = {question.question: (question.gold_ids[0], question.answers)}
     for step in path:
-        for query in (step.question, f"{step.source} {step.phrase}"):
+        for query in (step.question, *([f"{step.source} {step.phrase}"] if step.phrase else [])):
             found.setdefault(query, (step.passage, (step.target,)))
     for number, (query, (ident, sought)) in enumerate(found.items()):
         yield LabelledSearch(question, number, query, corpus.by_id(ident), sought)
