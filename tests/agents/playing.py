@@ -131,6 +131,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "ircot": ("<thought>Ada</thought>", "<answer>1815</answer>"),
     "search-o1": _O1,
     "deepretrieval": ('<think>a</think><query>{"query": "Ada"}</query>',),
+    "cited": ("<search>Ada</search>", "<answer>1815</answer>"),
     "cot": ("<think>a</think><answer>1815</answer>",),
     "direct": ("<answer>1815</answer>",),
     "rag": ("<answer>1815</answer>",),

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
-from coseek.data.passage import Hit
+from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
 
 
@@ -17,6 +18,13 @@ def shown_documents(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
         for hit in search.hits:
             first.setdefault(hit.passage.id, (place, hit))
     return list(first.values())
+
+
+def numbered_documents(searches: Sequence[Search]) -> list[Passage]:
+    """List the documents of all blocks in the order shown: number n of a run is at n − 1. A passage that two blocks
+    show has two numbers."""
+    blocks = (list(block) for _, block in groupby(searches, lambda search: search.turn))
+    return [hit.passage for block in blocks for _, hit in shown_documents(block)]
 
 
 def latest_block(searches: Sequence[Search]) -> Sequence[Search]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
+from coseek.agents.document_block import numbered_documents
 from coseek.agents.episode import Episode
 from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits
@@ -141,6 +142,7 @@ class Environment:
             return End(StopReason.COMPLETE)
         if self.protocol.reason_in_documents and any(search.hits for search in found.searches):
             return self._ask_for_notes(row, found)
+        found = replace(found, before=len(numbered_documents(row.searches)))
         shown = self.protocol.grammar.search.render(found, self.context)
         assert not isinstance(shown, ToolFault)
         return self._show(row, self.protocol.observation_tag, shown, found)

@@ -97,9 +97,13 @@ def settings_for(
     prompt_template: str | None = None,
     tokenizer: str | None = None,
     device: str | None = None,
+    untrained: str | None = None,
 ) -> AgentSettings:
-    """Build an agent's settings, with its own protocol and prompt template as defaults. Raises `UserError` for a name
-    that is no agent, and for a protocol with tools in Python files that only the model's folder names."""
+    """Build an agent's settings, with its own protocol and prompt template as defaults.
+
+    `untrained` is the protocol of a model that was trained for none. Raises `UserError` for a name that is no agent,
+    and for a protocol with tools in Python files that only the model's folder names.
+    """
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
     tree = _file(file) if file else {"name": name}
     given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
@@ -111,6 +115,8 @@ def settings_for(
         tree |= {"server": {**(server if isinstance(server, dict) else {}), **beside}} if beside else {}
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
     own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
+    if untrained is not None and card == AgentCard() and not is_scripted(str(tree["name"])):
+        own["protocol"] = untrained
     if "protocol" not in tree and (tools := tool_files(card.protocol)):  # a pulled folder never causes execution
         raise SettingError(
             f"{tree.get('name')} was trained with a protocol whose tool {tools[0].name} is a Python file, which is run "

@@ -62,7 +62,8 @@ class PromptTemplateFile(Settings):
     observation: str = ""
     """Around the documents of a search; `{documents}` is filled in."""
     document: str = ""
-    """One passage; `{rank}` from 1 within its block, `{id}`, `{title}` and `{text}` are filled in."""
+    """One passage; `{rank}` from 1 within its block, `{number}` from 1 within the run, `{id}`, `{title}` and
+    `{text}` are filled in."""
     question_spelling: Literal["as_typed", "separated"] = "as_typed"
     """How the question is spelled in the prompt: as it was typed, or as laptop worlds write, with blanks around every
     mark (`coseek.core.spelling`). A question that is spelled so already stays as it is."""
@@ -92,7 +93,7 @@ _WAY_OUT = {_PROMPT: "take a prompt template without prompt_column", EARLIER: "c
 _FIELDS = {
     "prompt": {"question"},
     "observation": {"documents"},
-    "document": {"rank", "id", "title", "text"},
+    "document": {"rank", "number", "id", "title", "text"},
     "failed": {"query"},
     "retry": {"problem"},
     "page": {"id", "title", "page", "pages", "text"},
@@ -212,14 +213,17 @@ class PromptTemplate:
         return self.block_ids(tokenizer, [Search("", tuple(hits))], max_tokens)
 
     def block_ids(
-        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None
-    ) -> tuple[int, ...]:
-        """Render one turn's searches: their documents, each once, and a failure notice per failed query."""
-        return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens, each))
+        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None,
+        before: int = 0,
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Render one turn's searches: their documents, each once, and a failure notice per failed query. `before` is
+        the number of documents that earlier turns showed."""
+        return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens, each, before))
 
     def _documents(
-        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None
-    ) -> list[int]:
+        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None,
+        before: int = 0,
+    ) -> list[int]:  # fmt: skip
         """Each document, rendered and cut to `each` tokens, or to an equal share of `max_tokens`."""
         block = shown_documents(searches)
         most = each or max_tokens // max(1, len(block))
@@ -229,12 +233,13 @@ class PromptTemplate:
                 ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
             for rank, (owner, hit) in enumerate(block, start=1):
                 if owner == place:
-                    ids += self._document(tokenizer, rank, hit)[:most]
+                    ids += self._document(tokenizer, rank, before + rank, hit)[:most]
         return ids
 
-    def _document(self, tokenizer: Tokenizer, rank: int, hit: Hit) -> list[int]:
+    def _document(self, tokenizer: Tokenizer, rank: int, number: int, hit: Hit) -> list[int]:
         fields = {
             "rank": tokenizer.encode(str(rank)),
+            "number": tokenizer.encode(str(number)),
             "id": self._data(tokenizer, hit.passage.id),
             "title": self._data(tokenizer, hit.passage.title),
             "text": self._data(tokenizer, hit.passage.text),

@@ -1,30 +1,80 @@
-"""Sources: the passages that an answer rests on, the sentences in them, and what is shown where it rests on none."""
+"""Sources: the passages that an answer rests on, the sentences in them, and what is shown where it rests on none.
 
+An agent of the protocol `cited` names the passages of its answer by number. Any other answer rests on the passages that
+hold it word for word.
+"""
+
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from coseek.agents.actions import NOT_FOUND
+from coseek.agents.document_block import numbered_documents
 from coseek.agents.served_context import served_context
 from coseek.core.plain_text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.lexical.analyzer import words
 
+CITED = "cited"
+"""The protocol whose answers cite passages by number."""
 MOST = 5
-"""Sources of an answer."""
+"""Sources of an answer that cites none."""
 MOST_SENTENCES = 4
 """Sentences in a row that an answer may span."""
+_CITATIONS = re.compile(r"([ \t]?)((?:\[[0-9]{1,4}(?:[ \t]?[,;][ \t]?[0-9]{1,4}){0,20}\])++)")
+"""Citations in a row, with the blank before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CitedAnswer:
+    """An answer with its citations, numbered anew in the order of their first use."""
+
+    text: str
+    passages: tuple[Passage, ...]
+    """Passage of citation n at n − 1."""
+    dropped: int
+    """Citations of numbers that no passage of the run had."""
+
+
+def cited_answer(run: Trajectory) -> CitedAnswer | None:
+    """The answer of a run of the protocol `cited`; `None` for other runs, and without an answer."""
+    if run.agent_protocol != CITED or run.declined or run.answer is None:
+        return None
+    shown, numbers, dropped = numbered_documents(run.searches), dict[str, int](), 0
+    cited: list[Passage] = []
+
+    def renumbered(found: re.Match[str]) -> str:
+        nonlocal dropped
+        marks: list[str] = []
+        for number in map(int, re.findall("[0-9]+", found[2])):
+            if not 1 <= number <= len(shown):
+                dropped += 1
+                continue
+            passage = shown[number - 1]
+            if passage.id not in numbers:
+                cited.append(passage)
+            marks.append(f"[{numbers.setdefault(passage.id, len(cited))}]")
+        return found[1] + "".join(dict.fromkeys(marks)) if marks else ""
+
+    text = _CITATIONS.sub(renumbered, run.answer).strip()
+    return CitedAnswer(text, tuple(cited), dropped)
 
 
 def reply_of(run: Trajectory) -> str:
     """What to show as a run's answer: `NOT_FOUND` where the agent declined, nothing where the run has no answer."""
+    if (cited := cited_answer(run)) is not None:
+        return cited.text
     return NOT_FOUND if run.declined else run.answer or ""
 
 
 def sources_of(run: Trajectory) -> list[Passage]:
-    """The passages that hold a run's answer word for word, best first; where none does, those that it served. At most
-    `MOST`; none where the agent declined."""
+    """The passages that an answer cites, in the order of its citations. Of an answer that cites none, those that hold
+    it word for word, best first; where none does, those that it served; at most `MOST`. None where the agent declined."""
     if run.declined:
         return []
+    if (cited := cited_answer(run)) is not None and cited.passages:
+        return list(cited.passages)
     served = served_context(run)
     return ([passage for passage in served if holds(passage, run.answer or "")] or served)[:MOST]
 

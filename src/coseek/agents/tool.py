@@ -101,6 +101,8 @@ class TurnSearches:
 
     queries: tuple[Query, ...]
     searches: tuple[Search, ...]
+    before: int = 0
+    """Documents that earlier turns showed."""
 
 
 @dataclass(frozen=True, slots=True)

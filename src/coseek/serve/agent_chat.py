@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from coseek.agents.replies import reply_in_words
 from coseek.agents.served_context import served_context
-from coseek.agents.sources import MOST, sources_of, used_sentences
+from coseek.agents.sources import MOST, cited_answer, sources_of, used_sentences
 from coseek.core.files import Json, JsonObject
 from coseek.core.repetition import without_repetition
 from coseek.core.spelling import as_written
@@ -139,6 +139,8 @@ def details(run: Trajectory) -> JsonObject:
     """Why the run ended, what it searched, its sources, and all its evidence with the sentences that it used."""
     sources: list[Json] = [source(passage) for passage in sources_of(run)]
     found: JsonObject = {"stop": str(run.stop), "valid": run.valid, "seed": run.seed, "sources": sources}
+    if (cited := cited_answer(run)) is not None:
+        found["citations"] = {"given": len(cited.passages), "dropped": cited.dropped}
     return {**found, "evidence": _evidence(run), "searches": searches(run.searches)}
 
 

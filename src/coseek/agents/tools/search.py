@@ -67,7 +67,7 @@ def render(result: TurnSearches, settings: SearchSettings, context: ToolContext)
     """The documents found, each once, and a failure notice for each query that failed."""
     limits = context.limits
     return context.template.block_ids(
-        context.tokenizer, result.searches, limits.max_observation_tokens, limits.max_document_tokens
+        context.tokenizer, result.searches, limits.max_observation_tokens, limits.max_document_tokens, result.before
     )
 
 

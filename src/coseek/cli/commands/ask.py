@@ -10,7 +10,7 @@ from rich.text import Text
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.replies import reply_in_words
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.sources import holds, sources_of
+from coseek.agents.sources import CITED, cited_answer, holds, sources_of
 from coseek.cli.options import (
     DeviceName,
     KeyEnv,
@@ -30,7 +30,7 @@ from coseek.core.registry import find_plugin
 from coseek.core.repetition import without_repetition
 from coseek.core.settings import dump_settings, make_settings
 from coseek.core.spelling import as_written
-from coseek.data.passage import Hit
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.models.model import EpisodeState, Model, Ranking, Request, Turn
@@ -74,7 +74,7 @@ def ask(
     """
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
     agent = at_server(agent, model, key_env, no_send)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device, untrained=CITED)
     chosen = chosen.model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
     typed = [text.removeprefix("limits.") for text in limits or []]  # `coseek run` has them in the group `limits`
@@ -113,15 +113,32 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
 
 def show_sources(trajectory: Trajectory, console: Console) -> None:
     """Print where the answer stands, or the passages that were read where it stands in none."""
+    cited = cited_answer(trajectory)
+    if cited is not None and cited.dropped:
+        console.print(f"citations of passages that were not found, left out: {cited.dropped}", markup=False)
+    if cited is not None and cited.passages:
+        show_citations(cited.passages, console)
+        return
     sources = sources_of(trajectory)
     if sources and not holds(sources[0], trajectory.answer or ""):
         console.print("no passage that was found holds this answer word for word; the agent read:", markup=False)
     elif sources:
         console.print("source:" if len(sources) == 1 else "sources:", markup=False)
     for passage in sources:
-        title = as_written(" ".join(passage.title.split()))
-        place = passage.place or f"passage {passage.id}"
-        console.print(Text(f"  {title}: {place}" if title else f"  {place}"))
+        console.print(Text(f"  {titled_place(passage)}"))
+
+
+def show_citations(passages: Sequence[Passage], console: Console) -> None:
+    """Print the passage of each citation."""
+    for number, passage in enumerate(passages, start=1):
+        console.print(Text(f"  [{number}] {titled_place(passage)}"))
+
+
+def titled_place(passage: Passage) -> str:
+    """Title and place of a passage: its address, or its file and page."""
+    title = as_written(" ".join(passage.title.split()))
+    place = passage.place or f"passage {passage.id}"
+    return f"{title}: {place}" if title else place
 
 
 class ModelDisplay:

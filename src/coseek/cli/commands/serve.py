@@ -11,6 +11,7 @@ import typer
 
 from coseek.agents.factory import check_folder, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.limits import Limits
+from coseek.agents.sources import CITED
 from coseek.cli.commands.ask import refuse_knowing
 from coseek.cli.options import (
     DeviceName,
@@ -219,7 +220,7 @@ def serve_agent(
     """
     check_libraries()
     agent = at_server(agent, model, key_env, no_send)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device, untrained=CITED)
     chosen = chosen.model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
     typed = [text.removeprefix("limits.") for text in limits or []]
@@ -269,7 +270,7 @@ def serve_mcp(
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
     (agent,) = at_servers(model, key_env, no_send, agent)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device) if agent else None
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device, untrained=CITED) if agent else None
     if chosen is not None:
         refuse_knowing(chosen.name)
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
