@@ -31,9 +31,9 @@ from coseek.measure.table import Table
 QUESTIONS, MOST_GB = 150, 2.5
 PASSAGES = 4
 """Passages of a document."""
-RETRIEVER = ("training.steps=60", "held_out.turns=100")
+RETRIEVER = ("training.steps=10", "held_out.turns=50")
 AGENT = (
-    "warm_start.sft.steps=40", "rl.steps=2", "rl.evaluate_every=0", "table.questions=40", "table.dev_questions=20",
+    "warm_start.sft.steps=10", "rl.steps=1", "rl.evaluate_every=0", "table.questions=20", "table.dev_questions=10",
 )  # fmt: skip
 
 # --- the stand-in for a language model

@@ -1,9 +1,14 @@
 """`coseek data synthesize`: what it prints, what it refuses."""
 
 import json
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+from bench.own_documents import StandIn
 from tests.cli.conftest import Type
+from tests.serving import serving
 
 
 def test_a_world_gives_questions_that_other_commands_read(coseek: Type, world: Path, tmp_path: Path) -> None:
@@ -27,3 +32,52 @@ def test_a_setting_that_does_not_exist_is_refused(coseek: Type, world: Path, tmp
     done = coseek("data", "synthesize", world, "cuont=30", "--out", tmp_path / "out")
     assert done.code == 2
     assert "count" in done.sentence
+
+
+class Counted(StandIn):
+    """Counts what it is asked to write."""
+
+    asked = 0
+
+    def do_POST(self) -> None:
+        Counted.asked += 1
+        super().do_POST()
+
+
+@pytest.fixture
+def generator() -> Iterator[str]:
+    Counted.asked = 0
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Counted)) as url:
+        yield url
+
+
+def test_a_model_behind_a_server_proposes_and_the_same_command_asks_it_nothing_again(
+    coseek: Type, world: Path, generator: str, tmp_path: Path
+) -> None:
+    command = (
+        "data",
+        "synthesize",
+        world,
+        "--out",
+        tmp_path / "out",
+        "--generator",
+        generator,
+        "--limit",
+        40,
+        "--json",
+    )
+    first = coseek(*command)
+    assert first.code == 0, first.err
+    told, asked = json.loads(first.out), Counted.asked
+    assert told["calls"]["requests"] <= 80 and asked > told["calls"]["requests"], "proposals, then answers to them"
+    assert sum(sum(hops.values()) for hops in told["questions"].values()) >= 10
+    again = coseek(*command)
+    assert again.out == first.out and Counted.asked == asked
+
+
+def test_few_questions_of_many_wanted_are_said_with_the_way_out(
+    coseek: Type, world: Path, generator: str, tmp_path: Path
+) -> None:
+    done = coseek("data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator, "--limit", 6)
+    assert done.code == 0
+    assert "warning: only" in done.err and "--limit" in done.err

@@ -70,7 +70,8 @@ def reply_of(run: Trajectory) -> str:
 
 def sources_of(run: Trajectory) -> list[Passage]:
     """The passages that an answer cites, in the order of its citations. Of an answer that cites none, those that hold
-    it word for word, best first; where none does, those that it served; at most `MOST`. None where the agent declined."""
+    it word for word, best first; where none does, those that it served; at most `MOST`. Empty where the agent
+    declined."""
     if run.declined:
         return []
     if (cited := cited_answer(run)) is not None and cited.passages:
