@@ -187,6 +187,11 @@ def synthesize(
         print_json({"folder": str(out), **made.to_json()})
     else:
         show_questions(out, made)
+    warn_of(made)
+
+
+def warn_of(made: SynthesisSummary) -> None:
+    """Say that requests failed, and that few of the wanted questions were made."""
     if made.calls.get("failed"):
         say(f"warning: {made.calls['failed']:,} requests to the generator failed; the same command sends them again")
     if made.warning:
