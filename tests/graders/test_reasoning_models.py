@@ -1,24 +1,29 @@
 """Fears about models that reason first, in front of every part that asks one: what they weighed is taken for what they
 say."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 from tests.scripted import Scripted
 
 from coseek.graders.generator import Generator, GeneratorPrompt, GeneratorSettings
-from coseek.graders.listed_answer import read_lines, read_scores
+from coseek.graders.listed_answer import Unreadable, read_lines, read_scores
 from coseek.graders.ranker import read_order
 from coseek.retrieval.llm.listwise_prompt import parse_ranking
 from coseek.retrieval.retrievers.simulated import parse_documents
-from coseek.synthesis.question_writer import Draft, QuestionWriter
+from coseek.synthesis.proposals import read_proposals
 
 MARKS = [("<think>", "</think>"), ("", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")]
 
 
+def _proposed(question: str) -> str:
+    return json.dumps({"questions": [{"question": question, "answer": "Ada"}]})
+
+
 def written_question(text: str) -> object:
-    writer = QuestionWriter.over(Scripted(lambda prompt: text))
-    return writer.write([Draft("who?", "Ada", "Ada", ())])
+    found = read_proposals(text, 3)
+    return found if isinstance(found, Unreadable) else [one.question for one in found]
 
 
 def answer(text: str) -> object:
@@ -36,7 +41,7 @@ def answer(text: str) -> object:
         (lambda text: read_lines(text, 1), "[1] Veld", "[1] Karst", ("Karst",)),
         (lambda text: [one.text for one in parse_documents(text, 2)], "Document 1: Veld\nno", "Document 1: Karst\nyes",
          ["yes"]),
-        (written_question, "Who was Veld?", "Who was Karst?", ["Who was Karst?"]),
+        (written_question, _proposed("Who was Veld?"), _proposed("Who was Karst?"), ["Who was Karst?"]),
         (answer, "Veld, perhaps", "Karst", "Karst"),
     ],
 )  # fmt: skip
