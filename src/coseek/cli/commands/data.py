@@ -171,8 +171,8 @@ def synthesize(
     """
     folder = Path(words[0])
     check_data_folder(words[0])
-    given = assignments(words[1:])
-    settings = make_settings(SynthesisSettings, given if limit is None else {**given, "limit": limit})
+    given = assignments([*words[1:], *([f"limit={limit}"] if limit else [])])
+    settings = make_settings(SynthesisSettings, given)
     generator, reader, solver = at_servers(model, key_env, no_send, generator, reader, solver)
     placed = TextModelSettings(device=device or AUTO)
     checker = reader or generator
@@ -183,15 +183,15 @@ def synthesize(
     trying = None if solver is None else open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
         made = synthesize_questions(folder, out, settings, proposer, reading, bars.report, trying)
+    report(out, made, as_json)
+
+
+def report(out: Path, made: SynthesisSummary, as_json: bool) -> None:
+    """Print what was made. Say that requests failed, and that few of the wanted questions were made."""
     if as_json:
         print_json({"folder": str(out), **made.to_json()})
     else:
         show_questions(out, made)
-    warn_of(made)
-
-
-def warn_of(made: SynthesisSummary) -> None:
-    """Say that requests failed, and that few of the wanted questions were made."""
     if made.calls.get("failed"):
         say(f"warning: {made.calls['failed']:,} requests to the generator failed; the same command sends them again")
     if made.warning:
