@@ -95,5 +95,13 @@ def test_a_part_that_breaks_its_contract_is_told_in_a_sentence(fear: str, tmp_pa
     assert said in coseek("check", tmp_path / "mine.py").sentence
 
 
+def test_a_library_that_is_not_installed_is_no_fault_of_the_part(
+    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert coseek("new", "algorithm", "mine", "--out", tmp_path).code == 0
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "pip install 'coseek[train]'" in coseek("check", tmp_path / "mine.py").sentence
+
+
 def test_every_kind_that_can_be_written_can_be_tried() -> None:
     assert {part.replace("-", " ") for part in TEMPLATES} <= TRIALS.keys()

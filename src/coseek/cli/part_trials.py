@@ -117,7 +117,7 @@ def check_part(path: str | Path) -> PartTrial:
     if not (is_plugin_path(name) or name.endswith((".yaml", ".yml"))):
         raise SettingError(f"a part is a .py or a .yaml file, not {name}")
     kind = python_kind(name) if is_plugin_path(name) else yaml_kind(name)
-    with TemporaryDirectory() as folder, missing_extras(f"trying a {kind}"), running(kind, name):
+    with TemporaryDirectory() as folder, running(kind, name), missing_extras(f"trying a {kind}"):
         found = tuple(TRIALS[kind](name, Bench(Path(folder))))
     return PartTrial(kind, found, USES[kind].format(shell_word(name)))
 
