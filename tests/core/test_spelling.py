@@ -58,3 +58,4 @@ def test_text_of_a_world_is_shown_as_people_write() -> None:
     turn = "<think> Amber Island # 1 , chief Elor Lindby . Now : who ?</think><search> Elor Lindby</search>"
     assert as_written(turn).startswith("<think> Amber Island #1, chief Elor Lindby. Now: who?</think>")
     assert as_written("<think> Next : X .</think>") == "<think> Next: X.</think>"
+    assert as_written("<think> Next : the publisher</think><search> X</search>").startswith("<think> Next: the")

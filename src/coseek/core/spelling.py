@@ -22,6 +22,7 @@ _MARK = re.compile(r"(?<=\d)[.,:](?=\d)|(?<=\w)-(?=\w)|(?<=\w)'(?=\w)|([^\w\s])"
 _CLOSING = "[,.?!:;)]"
 _ATTACHED = re.compile(rf"(?<=\w){_CLOSING}(?!\w)|\((?=\w)")
 _SEPARATED = re.compile(r"\s[,.)](?=\s|<|$)")
+_BEGINS_APART = re.compile(r"(?:<\w+>)? ")
 _BLANK_BEFORE = re.compile(rf"(?<!\s)\s+(?={_CLOSING}(?![\w.])|'s\b)")
 _BLANK_AFTER = re.compile(r"(?<=[(#])\s+")
 
@@ -65,8 +66,9 @@ def as_written(text: str) -> str:
     """A text of a laptop world as people write it: no blank before a mark, and none after an opening one.
 
     Other text is returned unchanged, such as French with its blank before a question mark. A text counts as one of a
-    laptop world if no mark is attached to a word, and if it begins with a blank or has a comma between blanks.
+    laptop world if no mark is attached to a word, and if it or its first tag begins with a blank, or if it has a comma
+    between blanks.
     """
-    if not (text.startswith(" ") or _SEPARATED.search(text)) or _ATTACHED.search(text):
+    if not (_BEGINS_APART.match(text) or _SEPARATED.search(text)) or _ATTACHED.search(text):
         return text
     return _BLANK_AFTER.sub("", _BLANK_BEFORE.sub("", text)).strip()
