@@ -48,6 +48,15 @@ def test_columns_and_json_in_texts_are_the_authors_own_layout(tmp_path: Path, na
         assert [*Dataset(tmp_path / f"out-{number}").corpus] == [*Dataset(tmp_path / "own").corpus]
 
 
+def test_evidence_of_2wiki_in_columns_is_a_gold_path(tmp_path: Path) -> None:
+    own: JsonObject = {**ROW, "evidences": [["Ada", "spouse", "Bob"], ["Bob", "country", "Elm"]]}
+    columns: JsonObject = {"fact": ["Ada", "Bob"], "relation": ["spouse", "country"], "entity": ["Bob", "Elm"]}
+    for number, row in enumerate((own, {**own, "evidences": columns}, {**own, "evidences": json.dumps(columns)})):
+        import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / f"{number}")
+        assert questions(tmp_path / f"{number}") == questions(tmp_path / "0")
+    assert questions(tmp_path / "0")[0].meta["path"]
+
+
 def test_columns_of_unequal_length_are_refused(tmp_path: Path) -> None:
     row: JsonObject = {**ROW, "supporting_facts": {"title": ["Ada"], "sent_id": [0, 1]}}
     with pytest.raises(DataError, match="item 1: 'supporting_facts' must be a list of"):

@@ -58,7 +58,9 @@ def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
 
 def _evidences(row: SourceRow) -> list[Evidence]:
     found: list[Evidence] = []
-    for item in row.items("evidences") if row.has("evidences") else ():
+    given: Json = row.parsed("evidences") if row.has("evidences") else []
+    items: list[Json] = [each.value for each in row.rows("evidences")] if isinstance(given, dict) else []
+    for item in given if isinstance(given, list) else items:
         match item:
             case [str() as subject, str() as relation, str() as value]:
                 found.append(Evidence(subject, relation, value))
