@@ -20,7 +20,11 @@ from coseek.retrieval.index import PACKAGE, build_index
 OWN = "newest.py"
 DOCS = Path(__file__).parents[2] / "docs"
 HOW_TO = (DOCS / "how-to" / "write-a-part.md").read_text(encoding="utf-8")
-(SOURCE,) = [code for code in re.findall(r"```python\n(.*?)```", HOW_TO, flags=re.DOTALL) if "def open(" in code]
+(SOURCE,) = [
+    code
+    for code in re.findall(r"```python\n(.*?)```", HOW_TO, flags=re.DOTALL)
+    if "def open(settings, opening)" in code
+]
 PAGE = (DOCS / "reference" / "retrievers.md").read_text(encoding="utf-8")
 FILES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 

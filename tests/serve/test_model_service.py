@@ -28,7 +28,7 @@ from coseek.models.pretrained import load_model
 from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 from coseek.serve import model_service
 from coseek.serve.model_service import ModelService
 from coseek.serve.settings import ModelServeSettings
@@ -105,12 +105,12 @@ def test_a_next_turn_is_not_read_again(live: Live, tokenizer: HfTokenizer) -> No
     assert told["token_ids"] == again["token_ids"]
 
 
-def test_a_row_that_is_placed_beside_others_finds_its_slot(tokenizer: HfTokenizer) -> None:
+def test_a_row_that_is_placed_beside_others_finds_its_slot() -> None:
     """The engine had made no room yet for a row that took a slot behind one that waits."""
     from tests.models.networks import request
 
     model = network("lfm2")
-    alone, beside = (Sampler(model, tokenizer, (), SamplerSettings(temperature=0.0)) for _ in range(2))
+    alone, beside = (Sampler(model, ByteTokenizer(), (), SamplerSettings(temperature=0.0)) for _ in range(2))
     beside.start(request(1, [40, 41], 2))
     beside.step()
     for sampler in (alone, beside):
