@@ -22,7 +22,8 @@ def unread() -> Dataset:
 
 def said(folder: Path) -> torch.Tensor:
     with torch.no_grad():
-        return load_model(folder, FLOAT32)(torch.tensor([HfTokenizer.load(folder).encode(TEXT)])).logits.detach()
+        logits: torch.Tensor = load_model(folder, FLOAT32)(torch.tensor([HfTokenizer.load(folder).encode(TEXT)])).logits
+    return logits
 
 
 def test_going_on_without_a_warm_start_says_what_the_policy_said_twice_in_a_row(tmp_path: Path) -> None:
