@@ -105,14 +105,15 @@ def settings_for(
     and for a protocol with tools in Python files that only the model's folder names.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
-    tree = _file(file) if file else {"name": name}
+    tree: JsonObject = _file(file) if file else {"name": name}
     given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
     typed = {key: value for key, value in given.items() if value is not None}
     tree |= typed
     if isinstance(url := tree.get("name"), str) and url.startswith(("http://", "https://")):
         tree["name"], beside = split_settings(url)
-        server = tree.get("server")
-        tree |= {"server": {**(server if isinstance(server, dict) else {}), **beside}} if beside else {}
+        if beside:
+            server = tree.get("server")
+            tree["server"] = {**(server if isinstance(server, dict) else {}), **beside}
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
     own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
     if untrained is not None and card == AgentCard() and not is_scripted(str(tree["name"])):
