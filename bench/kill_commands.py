@@ -26,7 +26,7 @@ AGENT: JsonObject = {
     "warm_start": {"worlds": 1, "world": {"size": "tiny", "train": 12, "dev": 0, "test": 0}, "sft": SFT},
     "rl": {"steps": 3, "questions_per_step": 2, "group_size": 2, "checkpoint_every": 1, "evaluate_every": 2,
            "keep_rollouts": {"every": 1}},
-    "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3, "searches": -0.05},
+    "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3, str(LENGTH): 0.1},
     "table": {"questions": 2, "dev_questions": 2},
     "threads": 1,
 }  # fmt: skip
@@ -166,7 +166,7 @@ PARTS: JsonObject = {"labels": "in/labels", "encoder": "in/encoder", "view": "qu
 S3: JsonObject = {
     **AGENT, "extends": "s3-laptop", "policy": {"folder": "in/policy"}, "select": {"most": 6},
     "graders": {"generator": {"model": "in/generator/generator"}, "baseline": {"passages": 1}},
-    "reward": {"gbr": 1.0, "gold_recall": 0.5, "valid": 0.3},
+    "reward": {"gbr": 1.0, "gold_recall": 0.5, "valid": 0.3, str(LENGTH): 0.1},
 }  # fmt: skip
 RECIPES = {"agent": AGENT, "s3": S3, "retriever": PARTS, "encoder": ENCODER, "together": TOGETHER}
 ANSWERS = "run in/world --split dev --retriever in/bm25 --agent"

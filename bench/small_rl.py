@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.digests import digest, timeless
+from bench.small_together import LENGTH
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -34,8 +35,8 @@ from coseek.world.world import World, make_world
 ALGORITHMS = ("grpo", "ppo")
 LIMITS = Limits(max_turns=3, passages_per_search=1, max_turn_tokens=40, max_observation_tokens=80, max_tokens=256)
 WORLD = WorldSettings(size="tiny", train=200, dev=0, test=0, hop_mix=(1.0,), comparison=0.0, constraint=0.0)
-REWARD = make_reward({"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3, "searches": -0.05})
-"""Parts that even a barely trained policy gets now and then, so that groups differ and weights move."""
+REWARD = make_reward({"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3, str(LENGTH): 0.1})
+"""Sampled texts differ in length, so groups have a spread and weights move, whatever the policy has learnt."""
 
 
 def protocol() -> Protocol:

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.digests import digest, timeless
+from bench.small_together import LENGTH
 
 from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
@@ -29,10 +30,10 @@ SMALL = (
 )
 LEARN = (
     "warm_start.sft={steps: 6, repeat_steps: 0, rounds: 1, tokens_per_step: 1500, checkpoint_every: 2, log_every: 1}",
-    "reward={gbr: 1.0, gold_recall: 0.5, valid: 0.3}",
+    f"reward={{gbr: 1.0, gold_recall: 0.5, valid: 0.3, {LENGTH}: 0.1}}",
     "rl={steps: 5, questions_per_step: 4, group_size: 3, checkpoint_every: 1, evaluate_every: 2}",
 )
-"""Parts beside the gain that even a barely trained policy gets now and then, so that groups differ and weights move."""
+"""Sampled texts differ in length, so groups have a spread and weights move, whatever the policy has learnt."""
 
 
 def small(generator: Path, *more: str) -> AgentRecipe:

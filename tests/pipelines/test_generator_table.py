@@ -177,7 +177,7 @@ def test_an_s3_recipe_learns_and_ends_with_its_table(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     generator = tiny_generator(tmp_path / "generator", steps=3, repeat_steps=0, gate=None)
     whole = tmp_path / "whole"
-    train(prepare(tmp_path, generator, 160), whole, False, NoProgress())
+    train(prepare(tmp_path, generator, 40), whole, False, NoProgress())
     check_moved(whole, outcome(whole))
     table = (whole / "table.md").read_text()
     assert "| gen_acc | dev | test |" in table and "RAG k=6" in table and "tokens, selected" in table
