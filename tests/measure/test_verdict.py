@@ -10,13 +10,13 @@ from coseek.data.question import Question
 from coseek.measure.intervals import paired_difference
 from coseek.measure.score import QuestionScores, ScoredRun, Scores, summaries_of
 from coseek.measure.table import comparison_table
-from coseek.measure.verdict import Claim, Outcome, claims_of, outcomes, overall, verdict
+from coseek.measure.verdict import Outcome, PairedClaim, claims_of, outcomes, overall, verdict
 
 
-def claim(differences: Sequence[float], where: str = "") -> Claim:
+def claim(differences: Sequence[float], where: str = "") -> PairedClaim:
     before = {str(number): 0.0 for number in range(len(differences))}
     after = {str(number): value for number, value in enumerate(differences)}
-    return Claim("after", "before", "em", paired_difference(before, after, np.random.default_rng(0)), where)
+    return PairedClaim("after", "before", "em", paired_difference(before, after, np.random.default_rng(0)), where)
 
 
 def scores(after: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[float]]) -> Scores:
@@ -102,5 +102,5 @@ def test_an_encoder_that_training_harmed_is_not_recommended(tmp_path: Path) -> N
         ({(TRAINED, BEFORE): good, (HYBRID, BM25): good, (TRAINED, BM25): bad}, "", "hybrid.yaml"),
     ):
         training = RetrieverTraining(recipe, tmp_path / "run")
-        training._judge([Claim(*names, "mrr", found) for names, found in pairs.items()])
+        training._judge([PairedClaim(*names, "mrr", found) for names, found in pairs.items()])
         assert training.kept in (kept, HYBRID) and command in training.next_command

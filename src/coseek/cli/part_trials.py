@@ -15,7 +15,7 @@ from coseek.agents.search_turns import search_turns
 from coseek.cli.extras import missing_extras
 from coseek.cli.terminal import shell_word
 from coseek.core.errors import SettingError
-from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.files import Json, JsonObject, expand_home, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, running
 from coseek.core.settings import dump_settings, make_settings
 from coseek.core.spelling import as_written
@@ -111,8 +111,8 @@ def check_part(path: str | Path) -> PartTrial:
 
     Raises `SettingError` or `DataError` for what is wrong with it, with the line.
     """
-    name = str(path)
-    if not Path(name).expanduser().is_file():
+    name = expand_home(str(path))
+    if not Path(name).is_file():
         raise SettingError(f"there is no file {name}; make one with `coseek new PART NAME`")
     if not (is_plugin_path(name) or name.endswith((".yaml", ".yml"))):
         raise SettingError(f"a part is a .py or a .yaml file, not {name}")
@@ -213,7 +213,7 @@ def try_label_method(name: str, bench: Bench) -> Iterator[str]:
 
 
 def try_tool(name: str, bench: Bench) -> Iterator[str]:
-    opened = tool.open_tool("mine", {"tool": str(Path(name).expanduser().absolute())}, run_files=True)
+    opened = tool.open_tool("mine", {"tool": str(Path(name).absolute())}, run_files=True)
     assert opened is not None
     arguments = getattr(opened.module, EXAMPLE, None)
     if not isinstance(arguments, dict):
@@ -236,7 +236,7 @@ def try_tool(name: str, bench: Bench) -> Iterator[str]:
 
 def try_retriever(name: str, bench: Bench) -> Iterator[str]:
     module = load_plugin("retriever", name, CONTRACTS["retriever"])
-    tree: dict[str, object] = {"retriever": str(Path(name).expanduser().absolute())}
+    tree: dict[str, object] = {"retriever": str(Path(name).absolute())}
     fields = module.SETTINGS.model_fields
     given: dict[str, object] = {"over": str(bench.index_path), "parts": [str(bench.index_path)] * 2}
     tree |= {key: value for key, value in given.items() if key in fields}

@@ -38,7 +38,7 @@ def open_judge(
 ) -> Judge:
     """The judge: a model, or the oracle if the name is the folder of a laptop world."""
     if is_world(settings.model):
-        return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
+        return OracleJudge(Oracle.load(Path(settings.model)), settings.model)
     prompt = load_judge_prompt(settings)
     return ModelJudge(open_frozen_model(settings.model, cache, writing, cluster), prompt, settings)
 

@@ -23,6 +23,7 @@ from coseek.graders.factory import open_frozen_model, open_judge
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Judge, JudgeSettings
 from coseek.hardware.placement import Placement
+from coseek.labels.candidates import Candidates, find_candidates
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings
 from coseek.models.local_text import TextModelSettings
@@ -171,6 +172,18 @@ class LabelResources:
         with self.ahead(work, turns, slowest) as ahead:
             for rows in ahead:
                 yield from rows
+
+    def each_searched(
+        self, label: Callable[[SearchTurn, Candidates], Iterable[T]], turns: Iterable[SearchTurn], k: int
+    ) -> Iterator[T]:
+        """Yield the rows that `label` makes of each turn and its `k` best passages. A turn whose search fails is
+        skipped and counted; the next start repeats it."""
+
+        def rows(batch: list[SearchTurn]) -> list[T]:
+            searched = zip(batch, find_candidates(self.retriever, batch, k, self.tally), strict=True)
+            return [row for turn, candidates in searched if candidates is not None for row in label(turn, candidates)]
+
+        return self.each(rows, turns, self.retriever)
 
     def score_cache(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
         """The cache of a grader in `scores`; graders with different identities have different files."""

@@ -11,7 +11,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.labels.candidates import Candidates, find_candidates
+from coseek.labels.candidates import Candidates
 from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled
 from coseek.labels.negatives import label_sets, not_equal_to
@@ -59,15 +59,7 @@ class RuleMaker:
         return digest_of(self.name, self.settings.model_dump_json(), self.parts.retriever.identity)
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
-        return self.parts.each(self._rows, turns, self.parts.retriever)
-
-    def _rows(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
-        rows: list[Labelled] = []
-        found = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
-        for turn, candidates in zip(turns, found, strict=True):
-            if candidates is not None:
-                rows += self._labels(turn, candidates)
-        return rows
+        return self.parts.each_searched(self._labels, turns, self.settings.candidates)
 
     def _labels(self, turn: SearchTurn, candidates: Candidates) -> Iterator[Labelled]:
         ruled = self.rule(turn, candidates)

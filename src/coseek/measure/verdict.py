@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PairedClaim:
     """A comparison whose outcome is asked for."""
 
     run: str
@@ -57,13 +57,13 @@ class Claim:
         return f"{on}{self.run} is {outcome} than {self.against} in {self.metric} {size}"
 
 
-def outcomes(claims: Sequence[Claim]) -> list[Outcome]:
+def outcomes(claims: Sequence[PairedClaim]) -> list[Outcome]:
     """The outcome of each claim, corrected for all of them."""
     corrected = holm([1.0 if one.difference is None else one.difference.p for one in claims])
     return [_outcome(one.difference, p) for one, p in zip(claims, corrected, strict=True)]
 
 
-def verdict(claims: Sequence[Claim]) -> str:
+def verdict(claims: Sequence[PairedClaim]) -> str:
     """One line for all claims; empty without any."""
     if not claims:
         return ""
@@ -71,7 +71,7 @@ def verdict(claims: Sequence[Claim]) -> str:
     return f"Verdict: {'; '.join(said)}."
 
 
-def overall(claims: Sequence[Claim]) -> Outcome:
+def overall(claims: Sequence[PairedClaim]) -> Outcome:
     """One outcome for a comparison on several sets: better or worse if some set says so and none the opposite."""
     found = set(outcomes(claims))
     if Outcome.BETTER in found and Outcome.WORSE not in found:
@@ -79,21 +79,21 @@ def overall(claims: Sequence[Claim]) -> Outcome:
     return Outcome.WORSE if Outcome.WORSE in found and Outcome.BETTER not in found else Outcome.OPEN
 
 
-def claims_of(scores: Scores, metrics: Sequence[str], group: str = ALL) -> list[Claim]:
+def claims_of(scores: Scores, metrics: Sequence[str], group: str = ALL) -> list[PairedClaim]:
     """A claim for each comparison, in the first of the metrics that has a better end and was compared."""
-    found: list[Claim] = []
+    found: list[PairedClaim] = []
     for comparison in (one for one in scores.comparisons if one.group == group):
         metric = next((name for name in metrics if name not in NEUTRAL and name in comparison.metrics), None)
         if metric is not None:
-            found.append(Claim(comparison.run, comparison.against, metric, comparison.metrics[metric]))
+            found.append(PairedClaim(comparison.run, comparison.against, metric, comparison.metrics[metric]))
     return found
 
 
-def claim_of(scores: Scores, run: str, against: str, metric: str, where: str = "") -> Claim | None:
+def claim_of(scores: Scores, run: str, against: str, metric: str, where: str = "") -> PairedClaim | None:
     """The claim of one comparison; `None` if it was not made."""
     for one in scores.comparisons:
         if (one.run, one.against, one.group) == (run, against, ALL):
-            return Claim(run, against, metric, one.metrics.get(metric), where)
+            return PairedClaim(run, against, metric, one.metrics.get(metric), where)
     return None
 
 

@@ -174,7 +174,7 @@ def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
     """Open the client of a server. If no model is named, the server is asked for its model."""
     calls, paths = open_client(settings.url, settings)
     served = detect_server(calls, paths, settings.dialect, settings.model)
-    store = None if settings.cache is None else TextCache(Path(settings.cache).expanduser())
+    store = None if settings.cache is None else TextCache(Path(settings.cache))
     return RemoteTextModel(calls, served, settings, store)
 
 

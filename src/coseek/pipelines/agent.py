@@ -141,7 +141,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def data_folder(self) -> Path:
         """The data set: that of the recipe, or the one that is made here."""
         named, made = self.recipe.data.folder, self.folder / "data"
-        return made if named is None or made.exists() else Path(named).expanduser()
+        return made if named is None or made.exists() else Path(named)
 
     @cached_property
     def set_folders(self) -> dict[str, Path]:

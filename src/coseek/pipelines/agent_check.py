@@ -87,7 +87,7 @@ def check_paths(recipe: AgentRecipe) -> None:
 
 def _check_measured(data: DataSettings) -> None:
     """Refuse a folder that lacks a split to measure by and from whose training questions none can be set aside."""
-    if data.folder is None or not (folder := Path(data.folder).expanduser()).is_dir():
+    if data.folder is None or not (folder := Path(data.folder)).is_dir():
         return
     dataset = Dataset(folder)
     if data.synthesis is None or data.train in dataset.splits:
@@ -290,7 +290,7 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
             if not wrong.errors:
                 wrong.of(check_data_folder, data.folder, "data.folder", split, usual)
         for name in data.questions:
-            if not Path(name).expanduser().exists():
+            if not Path(name).exists():
                 wrong.errors.append(DataError(f"there is no {name}, which data.questions names; check the path"))
     if recipe.encoder is not None:
         wrong.of(check_encoder, recipe.encoder)

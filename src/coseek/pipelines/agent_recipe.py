@@ -334,7 +334,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     encoder = data.retriever_settings.get("encoder")
     shipped = isinstance(encoder, str) and is_shipped(encoder)
     for source in data.imported.sources if data.imported else ():
-        yield RecipePath("data.imported.sources", Path(source).expanduser(), "data")
+        yield RecipePath("data.imported.sources", Path(source), "data")
     named: list[tuple[str, object, Literal["data", "index", "model"]]] = [
         ("data.folder", data.folder, "data"),
         ("data.index", data.index, "index"),
@@ -355,8 +355,8 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
             is_policy = holds == "model" and setting != ENCODER
             yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
     for run in recipe.warm_start.runs if recipe.warm_start else ():
-        yield RecipePath("warm_start.runs", Path(run).expanduser(), "run")
-    if data.folder is not None and (folder := Path(data.folder).expanduser()).is_dir():
+        yield RecipePath("warm_start.runs", Path(run), "run")
+    if data.folder is not None and (folder := Path(data.folder)).is_dir():
         if data.synthesis is not None and not (folder / f"questions.{data.train}.jsonl").exists():
             return  # they are made
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0

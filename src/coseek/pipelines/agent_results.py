@@ -43,7 +43,7 @@ from coseek.measure.table import (
     scores_json,
     show,
 )
-from coseek.measure.verdict import Claim, Outcome, claim_of, overall, verdict
+from coseek.measure.verdict import Outcome, PairedClaim, claim_of, overall, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
@@ -209,7 +209,7 @@ def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, T
     return {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
 
 
-def claims_by_training(training: AgentTraining, scores: dict[str, Scores]) -> list[Claim]:
+def claims_by_training(training: AgentTraining, scores: dict[str, Scores]) -> list[PairedClaim]:
     """Whether the trained policy is better than the one before, on each set, in the headline metric."""
     named = ((name, claim_of(found, "after", "before", metric_of(training), name)) for name, found in scores.items())
     return [claim for _, claim in named if claim is not None]

@@ -102,7 +102,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def given(self) -> Dataset:
         """The user's data set."""
         assert self.recipe.corpus is not None
-        return Dataset(Path(self.recipe.corpus.folder).expanduser())
+        return Dataset(Path(self.recipe.corpus.folder))
 
     def draw(self, generator: Generator) -> Draw:
         return self.tasks(generator).draw

@@ -53,9 +53,9 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
     if data.world is not None and not folder.exists():
         make_world(data.world).save(folder)
     if data.imported is not None and not folder.exists():
-        sources = [Path(source).expanduser() for source in data.imported.sources]
+        sources = [Path(source) for source in data.imported.sources]
         import_data(data.imported.format, sources, folder, shares=data.imported.shares)
-    used = Dataset(folder if data.folder is None or folder.exists() else Path(data.folder).expanduser())
+    used = Dataset(folder if data.folder is None or folder.exists() else Path(data.folder))
     if missing := missing_splits(used, data):
         _set_aside(used, data.train, missing, folder)
         say(
@@ -124,7 +124,7 @@ def make_questions(
 
     Where its passages give no questions, it is the given one again, or a `DataError` if they are `needed`.
     """
-    folder = Path(given).expanduser()
+    folder = Path(given)
     if out.exists():
         return out
     if split in Dataset(folder).splits:
@@ -144,6 +144,6 @@ def make_questions(
 
 def own_questions(given: str, used: Path, train: str) -> dict[str, list[Question]]:
     """Name → the questions that the given data set had before others were made (`used`): people's, to measure by."""
-    own = Dataset(Path(given).expanduser())
+    own = Dataset(Path(given))
     made = own.folder != used and train not in own.splits
     return {f"own-{split}": own.questions(split) for split in own.splits} if made else {}

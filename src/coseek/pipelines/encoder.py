@@ -37,7 +37,7 @@ from coseek.hardware.speed import precision_of
 from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Table, scores_json
-from coseek.measure.verdict import Claim, outcomes
+from coseek.measure.verdict import PairedClaim, outcomes
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities
@@ -410,7 +410,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         write_tables(self.folder, "# A retriever\n\n" + "\n".join(parts), values)
         return first
 
-    def _judge(self, claims: Sequence[Claim]) -> None:
+    def _judge(self, claims: Sequence[PairedClaim]) -> None:
         """Choose the searcher to go on with: both together, the trained encoder alone, BM25; the encoder before, if
         training made it worse."""
         lost = {(one.run, one.against) for one, said in zip(claims, outcomes(claims), strict=True) if said == "worse"}

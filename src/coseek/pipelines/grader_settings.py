@@ -70,7 +70,7 @@ class Graders:
         if self.generator is None:
             raise SettingError("a baseline needs a frozen generator; name one with graders.generator.model")
         settings = self.settings.baseline
-        folder = Path(settings.folder).expanduser() if settings.folder is not None else self.folder
+        folder = Path(settings.folder) if settings.folder is not None else self.folder
         passages = settings.passages
         return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
 

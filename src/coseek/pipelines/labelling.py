@@ -256,7 +256,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     check_gold(questions, retriever, settings.retriever)
     scorer, world = settings.scorer, None
     if scorer is not None and is_world(scorer):
-        scorer, world = ORACLE, Path(scorer).expanduser()
+        scorer, world = ORACLE, Path(scorer)
     elif scorer == ORACLE:
         world = next((folder for folder in _folders(settings) if is_world(folder)), None)
     elif scorer is not None and scorer != GOLD and not (_is_url(scorer) or model_path(scorer).exists()):

@@ -27,7 +27,7 @@ from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores
 from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.measure.table import Table, main_table
-from coseek.measure.verdict import Claim, claim_of, verdict
+from coseek.measure.verdict import PairedClaim, claim_of, verdict
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_run import check_gold
 from coseek.pipelines.data_folder import make_questions, own_questions
@@ -119,7 +119,7 @@ class RetrieverData:
         found = {settings.test: data.questions(settings.test)} if settings.test in data.splits else {}
         found |= own_questions(settings.folder, data.folder, settings.train)
         for name in settings.questions:
-            path = Path(name).expanduser()
+            path = Path(name)
             found[name] = Dataset(path).questions("test") if path.is_dir() else load_questions(path)
         judged = {name: [one for one in asked if one.gold_ids] for name, asked in found.items()}
         return {name: asked for name, asked in judged.items() if asked}
@@ -166,7 +166,7 @@ class RetrieverData:
         return replace(table, notes=(verdict(question_claims(scores)), *table.notes)), scores
 
 
-def question_claims(scores: Scores, where: str = "") -> list[Claim]:
+def question_claims(scores: Scores, where: str = "") -> list[PairedClaim]:
     """Whether training helped, and what the trained encoder and both together are beside BM25."""
     pairs = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
     found = (claim_of(scores, run, against, METRICS[0], where) for run, against in pairs)

@@ -52,9 +52,7 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         check_simulator(self.recipe)
 
     def identities(self) -> Identities:
-        runs = {
-            f"runs {name}": file_digest(Path(name).expanduser() / "trajectories.jsonl") for name in self.recipe.runs
-        }
+        runs = {f"runs {name}": file_digest(Path(name) / "trajectories.jsonl") for name in self.recipe.runs}
         prompt = _prompt_of(self.recipe).model_dump_json(exclude={"about"})
         return {"model": fingerprint(model_path(self.recipe.model)), "prompt": digest(prompt), **runs}
 
@@ -104,7 +102,7 @@ def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Traj
     scorer = EpisodeScorer(make_reward(recipe.useful))
     kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
     for folder in recipe.runs:
-        runs = list(Run(Path(folder).expanduser()).trajectories())
+        runs = list(Run(Path(folder)).trajectories())
         for start in range(0, len(runs), BATCH):
             batch = runs[start : start + BATCH]
             for run, paid in zip(batch, scorer(batch), strict=True):

@@ -50,5 +50,5 @@ def check_simulator(recipe: SimulatorRecipe) -> None:
     if not model_path(recipe.model).is_dir():
         raise DataError(missing("model folder", recipe.model, known=shipped_models()))
     for folder in recipe.runs:
-        if not (Path(folder).expanduser() / "run.yaml").is_file():
+        if not (Path(folder) / "run.yaml").is_file():
             raise DataError(f"{folder} is not a run; name folders of `coseek run` in runs")

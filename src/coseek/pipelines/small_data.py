@@ -23,7 +23,7 @@ def small_data(recipe: AgentRecipe, folder: Path) -> Path | None:
     data = recipe.data
     if data.imported is None or recipe.graders.judge is not None:
         return None
-    if not all(Path(source).expanduser().exists() for source in data.imported.sources):
+    if not all(Path(source).exists() for source in data.imported.sources):
         return None
     make_data(data, folder / "imported", lambda said: None)
     whole = Dataset(folder / "imported")

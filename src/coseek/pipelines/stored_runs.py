@@ -30,7 +30,7 @@ def stored_demonstrations(
     """The runs of these folders whose reward is high enough. Raises `DataError` for none, or another protocol's."""
     runs: list[Trajectory] = []
     for folder in folders:
-        for run in Run(Path(folder).expanduser()).trajectories():
+        for run in Run(Path(folder)).trajectories():
             if run.protocol != protocol.name:
                 raise DataError(
                     f"{folder} holds runs of the protocol {run.protocol}, and the policy learns {protocol.name}; name "

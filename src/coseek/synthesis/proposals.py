@@ -67,7 +67,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PassageGroup:
     """What a request shows: one passage, or two that a name links."""
 
     rows: tuple[int, ...]
@@ -76,14 +76,14 @@ class Shown:
     """Pairs whose second passage is titled by the link come before the others."""
 
 
-def single_passages(corpus: Corpus) -> list[Shown]:
+def single_passages(corpus: Corpus) -> list[PassageGroup]:
     """Every passage that is long enough to be asked about."""
-    return [Shown((row,)) for row, one in enumerate(corpus) if len(words(one.text)) >= _LEAST_WORDS]
+    return [PassageGroup((row,)) for row, one in enumerate(corpus) if len(words(one.text)) >= _LEAST_WORDS]
 
 
-def linked_passages(passages: Sequence[Passage]) -> list[Shown]:
+def linked_passages(passages: Sequence[Passage]) -> list[PassageGroup]:
     """Every linked pair of titled passages."""
-    return [Shown((one.first, one.second), one.name, int(not one.titled)) for one in links(passages)]
+    return [PassageGroup((one.first, one.second), one.name, int(not one.titled)) for one in links(passages)]
 
 
 @dataclass
@@ -115,16 +115,16 @@ class QuestionProposer:
         }  # fmt: skip
 
     def propose(
-        self, corpus: Corpus, shown: Sequence[Shown], seed: str, questions: int, limit: int, max_tokens: int
+        self, corpus: Corpus, groups: Sequence[PassageGroup], seed: str, questions: int, limit: int, max_tokens: int
     ) -> Iterator[list[Proposal]]:
-        """What the model writes about the first `limit` of the passages or pairs `shown`, in a seeded order that keeps
-        those of lower rank first; one list a batch of requests. Raises `RunError` when all of a batch failed."""
-        order = random.Random(seed).sample(shown, len(shown))
+        """What the model writes about the first `limit` of the `groups`, in a seeded order that keeps those of lower
+        rank first; one list a batch of requests. Raises `RunError` when all of a batch failed."""
+        order = random.Random(seed).sample(groups, len(groups))
         order = sorted(order, key=lambda one: one.rank)[:limit]
         for start in range(0, len(order), _TOGETHER):
             batch = order[start : start + _TOGETHER]
-            asked = [self._request([corpus[row] for row in one.rows], one.link, questions) for one in batch]
-            replies = ask_with_retry(self.model, asked, max_tokens, self.counts)
+            requests = [self._request([corpus[row] for row in one.rows], one.link, questions) for one in batch]
+            replies = ask_with_retry(self.model, requests, max_tokens, self.counts)
             self._count(replies)
             yield [
                 replace(proposal, rows=one.rows, link=one.link)

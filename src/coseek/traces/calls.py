@@ -29,7 +29,7 @@ def text_of(content: Json) -> str:
     return "\n".join(parts)
 
 
-def said_in(message: JsonObject) -> tuple[str, str]:
+def reasoning_and_words(message: JsonObject) -> tuple[str, str]:
     """The reasoning in a message's text, and its other words without calls that are written in it."""
     text = text_of(message.get("content"))
     if message.get("role") != "assistant":

@@ -35,7 +35,7 @@ from coseek.data.trajectory import (
 )
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.written import ToolCallText, reasoning_in
-from coseek.traces.calls import calls_in, said_in, text_of
+from coseek.traces.calls import calls_in, reasoning_and_words, text_of
 from coseek.traces.found_passages import hits_by_query, own_hits
 
 PROTOCOL = "tongyi"
@@ -272,7 +272,7 @@ class _Writer:
         """One turn of the agent, and what it was answered."""
         messages = self.chat.messages
         calls, matched = results_of(messages, turn)
-        parts = [said_in(messages[at]) for at in turn.written]
+        parts = [reasoning_and_words(messages[at]) for at in turn.written]
         content = "\n".join(text for _, text in parts if text.strip())
         self.thoughts = [thought for thought, _ in parts if thought]
         if is_last and not turn.behind:

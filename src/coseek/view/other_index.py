@@ -38,13 +38,13 @@ class OtherIndex:
         whose id is not here either, which may be a passage under another id. `queries` are those of the searches.
         Raises `RetrieverError`."""
         found = self.retriever.search(queries, DEPTH) if queries else []
-        ranked = ([_Words.of(hit.passage) for hit in hits] for hits in found)
+        ranked = ([_PassageWords.of(hit.passage) for hit in hits] for hits in found)
         pairs = zip(searches, ranked, strict=True)
-        return [[_rank(_Words.of(hit.passage), here) for hit in one.hits] for one, here in pairs]
+        return [[_rank(_PassageWords.of(hit.passage), here) for hit in one.hits] for one, here in pairs]
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
+class _PassageWords:
     """A passage as it is compared."""
 
     ident: str
@@ -54,16 +54,16 @@ class _Words:
     """The same with those of the title."""
 
     @classmethod
-    def of(cls, passage: Passage) -> "_Words":
+    def of(cls, passage: Passage) -> "_PassageWords":
         title, text = ("".join(f" {word}" for word in words(part)) for part in (passage.title, passage.text))
         return cls(passage.id, text, title + text)
 
-    def is_like(self, other: "_Words") -> bool:
+    def is_like(self, other: "_PassageWords") -> bool:
         """Whether half of the words of the shorter text are in the longer, or one has no text."""
         ours, theirs = set(self.whole.split()), set(other.whole.split())
         return 2 * len(ours & theirs) >= min(len(ours), len(theirs))
 
-    def says(self, other: "_Words") -> bool:
+    def says(self, other: "_PassageWords") -> bool:
         """Whether one text is the other's, or holds it: a log may cut a text, even inside a word."""
         if not self.whole or not other.whole:
             return False
@@ -73,7 +73,7 @@ class _Words:
         return any(part.count(" ") >= _LEAST_WORDS and part in whole for part, whole in held)
 
 
-def _rank(hit: _Words, here: Sequence[_Words]) -> int | None:
+def _rank(hit: _PassageWords, here: Sequence[_PassageWords]) -> int | None:
     for same in (lambda one: one.ident == hit.ident and one.is_like(hit), hit.says):
         for rank, one in enumerate(here, start=1):
             if same(one):

@@ -7,10 +7,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for, settled_for
+from coseek.agents.factory import open_agent, settled_for
 from coseek.agents.replies import reply_in_words
-from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.sources import CITED, cited_answer, holds, sources_of
+from coseek.agents.rollout import Agent, rollout
+from coseek.agents.sources import cited_answer, holds, sources_of
+from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.options import (
     DeviceName,
     KeyEnv,
@@ -23,12 +24,9 @@ from coseek.cli.options import (
     TokenizerName,
     at_server,
 )
-from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, say, stderr_console, tell
+from coseek.cli.terminal import AsJson, example, new_app, print_json, say, stderr_console, tell
 from coseek.cli.volume import Volume, volume
-from coseek.core.errors import SettingError
-from coseek.core.registry import find_plugin
 from coseek.core.repetition import without_repetition
-from coseek.core.settings import dump_settings, make_settings
 from coseek.core.spelling import as_written
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -74,11 +72,7 @@ def ask(
     """
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
     agent = at_server(agent, model, key_env, no_send)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device, untrained=CITED)
-    chosen = chosen.model_copy(update={"temperature": temperature})
-    refuse_knowing(chosen.name)
-    typed = [text.removeprefix("limits.") for text in limits or []]  # `coseek run` has them in the group `limits`
-    budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
+    chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
     asked = Question(id="asked", question=question)
@@ -87,16 +81,6 @@ def ask(
         print_json(trajectory.to_json())
     else:
         conclude(trajectory, console)
-
-
-def refuse_knowing(name: str) -> None:
-    """Refuse a scripted agent that needs more of a question than its text."""
-    needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
-    if needs:
-        raise SettingError(
-            f"the agent {name!r} needs {needs}, and a typed question has none; take --agent extract, rules or a model "
-            "folder, or ask the questions of a data set with `coseek run`"
-        )
 
 
 def conclude(trajectory: Trajectory, console: Console) -> None:

@@ -103,50 +103,50 @@ def complete(question: Question, hits: Sequence[Hit]) -> bool:
     return set(question.gold_ids) <= {hit.passage.id for hit in hits}
 
 
-def show(found: Demonstration, console: Console) -> None:
+def show(result: Demonstration, console: Console) -> None:
     """Print the single search, the steps, the counts, and three ways to go on."""
-    console.print(f"{found.passages} passages of a generated world, BM25, and a scripted agent, run now", markup=False)
+    console.print(f"{result.passages} passages of a generated world, BM25, and a scripted agent, run now", markup=False)
     console.print()
-    console.print(grid(("question", Text(as_written(found.steps.question.question), style=HEAD))))
+    console.print(grid(("question", Text(as_written(result.steps.question.question), style=HEAD))))
     console.print(Text("\nOne search (naive RAG)", style=HEAD))
-    console.print(grid(*single(found)))
+    console.print(grid(*single(result)))
     console.print(Text("\nStep by step (search agent)", style=HEAD))
-    console.print(grid(*turns(found)))
+    console.print(grid(*turns(result)))
     console.print(
-        f"\nOne search finds every passage needed for {found.complete_once} of {found.two_hop} two-hop questions, the "
-        f"agent for {found.complete_in_steps}. It is a script that knows which facts to look for; a trained model "
+        f"\nOne search finds every passage needed for {result.complete_once} of {result.two_hop} two-hop questions, "
+        f"the agent for {result.complete_in_steps}. It is a script that knows which facts to look for; a trained model "
         "learns that from rewards.\n",
         markup=False,
     )
     console.print(ways_on())
 
 
-def single(found: Demonstration) -> list[tuple[str, Text]]:
+def single(result: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the single search."""
-    question = found.steps.question
+    question = result.steps.question
     rows = [("search", Text(as_written(question.question)))]
-    rows += [(str(rank), passage(hit.passage, question)) for rank, hit in enumerate(found.once, start=1)]
+    rows += [(str(rank), passage(hit.passage, question)) for rank, hit in enumerate(result.once, start=1)]
     ranks = [
         str(rank)
-        for rank, hit in enumerate(found.once, start=1)
+        for rank, hit in enumerate(result.once, start=1)
         if any(holds(hit.passage, answer) for answer in question.answers)
     ]
     where = f"in passage {', '.join(ranks)}" if ranks else "in none of these passages"
     return [*rows, ("answer", Text(where, style=GOOD if ranks else BAD))]
 
 
-def turns(found: Demonstration) -> list[tuple[str, Text]]:
+def turns(result: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the agent's turns: thought, search, passages, answer."""
-    question, rows = found.steps.question, list[tuple[str, Text]]()
-    for thought, search in zip(found.thoughts, found.steps.searches, strict=False):
+    question, rows = result.steps.question, list[tuple[str, Text]]()
+    for thought, search in zip(result.thoughts, result.steps.searches, strict=False):
         rows += [("think", Text(as_written(thought), style="cyan")), ("search", Text(as_written(search.query)))]
         rows += [("1", passage(hit.passage, question)) for hit in search.hits[:1]]
         titles = ", ".join(as_written(hit.passage.title) for hit in search.hits[1:])
         rows += [("2, 3", Text(titles, style=FAINT))] if titles else []
-    answer = found.steps.answer or ""
+    answer = result.steps.answer or ""
     right = exact_match(answer, question.answers)
     verdict = Text(f"{as_written(answer)} ({'right' if right else 'wrong'})", style=GOOD if right else BAD)
-    return [*rows, ("think", Text(as_written(found.thoughts[-1]), style="cyan")), ("answer", verdict)]
+    return [*rows, ("think", Text(as_written(result.thoughts[-1]), style="cyan")), ("answer", verdict)]
 
 
 def passage(read: Passage, question: Question) -> Text:

@@ -26,7 +26,7 @@ from coseek.measure.score import ScoredRun, Scores
 from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, relevance, search_questions
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
-from coseek.pipelines.asked_searches import AskedSearches, asked_searches
+from coseek.pipelines.logged_searches import LoggedSearches, logged_searches
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
 
@@ -73,7 +73,7 @@ class Plan:
     """Passages for TREC run files, where a metric reads texts."""
     keep: bool
     """Whether rankings are kept for writing them as run files."""
-    asked: AskedSearches | None = None
+    logged: LoggedSearches | None = None
     """The searches that `questions` stand for; `None` if the questions themselves are searched."""
 
     @property
@@ -132,10 +132,10 @@ def measure(
     check_output_file(per_question, ".jsonl")
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
-    owners, asked = drawn(source, split, select, count, seed)
-    questions = owners if asked is None else [one.question for one in asked.searches]
+    owners, logged = drawn(source, split, select, count, seed)
+    questions = owners if logged is None else [one.question for one in logged.searches]
     reads = metrics or default_metrics(qrels, questions)
-    plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out, asked)
+    plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
@@ -154,12 +154,12 @@ def measure(
 
 def drawn(
     source: Path, split: str | None, select: Sequence[str] | None, count: int | None, seed: int
-) -> tuple[list[Question], AskedSearches | None]:
+) -> tuple[list[Question], LoggedSearches | None]:
     """The chosen questions, and the searches that were made for them in a run or a label folder."""
-    asked = asked_searches(source, split)
-    owners = questions_at(source, split) if asked is None else asked.owners
+    logged = logged_searches(source, split)
+    owners = questions_at(source, split) if logged is None else logged.owners
     chosen = draw(question_filter(select).apply(owners), count, seed)
-    return chosen, asked and asked.of(chosen)
+    return chosen, logged and logged.of(chosen)
 
 
 def chosen_metrics(names: str, depth: int) -> tuple[Metric, ...]:
@@ -191,12 +191,12 @@ def planned(
     qrels: Path | None,
     missing: Literal["zero", "leave-out"],
     trec_out: Path | None,
-    asked: AskedSearches | None = None,
+    logged: LoggedSearches | None = None,
 ) -> Plan:
     """Read the judgements, and the corpus where a run file is measured by texts."""
     corpus = corpus_of(source) if reads_texts(metrics) and any(map(is_run_file, retrievers)) else None
     measuring = RetrievalMeasure(metrics, judgements(qrels, questions))
-    return Plan(questions, measuring, depth, missing, corpus, trec_out is not None, asked)
+    return Plan(questions, measuring, depth, missing, corpus, trec_out is not None, logged)
 
 
 def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
@@ -267,7 +267,7 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
 
 def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
     done, total = 0, len(plan.questions)
-    queries = {one.question.id: one.query for one in plan.asked.searches} if plan.asked else None
+    queries = {one.question.id: one.query for one in plan.logged.searches} if plan.logged else None
     with progress_bar() as bars:
         for batch in search_questions(retriever, plan.questions, plan.depth, queries=queries):
             bars.report(name, done, total)
@@ -278,9 +278,9 @@ def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
 
 def by_question(run: ScoredRun, plan: Plan) -> ScoredRun:
     """The run with the searches of each question averaged."""
-    if plan.asked is None:
+    if plan.logged is None:
         return run
-    return plan.measuring.by_owner(run, {one.question.id: one.owner for one in plan.asked.searches})
+    return plan.measuring.by_owner(run, {one.question.id: one.owner for one in plan.logged.searches})
 
 
 def retriever_table(scores: Scores, plan: Plan) -> Table:
@@ -292,12 +292,12 @@ def retriever_table(scores: Scores, plan: Plan) -> Table:
 def notes(scores: Scores, plan: Plan) -> Iterator[str]:
     """Lines below the table: how many questions the means leave out, and why."""
     yield "Means with 95 % bootstrap intervals over questions."
-    if plan.asked:
+    if plan.logged:
         made = counted(len(plan.questions), "search")
-        yield f"{made} of {counted(len(plan.asked.owners), 'question')}. {plan.asked.rule}"
+        yield f"{made} of {counted(len(plan.logged.owners), 'question')}. {plan.logged.rule}"
     unjudged = plan.measuring.unjudged(plan.questions)
     if unjudged:
-        unit = "searches" if plan.asked else "questions"
+        unit = "searches" if plan.logged else "questions"
         yield f"{unjudged} of {len(plan.questions)} {unit} have no relevant passage; only answer_hit counts them."
     own = sum(question.own_passage is not None for question in plan.questions)
     if own:

@@ -44,9 +44,9 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List the trainings, runs and labels in a folder, the newest first."""
-    if not folder.expanduser().is_dir():
+    if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; name one: coseek runs DIR")
-    found = sorted(entries(folder.expanduser()), key=lambda entry: entry.started, reverse=True)
+    found = sorted(entries(folder), key=lambda entry: entry.started, reverse=True)
     if as_json:
         print_json([cast(JsonObject, asdict(entry)) for entry in found])
     elif not found:

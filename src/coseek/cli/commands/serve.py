@@ -9,10 +9,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from coseek.agents.factory import check_folder, limits_for, open_agent, settings_for, settled_for
-from coseek.agents.limits import Limits
-from coseek.agents.sources import CITED
-from coseek.cli.commands.ask import refuse_knowing
+from coseek.agents.factory import check_folder, open_agent, settled_for
+from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.options import (
     DeviceName,
     KeyEnv,
@@ -27,9 +25,9 @@ from coseek.cli.options import (
     at_server,
     at_servers,
 )
-from coseek.cli.terminal import assignments, example, new_app, say, tell
+from coseek.cli.terminal import example, new_app, say, tell
 from coseek.core.errors import SettingError
-from coseek.core.settings import dump_settings, make_settings
+from coseek.core.settings import make_settings
 from coseek.hardware.device import AUTO, device_of
 from coseek.hardware.speed import warning
 from coseek.models.shipped import model_path
@@ -220,11 +218,7 @@ def serve_agent(
     """
     check_libraries()
     agent = at_server(agent, model, key_env, no_send)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device, untrained=CITED)
-    chosen = chosen.model_copy(update={"temperature": temperature})
-    refuse_knowing(chosen.name)
-    typed = [text.removeprefix("limits.") for text in limits or []]
-    budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
+    chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     check_source(retriever)
     from coseek.serve.agent_app import serve_agent as run
     from coseek.serve.agent_service import AgentService
@@ -270,15 +264,14 @@ def serve_mcp(
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
     (agent,) = at_servers(model, key_env, no_send, agent)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device, untrained=CITED) if agent else None
-    if chosen is not None:
-        refuse_knowing(chosen.name)
+    answering = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
     opened = follow(open_retriever(retriever))
     tools = KnowledgeTools(opened, topk)
-    if chosen is not None:
-        tools = KnowledgeTools(opened, topk, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
+    if answering is not None:
+        chosen, budgets = answering
+        tools = KnowledgeTools(opened, topk, open_agent(settled_for(chosen, chosen)), budgets)
     server = make_server(tools, f"coseek {_own_name(retriever)}")
     if http is None:
         server.run("stdio")

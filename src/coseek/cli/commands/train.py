@@ -44,6 +44,9 @@ from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recip
 if TYPE_CHECKING:
     from coseek.pipelines.reader import ReaderTraining
 
+Estimate: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing.")
+]
 ShowSettings: TypeAlias = Annotated[
     bool,
     typer.Option(
@@ -203,10 +206,7 @@ def train_retriever(
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing."),
-    ] = False,
+    dry_run: Estimate = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the encoder of a retriever on labels, and measure what it finds for held-out turns.
@@ -248,10 +248,7 @@ def train_together(
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing."),
-    ] = False,
+    dry_run: Estimate = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent and a retriever in alternating rounds, and measure every pair of them.

@@ -1,13 +1,13 @@
 """My part: the first passage that holds a gold answer is the positive; passages without one are negatives."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from coseek.agents.search_turns import SearchTurn
 from coseek.agents.sources import holds
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
-from coseek.labels.candidates import find_candidates
+from coseek.labels.candidates import Candidates
 from coseek.labels.label_set import DroppedTurn
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.negatives import label_sets
@@ -39,22 +39,16 @@ class Maker:
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         """Yield a label set, or a dropped turn with its reason, for every search."""
-        return self.parts.each(self._rows, turns, self.parts.retriever)
+        return self.parts.each_searched(self._labels, turns, self.settings.candidates)
 
-    def _rows(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
-        rows: list[Labelled] = []
-        found = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
-        for turn, candidates in zip(turns, found, strict=True):
-            if candidates is None:  # the search failed: counted, and repeated by the next start
-                continue
-            right = [one for one in candidates if any(holds(one.passage, gold) for gold in turn.question.answers)]
-            pool = [one.passage.id for one in candidates if one not in right]
-            if not right or not pool:
-                rows.append(DroppedTurn(turn.id, "no-positive" if not right else "no-negatives"))
-                continue
-            chosen = [one.passage for one in right[:1]]
-            rows += label_sets(turn, candidates, chosen, pool, self.settings.negatives, self.settings.seed)
-        return rows
+    def _labels(self, turn: SearchTurn, candidates: Candidates) -> Iterator[Labelled]:
+        right = [one for one in candidates if any(holds(one.passage, gold) for gold in turn.question.answers)]
+        pool = [one.passage.id for one in candidates if one not in right]
+        if not right or not pool:
+            yield DroppedTurn(turn.id, "no-positive" if not right else "no-negatives")
+            return
+        chosen = [one.passage for one in right[:1]]
+        yield from label_sets(turn, candidates, chosen, pool, self.settings.negatives, self.settings.seed)
 
 
 def terms(settings: SETTINGS) -> MakerRequirements:

@@ -256,7 +256,7 @@ def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResourc
     settings, limits = course.recipe.labels, course.recipe.agent.limits
     scorer, world = settings.scorer, course.data_folder
     if scorer is not None and is_world(scorer):
-        scorer, world = ORACLE, Path(scorer).expanduser()
+        scorer, world = ORACLE, Path(scorer)
 
     def speaker() -> AgentWithLimits:
         temperature = settings.temperature if terms_of(settings).rolls_out else settings.branch_temperature

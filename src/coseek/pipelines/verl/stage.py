@@ -52,7 +52,7 @@ def reinforced_in_verl(training: Training, stage: Stage, complete: Callable[[Pat
         stage.folder.resolve(),
         model_path(str(training.policy_folder(stage.begins))).resolve(),
         training.policy_folder("start").resolve(),
-        str(Path(index).expanduser().resolve()) if local else str(index),
+        str(Path(index).resolve()) if local else str(index),
         training.data_folder.resolve() if data.world is not None else None,
     )
     script = run.write(training.training_questions(stage, training.scoring(recipe)), training.dev_questions(recipe))

@@ -8,7 +8,7 @@ from coseek.core.counted import counted
 from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Difference, bootstrap_mean, paired_difference
 from coseek.measure.table import Table
-from coseek.measure.verdict import Claim, verdict
+from coseek.measure.verdict import PairedClaim, verdict
 from coseek.training.encoder.evaluation import EvaluationResult, HeldOut
 from coseek.training.encoder.recipe import RetrieverRecipe
 
@@ -42,11 +42,11 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
     return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), tuple(filter(None, (said, note))))
 
 
-def claims(found: Mapping[str, EvaluationResult], seed: int) -> list[Claim]:
+def claims(found: Mapping[str, EvaluationResult], seed: int) -> list[PairedClaim]:
     """Whether training helped, and what the trained encoder and both together are beside BM25."""
     pairs = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
     return [
-        Claim(run, against, "mrr", change(found, "mrr", seed, run, against), unit="turn")
+        PairedClaim(run, against, "mrr", change(found, "mrr", seed, run, against), unit="turn")
         for run, against in pairs
         if run in found and against in found
     ]

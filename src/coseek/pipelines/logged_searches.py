@@ -1,4 +1,4 @@
-"""Asked searches: the searches of a run or of a label folder, each as a question of its own with its relevant passages.
+"""Logged searches: the searches of a run or a label folder, each as a question of its own with its relevant passages.
 
 Of a run, the relevant passages of a search are the gold passages that no search of an earlier turn returned. Of a label
 folder, they are the positives of the search.
@@ -22,7 +22,7 @@ OF_LABELS = "Relevant to a search: the positives of its label."
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSearch:
+class LoggedSearch:
     """One search that an agent made."""
 
     turn: TurnId
@@ -42,10 +42,10 @@ class AskedSearch:
 
 
 @dataclass(frozen=True)
-class AskedSearches:
+class LoggedSearches:
     """The searches of some questions."""
 
-    searches: tuple[AskedSearch, ...]
+    searches: tuple[LoggedSearch, ...]
     rule: str
     """Which passages are relevant."""
 
@@ -54,16 +54,16 @@ class AskedSearches:
         """The different questions, in order."""
         return list({one.owner.id: one.owner for one in self.searches}.values())
 
-    def of(self, owners: Iterable[Question]) -> "AskedSearches":
+    def of(self, owners: Iterable[Question]) -> "LoggedSearches":
         """The searches of these questions only."""
         idents = {owner.id for owner in owners}
-        return AskedSearches(tuple(one for one in self.searches if one.owner.id in idents), self.rule)
+        return LoggedSearches(tuple(one for one in self.searches if one.owner.id in idents), self.rule)
 
 
-def asked_searches(folder: Path, split: str | None = None) -> AskedSearches | None:
+def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | None:
     """The searches of a run or label folder; `None` for any other path. Raises `DataError` for one without searches,
     `SettingError` for a `split`."""
-    readers: dict[str, tuple[Callable[[Path], Iterator[AskedSearch]], str]] = {
+    readers: dict[str, tuple[Callable[[Path], Iterator[LoggedSearch]], str]] = {
         "run.yaml": (_of_run, OF_RUN),
         "labels.yaml": (_of_labels, OF_LABELS),
     }
@@ -71,24 +71,24 @@ def asked_searches(folder: Path, split: str | None = None) -> AskedSearches | No
         if (folder / name).is_file():
             if split is not None:
                 raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
-            found = AskedSearches(tuple(read(folder)), rule)
+            found = LoggedSearches(tuple(read(folder)), rule)
             if not found.searches:
                 raise DataError(f"{folder} holds no search, so there is nothing to measure")
             return found
     return None
 
 
-def _of_run(folder: Path) -> Iterator[AskedSearch]:
+def _of_run(folder: Path) -> Iterator[LoggedSearch]:
     for turn in turns_of(Run(folder)):
-        yield AskedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
+        yield LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
 
 
-def _of_labels(folder: Path) -> Iterator[AskedSearch]:
+def _of_labels(folder: Path) -> Iterator[LoggedSearch]:
     """A turn with several positives has a label set for each."""
-    positives: dict[TurnId, AskedSearch] = {}
+    positives: dict[TurnId, LoggedSearch] = {}
     for label in LabelFolder(folder).sets():
         known = positives.get(label.turn)
         before = () if known is None else known.relevant
         relevant = tuple(dict.fromkeys((*before, label.positive)))
-        positives[label.turn] = AskedSearch(label.turn, label.question, label.query, relevant)
+        positives[label.turn] = LoggedSearch(label.turn, label.question, label.query, relevant)
     yield from positives.values()

@@ -1,0 +1,42 @@
+"""Agent options: the agent of `ask`, `serve agent` and `serve mcp`, and its limits, from their options."""
+
+from collections.abc import Sequence
+
+from coseek.agents.factory import CONTRACT, SCRIPTED, AgentSettings, is_scripted, limits_for, settings_for
+from coseek.agents.limits import Limits
+from coseek.agents.sources import CITED
+from coseek.cli.terminal import assignments
+from coseek.core.errors import SettingError
+from coseek.core.registry import find_plugin
+from coseek.core.settings import dump_settings, make_settings
+
+
+def agent_with_limits(
+    name: str,
+    protocol: str | None,
+    prompt_template: str | None,
+    tokenizer: str | None,
+    device: str | None,
+    temperature: float | None = None,
+    limits: Sequence[str] = (),
+) -> tuple[AgentSettings, Limits]:
+    """Return an agent's settings, and its own limits with the changes typed as `NAME=VALUE` or `limits.NAME=VALUE`.
+
+    Raises `SettingError` for a scripted agent that needs more of a question than its text.
+    """
+    settings = settings_for(name, protocol, prompt_template, tokenizer, device, untrained=CITED)
+    if temperature is not None:
+        settings = settings.model_copy(update={"temperature": temperature})
+    _refuse_knowing(settings.name)
+    typed = [text.removeprefix("limits.") for text in limits]  # `coseek run` has them in the group `limits`
+    return settings, make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(settings))))
+
+
+def _refuse_knowing(name: str) -> None:
+    """Refuse a scripted agent that needs more of a question than its text."""
+    needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
+    if needs:
+        raise SettingError(
+            f"the agent {name!r} needs {needs}, and a typed question has none; take --agent extract, rules or a model "
+            "folder, or ask the questions of a data set with `coseek run`"
+        )
