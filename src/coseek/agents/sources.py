@@ -14,7 +14,7 @@ from coseek.agents.served_context import served_context
 from coseek.core.plain_text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
-from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.lexical.analyzer import has_words
 
 CITED = "cited"
 """The protocol whose answers cite passages by number."""
@@ -82,7 +82,7 @@ def sources_of(run: Trajectory) -> list[Passage]:
 
 def holds(passage: Passage, answer: str) -> bool:
     """Whether a passage has the words of an answer in a row; an answer without words is held by none."""
-    return _has(f"{passage.title} . {passage.text}", answer)
+    return has_words(f"{passage.title} . {passage.text}", answer)
 
 
 def used_sentences(run: Trajectory, passages: Sequence[Passage]) -> list[str]:
@@ -101,11 +101,6 @@ def _first_with(passage: Passage, wanted: Sequence[str]) -> str:
     for text in wanted:
         for count in range(1, MOST_SENTENCES + 1):
             for (start, _), (_, end) in zip(spans, spans[count - 1 :], strict=False):
-                if _has(passage.text[start:end], text):
+                if has_words(passage.text[start:end], text):
                     return passage.text[start:end].strip()
     return ""
-
-
-def _has(text: str, wanted: str) -> bool:
-    asked = " ".join(words(wanted))
-    return bool(asked) and f" {asked} " in f" {' '.join(words(text))} "

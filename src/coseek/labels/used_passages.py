@@ -14,7 +14,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.data.evidence import met_passages
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Search
-from coseek.measure.corpus_coverage import answer_words, is_decidable
+from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable
 from coseek.retrieval.lexical.analyzer import words
 
 Use: TypeAlias = Literal["opened", "selected", "query", "answer"]
@@ -93,8 +93,7 @@ def _of_answer(turn: SearchTurn) -> list[Passage]:
     answer = answer_words(turn.trajectory.answer or "")
     if _next_searches(turn) or not is_decidable(answer):
         return []
-    wanted = f" {' '.join(answer)} "
-    return [passage for passage in _passages(turn) if wanted in f" {' '.join(answer_words(passage.contents))} "]
+    return [passage for passage in _passages(turn) if holds_answer(passage.contents, [answer])]
 
 
 _USES: Mapping[Use, Callable[[SearchTurn], list[Passage]]] = {

@@ -40,6 +40,12 @@ def _with_marks(odd: re.Match[str]) -> str:
     return kept if kept == signs else f"{kept} "
 
 
+def holds_answer(text: str, answers: Iterable[Sequence[str]]) -> bool:
+    """Whether a text has the `answer_words` of one of these answers in a row."""
+    padded = f" {' '.join(answer_words(text))} "
+    return any(f" {' '.join(answer)} " in padded for answer in answers)
+
+
 def is_decidable(words: Sequence[str]) -> bool:
     """Whether an answer's presence says anything: yes, no and numbers are in passages by chance, or are derived."""
     return bool(words) and not "".join(words).isdigit() and " ".join(words) not in CLOSED

@@ -16,10 +16,11 @@ from coseek.data.gold_path import plain_name
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator
+from coseek.retrieval.lexical.analyzer import has_words
 from coseek.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search
 from coseek.synthesis.graph import Chain, HopGraph, random_hop
 from coseek.synthesis.names import key_of
-from coseek.synthesis.proposal_gates import contains, proposal_verdicts
+from coseek.synthesis.proposal_gates import proposal_verdicts
 from coseek.synthesis.proposals import MANY_FAULTS, Proposal, QuestionProposer, linked_passages, single_passages
 from coseek.synthesis.question_text import question_of, reads_naturally, single_questions
 from coseek.synthesis.self_play import Proposer, Solver
@@ -310,7 +311,7 @@ def proposal_steps(graph: HopGraph, proposal: Proposal) -> list[JsonObject]:
     if len(proposal.rows) != 2 or len(proposal.steps) != 2:
         return []
     first, last = proposal.steps
-    if contains(first, proposal.link) or not contains(last, proposal.link) or contains(last, proposal.answer):
+    if has_words(first, proposal.link) or not has_words(last, proposal.link) or has_words(last, proposal.answer):
         return []
     start = plain_name(graph.passages[proposal.rows[0]].title)
     names, questions = (start, proposal.link, proposal.answer), (first, last, "")

@@ -11,7 +11,7 @@ one_search      it does not find the last one (two passages)
 import re
 from collections.abc import Iterator
 
-from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.synthesis.gates import PASSED, GateVerdict, found_by
 from coseek.synthesis.graph import HopGraph
 from coseek.synthesis.proposals import Proposal
@@ -44,12 +44,12 @@ def _verdicts(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple
     yield "verbatim", _verbatim(graph.corpus[proposal.rows[-1]].text, proposal.answer)
     yield "self_contained", _self_contained(proposal.question)
     hidden = [proposal.answer, *([proposal.link] if proposal.link else [])]
-    leaks = any(contains(proposal.question, one) for one in hidden)
+    leaks = has_words(proposal.question, *hidden)
     yield "closed_book", _failed("the question holds what it asks for") if leaks else PASSED
     found = found_by(graph, proposal.question, max(depth, FINDABLE))
     if len(proposal.rows) > 1:
         first = graph.corpus[proposal.rows[0]]
-        alone = contains(f"{first.title} {first.text}", proposal.answer)
+        alone = has_words(f"{first.title} {first.text}", proposal.answer)
         yield "both", _failed("the first passage holds the answer") if alone else PASSED
         once = graph.corpus[proposal.rows[-1]].id in found[:depth]
         yield "one_search", _failed(f"the passage with the answer is among the first {depth}") if once else PASSED
@@ -57,14 +57,8 @@ def _verdicts(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple
     yield "retrievable", PASSED if starts else _failed(f"no passage of the path is among the first {FINDABLE}")
 
 
-def contains(text: str, part: str) -> bool:
-    """Whether a text holds the words of another in a row; words are compared in lower case."""
-    wanted = " ".join(words(part))
-    return bool(wanted) and f" {wanted} " in f" {' '.join(words(text))} "
-
-
 def _verbatim(text: str, answer: str) -> GateVerdict:
-    if not answer or answer not in " ".join(text.split()) or not contains(text, answer):
+    if not answer or answer not in " ".join(text.split()) or not has_words(text, answer):
         return _failed("the answer does not stand in the passage")
     return PASSED if len(words(answer)) <= LONGEST_ANSWER else _failed("the answer is too long")
 

@@ -8,13 +8,12 @@ searches for the last step get a label.
 """
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.data.passage import Passage
 from coseek.labels.candidates import Candidates
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings
 from coseek.labels.used_passages import shown_before
-from coseek.measure.corpus_coverage import answer_words, is_decidable
+from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable
 
 
 class AnswerSettings(RuleSettings):
@@ -29,22 +28,13 @@ def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     answers = [known for answer in turn.question.answers if is_decidable(known := answer_words(answer))]
     if not answers:
         return "no-answer"
-    holders = [one.passage for one in candidates if holds(one.passage, answers)]
+    passages = (one.passage for one in candidates)
+    holders = [passage for passage in passages if holds_answer(f"{passage.title} {passage.text}", answers)]
     if not holders:
         return "not-found"
     shown = shown_before(turn)
     positives = [passage for passage in holders if passage.id not in shown]
     return RuledTurn(positives, holders) if positives else "all-shown"
-
-
-def holds(passage: Passage, answers: list[list[str]]) -> bool:
-    """Whether a passage holds one of these answers, given as words."""
-    said = _padded(answer_words(f"{passage.title} {passage.text}"))
-    return any(_padded(answer) in said for answer in answers)
-
-
-def _padded(words: list[str]) -> str:
-    return f" {' '.join(words)} "
 
 
 def terms(settings: AnswerSettings) -> MakerRequirements:

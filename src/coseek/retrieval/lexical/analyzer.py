@@ -79,6 +79,12 @@ def words(text: str, stem: str = "none") -> list[str]:
     return found if stem == "none" else list(map(stemmer(stem), found))
 
 
+def has_words(text: str, *parts: str) -> bool:
+    """Whether a text has the words of one of the parts in a row. A part without words is in no text."""
+    padded = f" {' '.join(words(text))} "
+    return any(part and f" {' '.join(part)} " in padded for part in map(words, parts))
+
+
 def _displayed(soft_hyphen: re.Match[str]) -> str:
     """What a soft hyphen looks like: a hyphen at the end of a line, nothing elsewhere."""
     return f"-{soft_hyphen[1]}" if soft_hyphen[1] else ""

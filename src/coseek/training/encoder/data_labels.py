@@ -20,7 +20,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.corpus_weights import sentence_of
-from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.vectors.embedding_retriever import passage_text
@@ -104,7 +104,7 @@ def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
         for rank, hit in enumerate(hits, start=1)
         if hit.passage.id not in gold
         and passage_text(hit.passage) != passage_text(good)
-        and not _holds(hit.passage, search.sought)
+        and not has_words(passage_text(hit.passage), *search.sought)
     ]
     return LabelSet(
         turn=TurnId(search.question.id, 0, search.number),
@@ -114,9 +114,3 @@ def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
         positive=good.id,
         negatives=tuple(other.passage.id for other in others),
     )
-
-
-def _holds(passage: Passage, sought: Sequence[str]) -> bool:
-    """Whether a passage holds one of the texts as whole words."""
-    text = f" {' '.join(words(passage_text(passage)))} "
-    return any(cut and f" {' '.join(cut)} " in text for cut in map(words, sought))
