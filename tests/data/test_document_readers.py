@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from bench.documents import FORMATS, zipped
 
+from coseek.core.plain_text import decode
 from coseek.data.documents.document import Document
 from coseek.data.documents.readers import READERS, kind_of
 from coseek.data.documents.split import count_words, split
@@ -35,6 +36,34 @@ def read_one(name: str, data: bytes) -> tuple[Document, str]:
 )
 def test_the_encoding_of_a_text_is_found_out(text: str, encoding: str) -> None:
     assert read_one("a.txt", text.encode(encoding))[1] == text
+
+
+@pytest.mark.parametrize(
+    ("said", "encoding", "text"),
+    [
+        ("iso-8859-1", "cp1252", "“Über” kostet 20 € – bar"),
+        ("iso-8859-1", "utf-8", "Die Straße in Köln"),
+        ("gb2312", "gbk", "朱镕基在北京"),
+        ("shift_jis", "cp932", "①髙橋は東京にいる"),
+        ("iso-8859-1", "latin-1", "Größe"),
+    ],
+)
+def test_a_declared_encoding_that_is_meant_more_widely_loses_no_sign(said: str, encoding: str, text: str) -> None:
+    page = f'<html><head><meta charset="{said}"></head><body><p>{text}</p></body></html>'
+    assert decode(page.encode(encoding), "") == page
+    mail = f"From: a@b.org\nSubject: x\nContent-Type: text/plain; charset={said}\n\n{text}\n"
+    assert text in read_one("a.eml", mail.encode(encoding))[1]
+
+
+def test_letters_of_a_mail_header_without_an_encoding_are_kept() -> None:
+    mail = "From: Jörg <a@b.org>\nSubject: Café in Köln\n\nText".encode("cp1252")
+    document, text = read_one("a.eml", mail)
+    assert document.title == "Café in Köln"
+    assert text == "From: Jörg <a@b.org>\nText"
+
+
+def test_a_first_line_that_names_the_delimiter_is_no_header() -> None:
+    assert read_one("a.csv", "\ufeffsep=;\r\nname;price\r\nMüller;1,50\r\n".encode())[1] == "price: 1,50"
 
 
 def test_an_html_page_keeps_its_text_and_loses_what_is_around_it() -> None:

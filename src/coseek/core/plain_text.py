@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.message import Message
 
@@ -36,6 +37,11 @@ _ODD_SIGN = re.compile(
 )
 """A sign inside a word, a capital behind a small letter, or a control character: signs of another encoding."""
 _MOST_ACCENTED, _MOST_KNOWN, _SAMPLE = 0.5, 0.95, 200_000
+_AS_BROWSERS = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "iso8859-11": "cp874",
+    "gb2312": "gbk", "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+"""Declared encoding → its superset, which browsers read instead, since most pages that declare the one are the other."""
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """CJK characters, as the inside of a character class."""
 WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
@@ -83,7 +89,7 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
     said = _META.search(body[:4096]) if is_page else None
     for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
         if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
-            return _replacing(body, charset)
+            return _replacing(body, said_encoding(body, charset))
     if _mostly_utf8(body):
         return _replacing(body, "utf-8")
     name = _latin_encoding(body)
@@ -94,6 +100,19 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
         name = best.encoding if best else ""
     found = _replacing(body, name or "utf-8")
     return replace(found, encoding=name, is_guess=True)
+
+
+def said_encoding(body: bytes, charset: str) -> str:
+    """The encoding of a text that declares the known encoding `charset`: its superset where the text is one in that,
+    and UTF-8 where UTF-8 text is declared as Western European, whose letters hardly ever make valid UTF-8."""
+    known = codecs.lookup(charset).name
+    wider = _AS_BROWSERS.get(known, charset)
+    western = wider == "cp1252" or known == "cp1252"
+    for name in ("utf-8", wider) if western else (wider,):
+        with suppress(UnicodeDecodeError):
+            body.decode(name)
+            return name
+    return charset
 
 
 def _replacing(body: bytes, name: str) -> DecodedText:

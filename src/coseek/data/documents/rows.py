@@ -6,13 +6,14 @@ import email
 import email.policy
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.plain_text import DecodedText
+from coseek.core.plain_text import DecodedText, decode, said_encoding
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.documents.document import (
     Document,
@@ -29,6 +30,8 @@ from coseek.data.documents.markup import read_html
 _TITLES = ("title", "name", "subject", "headline")
 _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "passage")
 _FIELDS = ("url", "date", "author", "id")
+_SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])\r?\n")
+"""A first line of Excel, which names the delimiter and is no header."""
 _MOST_FAULTS = 20
 """Faults of one file that are told one by one."""
 
@@ -37,8 +40,11 @@ def read_csv(data: bytes, name: str) -> Document:
     """Rows under a header of names; the delimiter is found out."""
     text = text_of(data)
     csv.field_size_limit(1 << 30)
+    if said := _SEPARATOR.match(text):
+        text = text[said.end() :]
     header = text.split("\n", 1)[0]
-    delimiter = max(",;\t|", key=header.count) if not name.lower().endswith(".tsv") else "\t"
+    found = max(",;\t|", key=header.count) if not name.lower().endswith(".tsv") else "\t"
+    delimiter = said[1] if said else found
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     document = Document("", ())
 
@@ -125,7 +131,7 @@ def read_mail(data: bytes, name: str) -> Document:
     meta: JsonObject = {}
     heads = []
     for field in ("from", "to", "cc", "date"):
-        if said := clean(str(mail.get(field, ""))).strip()[:2000]:
+        if said := clean(_header(mail, field)).strip()[:2000]:
             heads.append(f"{field.capitalize()}: {said}")
             meta[{"from": "author"}.get(field, field)] = said
     if "date" in meta:
@@ -146,8 +152,16 @@ def read_mail(data: bytes, name: str) -> Document:
             body = _decoded(payload, text.get_content_charset())
             blocks += paragraphs(clean(body.text))
         guessed = body.encoding if body.is_guess else ""
-    title = " ".join(clean(str(mail.get("subject", ""))).split())
+    title = " ".join(clean(_header(mail, "subject")).split())
     return Document(title, [Section(tuple(blocks))], meta, guessed=guessed)
+
+
+def _header(mail: EmailMessage, name: str) -> str:
+    """A header's text; letters that it has without an encoding are decoded like those of a file."""
+    raw = next((value for key, value in mail.raw_items() if key.lower() == name), "")
+    if any("\udc80" <= letter <= "\udcff" for letter in raw):
+        return decode(raw.encode("utf-8", "surrogateescape"), "")
+    return str(mail.get(name, ""))
 
 
 def parse_mail(data: bytes) -> EmailMessage:
@@ -160,6 +174,7 @@ def parse_mail(data: bytes) -> EmailMessage:
 
 def _decoded(payload: bytes, charset: str | None) -> DecodedText:
     try:
-        return DecodedText(payload.decode(charset or "utf-8"), charset or "utf-8")
+        name = said_encoding(payload, charset or "utf-8")
+        return DecodedText(payload.decode(name), name)
     except (LookupError, UnicodeDecodeError):
         return decoded_text(payload)
