@@ -179,3 +179,78 @@ def test_what_is_not_read_is_counted_by_name(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (lost,), _ = imported(tmp_path / "b", [{"messages": [*ANTHROPIC[:2], {"role": "user", "content": [failed]}, SAID]}])
     assert lost.searches[0].fault == "timeout" and not lost.searches[0].hits
+
+
+ASKED: JsonObject = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "search", "arguments": {"query": "Orlen river"}},
+}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [ASK, {"role": "assistant", "content": None, "tool_calls": json.dumps([ASKED])}, told(), SAID],
+        [ASK, {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [ASKED]}}, told(), SAID],
+        [
+            ASK,
+            {"role": "model", "content": "", "tool_calls": [ASKED]},
+            told(),
+            {"role": "Assistant", "content": "Tave"},
+        ],
+        [
+            ASK,
+            {"role": "assistant", "content": "<think>x</think><search> Orlen river </search>"},
+            {"role": "user", "content": f"\n<information>{FOUND}</information>\n"},
+            {"role": "assistant", "content": "<think>y</think><answer> Tave </answer>"},
+        ],
+        [
+            ASK,
+            {
+                "role": "assistant",
+                "content": f"<search>Orlen river</search>\n<information>{FOUND}</information><answer>Tave</answer>",
+            },
+        ],
+    ],
+)
+def test_a_search_in_another_spelling_is_not_lost(tmp_path: Path, messages: list[Json]) -> None:
+    run, report = only(tmp_path, *messages)
+    assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
+    assert (run.answer, run.stop, report.unread) == ("Tave", StopReason.ANSWERED, {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["<answer>Tave</answer>", "Thought: I know.\nFinal Answer: Tave", "No <answer>a</answer> <answer>Tave</answer>"],
+)
+def test_the_marks_around_an_answer_are_no_part_of_it(tmp_path: Path, words: str) -> None:
+    assert only(tmp_path, ASK, {"role": "assistant", "content": words})[0].answer == "Tave"
+
+
+def test_thanks_behind_the_answer_do_not_take_it_away(tmp_path: Path) -> None:
+    run, report = only(tmp_path, ASK, called({"query": "a"}), told(), SAID, {"role": "user", "content": "Thanks!"})
+    assert (run.question.question, run.answer) == (ASK["content"], "Tave") and sum(report.unread.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"content": '{"error": "timeout"}'}, {"content": "timeout", "status": "error"}, {"content": '{"isError": true}'}],
+)
+def test_an_error_of_a_search_is_no_passage(tmp_path: Path, result: JsonObject) -> None:
+    run, _ = only(tmp_path, ASK, called({"query": "a"}), {**told(), **result}, SAID)
+    assert run.searches[0].fault and not run.searches[0].hits
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"role": "critic", "content": "x"},
+        {"role": "assistant", "content": "Action: search\nAction Input: a"},
+        {"role": "assistant", "content": "<tool_call>\n<function=search>\n</function></tool_call>"},
+        {"role": "assistant", "content": "", "tool_calls": [{"query": "a"}]},
+        {"role": "assistant", "content": "", "tool_calls": "search(a)"},
+    ],
+)
+def test_a_role_or_call_that_cannot_be_read_is_counted(tmp_path: Path, odd: JsonObject) -> None:
+    assert sum(only(tmp_path, ASK, odd, SAID)[1].unread.values()) == 1

@@ -41,7 +41,7 @@ _AS_BROWSERS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "iso8859-11": "cp874",
     "gb2312": "gbk", "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
-"""Declared encoding → its superset, which browsers read instead, since most pages that declare the one are the other."""
+"""Declared encoding → its superset, which browsers read instead: most texts that declare the one are the other."""
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """CJK characters, as the inside of a character class."""
 WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")

@@ -14,6 +14,8 @@ from coseek.models.written import ToolCallText, split_reasoning, visible
 
 _WRITTEN = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
+_ANSWER = re.compile(r"<answer>(.*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE)
+
 
 def text_of(content: Json) -> str:
     """The text of a message's content: a text, a list of parts, or nothing."""
@@ -37,6 +39,12 @@ def reasoning_and_words(message: JsonObject) -> tuple[str, str]:
     if not written.calls_in(message):
         text = _WRITTEN.sub(lambda found: "" if _written(found[1]) else found[0], text)
     return split_reasoning(text)[0], visible(text)
+
+
+def answer_in(text: str) -> str:
+    """The answer that a text marks last, by `<answer>` or by `Final Answer:` in a line; else the whole text."""
+    marked = [*_ANSWER.finditer(text)]
+    return (marked[-1][1] or marked[-1][2] or "").strip() if marked else text
 
 
 def calls_in(message: JsonObject) -> list[ToolCallText]:

@@ -35,7 +35,7 @@ from coseek.data.trajectory import (
 )
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.written import ToolCallText, reasoning_in
-from coseek.traces.calls import calls_in, reasoning_and_words, text_of
+from coseek.traces.calls import answer_in, calls_in, reasoning_and_words, text_of
 from coseek.traces.found_passages import hits_by_query, own_hits
 
 PROTOCOL = "tongyi"
@@ -168,6 +168,16 @@ def _ends_after_call(messages: Sequence[JsonObject], before: int, at: int) -> bo
     return bool(calls_in(messages[before])) and not calls_in(messages[at]) and not answered
 
 
+def _remarks(messages: Sequence[JsonObject], last: ChatTurn) -> int:
+    """Number of the messages behind an answer that only thank for it, or ask what nobody answered; 0 where others are
+    among them."""
+    plain = all(
+        messages[at]["role"] == "user" and not _OBSERVED.match(text_of(messages[at].get("content")))
+        for at in last.behind
+    )
+    return len(last.behind) if plain and not any(calls_in(messages[at]) for at in last.written) else 0
+
+
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
     """The calls of a turn, and which message behind it (by position) holds the result of which call (by number).
 
@@ -207,6 +217,13 @@ class ConversationReader:
     def trajectory(self, chat: Conversation, seed: int) -> Trajectory:
         """The inexact run of a conversation."""
         begin, turns = turns_of(chat.messages, chat.question.question)
+        if (
+            turns
+            and chat.stop in (None, StopReason.ANSWERED, StopReason.DECLINED)
+            and (remarks := _remarks(chat.messages, turns[-1]))
+        ):
+            self.unread["words of a user behind the answer"] += remarks
+            turns[-1] = ChatTurn(turns[-1].written, ())
         run = _Writer(self, chat)
         run.prompt(begin)
         for number, turn in enumerate(turns, start=1):
@@ -276,7 +293,9 @@ class _Writer:
         content = "\n".join(text for _, text in parts if text.strip())
         self.thoughts = [thought for thought, _ in parts if thought]
         if is_last and not turn.behind:
-            said = self.chat.answer or ("" if self.chat.stop else content)
+            said = self.chat.answer or ""
+            if not (said or self.chat.stop or calls):
+                said = answer_in(content)
             self.answer = None if calls else said.strip() or None
             unsaid = "" if content else _EMPTY
             self.ending = "the log ends with a call that has no result" if calls else unsaid

@@ -1,18 +1,22 @@
 """Message forms: the messages of other systems, written as those of OpenAI's chat completions.
 
 Read are Anthropic's content blocks (`tool_use`, `tool_result`, `thinking`), the items of OpenAI's Responses,
-LangChain's messages (`type: human`), and `<tool_response>` in the text of a user (Hermes, Qwen). Other messages stay as
-they are. Items and blocks that are not read are counted by name.
+LangChain's messages (`type: human`), other names of roles (`model`, `human`), `<tool_response>` and `<information>` in
+the text of a user (Hermes, Qwen), and `<search>` in that of an assistant (Search-R1). Other messages stay as they are.
+Items, blocks, roles and calls that are not read are counted by name.
 """
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.traces.calls import text_of
+from coseek.core.strict_json import InvalidJson, parse_strict
+from coseek.models import written
+from coseek.traces.calls import reasoning_and_words, text_of
 
 ITEMS = frozenset(
     ("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
@@ -28,7 +32,20 @@ _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use", "tool-call")
 _RESULTS = re.compile(r"(.*_)?tool_result|tool-result")
 _THOUGHTS = ("thinking", "reasoning")
 _FOUND = ("search_result", "web_search_result")
-_RESPONSE = re.compile(r"\s*<tool_response>(.*?)</tool_response>\s*", re.DOTALL)
+_RESPONSE = re.compile(r"\s*<(tool_response|information)>(.*?)</\1>\s*", re.DOTALL)
+_SEARCH = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+_ROLES = {
+    "human": "user", "customer": "user", "ai": "assistant", "model": "assistant", "bot": "assistant",
+    "gpt": "assistant", "chatbot": "assistant",
+}  # fmt: skip
+_KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_CALL = re.compile(
+    r"^[ \t]*Action[ \t]*:|<(?:tool_call|function_calls|search)>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
+    "|<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    re.MULTILINE,
+)
+"""Begins a call in the text of an assistant, in the spellings of several models."""
+_OF_ERROR = frozenset(("error", "code", "message", "status", "detail", "type"))
 
 
 def chat_messages(value: Json, unread: Counter[str]) -> Json:
@@ -73,15 +90,73 @@ def _messages(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
             yield from _item(item, unread)
             return
         item = plain
+    item = _named(item, unread)
     content = item.get("content")
-    if isinstance(content, str) and item["role"] == "user" and (found := list(_RESPONSE.finditer(content))):
-        yield from ({"role": "tool", "content": one[1].strip()} for one in found)
+    if item["role"] == "assistant":
+        yield from _said(item, unread)
+    elif isinstance(content, str) and item["role"] == "user" and (found := list(_RESPONSE.finditer(content))):
+        yield from ({"role": "tool", "content": one[2].strip()} for one in found)
         if rest := _RESPONSE.sub("", content).strip():
             yield {**item, "content": rest}
     elif isinstance(content, list):
         yield from _blocks(item, content, unread)
     else:
-        yield item
+        fault = _fault_in(item) if item["role"] in ("tool", "function") and "fault" not in item else ""
+        yield {**item, "fault": fault} if fault else item
+
+
+def _named(item: JsonObject, unread: Counter[str]) -> JsonObject:
+    """The message with its role as chat completions name it, and its calls as a list beside the text."""
+    role = str(item["role"])
+    role = role if role in _KNOWN_ROLES else _ROLES.get(role.lower(), role.lower())
+    if role not in _KNOWN_ROLES:
+        unread[f"messages of the role {role!r}"] += 1
+    given = item.get("additional_kwargs")
+    for name in ("tool_calls", "function_call", "tool_call_id"):
+        if isinstance(given, dict) and given.get(name) and not item.get(name):
+            item = {**item, name: given[name]}
+        if isinstance(value := item.get(name), str) and name != "tool_call_id":
+            with suppress(InvalidJson):
+                item = {**item, name: parse_strict(value)}
+    listed = item.get("tool_calls") or []
+    lost = len(listed) - len(written.calls_in({"tool_calls": listed})) if isinstance(listed, list) else 1
+    if lost:
+        unread["tool calls that cannot be read"] += lost
+    return {**item, "role": role}
+
+
+def _said(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
+    """The messages of an assistant's one: it may hold searches in its text, and what they found."""
+    content = item.get("content")
+    if isinstance(content, list):
+        yield from _blocks(item, content, unread)
+        return
+    if isinstance(content, str) and _SEARCH.search(reasoning_and_words(item)[1]) and not written.calls_in(item):
+        pieces = _RESPONSE.split(content)
+        for at in range(0, len(pieces), 3):
+            if at:
+                yield {"role": "tool", "content": pieces[at - 1].strip()}
+            if queries := [one.strip() for one in _SEARCH.findall(pieces[at])]:
+                calls: list[Json] = [{"function": {"name": "search", "arguments": {"query": one}}} for one in queries]
+                yield {**item, "content": _SEARCH.sub("", pieces[at]).strip(), "tool_calls": calls}
+            elif pieces[at].strip():
+                yield {**item, "content": pieces[at].strip()}
+        return
+    if _TEXT_CALL.search(reasoning_and_words(item)[1]):
+        unread["messages with calls in their text that cannot be read"] += 1
+    yield item
+
+
+def _fault_in(item: JsonObject) -> str:
+    """The fault that a tool's message tells: as LangChain's status, MCP's mark, or an object that is only an error."""
+    text = text_of(item.get("content"))
+    with suppress(InvalidJson):
+        value = parse_strict(text) if text.lstrip()[:1] == "{" else None
+        if isinstance(value, dict) and (
+            value.get("isError") is True or (value.get("error") and value.keys() <= _OF_ERROR)
+        ):
+            return text
+    return text or "the tool failed" if item.get("status") == "error" else ""
 
 
 def _langchain(item: JsonObject) -> JsonObject | None:
