@@ -83,9 +83,9 @@ def _text(plain: str) -> Text:
     return Text(visible(plain))
 
 
-def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) -> Table:
-    """One row per run: means over a group with intervals."""
-    chosen = [summary for summary in scores.summaries if summary.group == group]
+def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
+    """One row per run: means over all questions with intervals."""
+    chosen = [summary for summary in scores.summaries if summary.group == ALL]
     shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
     rows = [(summary.run, str(summary.questions), *_cells(summary, shown)) for summary in chosen]
     return Table(("run", "questions", *shown), tuple(rows), tuple(left_out(chosen, shown)))

@@ -150,13 +150,13 @@ class QuestionMaker:
         settings, graph = self._settings, self._graph
         seed = f"{settings.seed} proposals {hops}"
         limits = settings.proposals, settings.limit or 2 * self._quota(hops), settings.reply_tokens
-        shown = single_passages(graph.corpus) if hops == 1 else linked_passages(graph.passages)
-        for batch in proposer.propose(graph.corpus, shown, seed, *limits):
+        groups = single_passages(graph.corpus) if hops == 1 else linked_passages(graph.passages)
+        for batch in proposer.propose(graph.corpus, groups, seed, *limits):
             kept: list[DrawnQuestion] = []
             for one in batch:
                 verdicts = proposal_verdicts(graph, one, settings.depth)
                 key = key_of(one.question)
-                if self._passes(verdicts, ""):
+                if self._passes(verdicts):
                     if key in self._asked:
                         self.dropped["duplicate: the same question again"] += 1
                         continue
@@ -235,11 +235,11 @@ class QuestionMaker:
             "one_search": one_search(self._graph, chain, question, self._settings.depth),
         }
 
-    def _passes(self, verdicts: dict[str, GateVerdict], by: str = "") -> bool:
+    def _passes(self, verdicts: dict[str, GateVerdict]) -> bool:
         """Whether all gates are passed; the first that is not is counted."""
         for name, verdict in verdicts.items():
             if not verdict.passed:
-                self.dropped[f"{name}{by}: {verdict.reason}"] += 1
+                self.dropped[f"{name}: {verdict.reason}"] += 1
                 return False
         return True
 

@@ -98,7 +98,7 @@ def train_agent(
     is trained or written; it ends with 2 when something that the recipe names is missing.
     """
     if show:
-        prefixes, typed = split_prefixes(settings)
+        prefixes, typed = split_prefixes(settings, show)
         base = parent_of(recipe)
         parent = None if base is None else Parent(Path(base).stem, load_recipe(base))
         print_settings(load_recipe(recipe, typed), as_json, prefixes, parent)
@@ -176,7 +176,7 @@ def train_simulator(
     --resume goes on to the same result as without the stop.
     """
     needed = {"model": "…", "runs": ["…"]} if show else {}
-    prefixes, typed = split_prefixes(settings) if show else ([], settings or [])
+    prefixes, typed = split_prefixes(settings, show)
     recipe = make_settings(SimulatorRecipe, {**needed, **assignments(typed)})
     if show:
         print_settings(recipe, as_json, prefixes)
@@ -216,7 +216,7 @@ def train_retriever(
     """
     given = [str(folder) for folder in labels or []]
     if show:
-        prefixes, typed = split_prefixes(settings)
+        prefixes, typed = split_prefixes(settings, show)
         print_settings(shown_retriever(recipe, typed, given), as_json, prefixes)
         return
     read = load_retriever_recipe(recipe, settings or [], given)
@@ -257,7 +257,7 @@ def train_together(
     labels, and the corpus is indexed again. Training ends with the first round that does not help on the dev split. A
     run can be stopped at any moment; --resume goes on to the same result as without the stop.
     """
-    prefixes, typed = split_prefixes(settings) if show else ([], settings or [])
+    prefixes, typed = split_prefixes(settings, show)
     read = load_together_recipe(recipe, typed)
     if show:
         print_settings(read, as_json, prefixes)
@@ -283,8 +283,10 @@ def train_together(
     print_result(folder, table, as_json, listed(results.files()))
 
 
-def split_prefixes(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The words behind `--settings`: prefixes of settings, and NAME=VALUE."""
+def split_prefixes(words: Sequence[str] | None, show: bool) -> tuple[list[str], list[str]]:
+    """Split the words: behind `--settings` (`show`) those without `=` are prefixes of settings."""
+    if not show:
+        return [], list(words or ())
     prefixes = [word for word in words or () if "=" not in word]
     return prefixes, [word for word in words or () if "=" in word]
 
@@ -292,7 +294,7 @@ def split_prefixes(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
 def reader_recipe(plain: R, settings: list[str] | None, show: bool, as_json: bool) -> R | None:
     """The recipe of a laptop model that reads, with settings over a plain one; with `show` it is printed, and there is
     nothing to train."""
-    prefixes, typed = split_prefixes(settings) if show else ([], settings or [])
+    prefixes, typed = split_prefixes(settings, show)
     recipe = make_settings(type(plain), assignments(typed, onto=dump_settings(plain), kind=type(plain)))
     if not show:
         return recipe
