@@ -329,6 +329,13 @@ def test_a_proxys_error_inside_a_200_keeps_its_reason_and_is_asked_again_by_its_
         calls.close()
     sentence, made = failure_of(in_order(limited))
     assert made == 3 and "Rate limit exceeded: free-models-per-day" in sentence
+    named: list[Json] = [
+        {"error": {"code": "rate_limit_exceeded", "message": "slow"}},
+        [{"error": {"type": "overloaded_error"}}],
+    ]
+    for said in named:
+        sentence, made = failure_of(in_order(Said(json.dumps(said).encode())))
+        assert made == 3 and ("slow" in sentence or "overloaded" in sentence)
     errors: list[Json] = [{"message": "no such model", "code": "400"}, {"message": "no such model"}, "no such model"]
     for error in errors:
         sentence, made = failure_of(in_order(Said({"error": error})))

@@ -13,9 +13,11 @@ import pytest
 from tests.models.http_site import Asked, Said, site
 
 from coseek.core.errors import ModelError, SettingError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
+from coseek.core.http import HttpFailure
 from coseek.core.settings import dump_settings
 from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
+from coseek.models.server import refused_field
 from coseek.models.text_model import generate_each
 from coseek.models.usage import Prices
 
@@ -114,6 +116,24 @@ def test_a_filtered_text_is_a_failure_and_is_not_remembered(tmp_path: Path) -> N
             assert isinstance(found, ModelError) and "content_filter" in str(found)
             assert len(there.asked) == calls
         writer.calls.close()
+
+
+@pytest.mark.parametrize(
+    "error", ["stopped in the middle", {"message": "stopped in the middle"}, ["stopped in the middle"]]
+)
+def test_words_beside_an_error_are_no_answer(error: Json, tmp_path: Path) -> None:
+    choice: JsonObject = {"message": {"content": "Orl"}, "finish_reason": "stop"}
+    for body in ({"choices": [choice | {"error": error}]}, {"choices": [choice], "error": error}):
+        with site(lambda asked, body=body: Said(body)) as there:  # type: ignore[misc]
+            writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", dialect="chat"))
+            [found] = generate_each(writer, ["Where?"], 5)
+            assert isinstance(found, ModelError) and "stopped in the middle" in str(found)
+            writer.calls.close()
+
+
+def test_a_refused_field_is_named_however_the_server_says_it() -> None:
+    for said in ("Unrecognized request argument supplied: seed", "seed: Extra inputs are not permitted"):
+        assert "send: {seed: null}" in refused_field(HttpFailure(said, 400), {"seed": 0, "stop": []})
 
 
 def test_threads_with_the_same_prompt_pay_for_it_once(tmp_path: Path) -> None:

@@ -36,6 +36,13 @@ SPELLINGS = [
     "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>Orlen<|return|>",
     "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>Orlen",
     "analysis{}assistantfinalOrlen",
+    "<|start_think|>{}<|end_think|>Orlen",
+    "<think type='long'>{}</think >Orlen",
+    "<longcat_think>{}</longcat_think>Orlen",
+    "Here is my thought process: {}\nHere is my response: Orlen",
+    "analysisok, {}assistantfinalOrlen",
+    "Orlen<think>{}</think>",
+    "<think>{}</think>Orlen<|im_end|>",
     "<think>Perhaps <think> once more </think> {}</think>Orlen",
 ]
 
@@ -51,7 +58,8 @@ def test_reasoning_is_no_part_of_an_answer_in_any_spelling(spelling: str) -> Non
 @pytest.mark.parametrize(
     "text",
     ["<think>Is it Veld? Or", "<think>", "[THINK]Is it", "<seed:think>Is it Veld?", "Is it Veld?</think>",
-     "<|channel|>analysis<|message|>Is it Veld? Or", "<think>a</think><think>b", "◁think▷Is it"],
+     "<|channel|>analysis<|message|>Is it Veld? Or", "analysisWe look for Veld",
+     "<think>a</think><think>b", "◁think▷Is it"],
 )  # fmt: skip
 def test_reasoning_that_the_token_limit_cut_is_no_answer(text: str) -> None:
     assert visible(text).strip() == ""
@@ -60,6 +68,10 @@ def test_reasoning_that_the_token_limit_cut_is_no_answer(text: str) -> None:
 @given(st.text(alphabet="abc <>/|.\n[]"))
 def test_a_text_without_reasoning_stays_as_it_is(text: str) -> None:
     assert visible(text) == text
+
+
+def test_an_answer_that_reasoning_interrupts_keeps_its_words_apart() -> None:
+    assert visible("<think>a</think>Orlen<think>b</think>Karst") == "Orlen\nKarst"
 
 
 def test_a_mark_is_looked_for_behind_the_reasoning() -> None:
@@ -87,6 +99,9 @@ def test_data_cannot_close_the_reasoning_of_the_model_that_repeats_it() -> None:
         ("It names it.\n<answer>yes</answer>", True),
         (r'The response says "\boxed{yes}"', None),
         (r"> \boxed{yes}" + "\n\nNot that", None),
+        ('Here it is:\n```json\n{"verdict": "no"}\n```', False),
+        ("### Verdict\nYes", True),
+        ("**Answer:**\nno", False),
         (r"\boxed{Orlen}", None),
         ("[THINK]So the answer is yes", None),
     ],
@@ -104,6 +119,14 @@ def test_content_in_parts_and_reasoning_beside_it_are_read() -> None:
     assert reasoning_in({"content": parts}) == "hm"
     assert reasoning_in({"content": "Orlen", "reasoning_content": None, "reasoning": "hm"}) == "hm"
     assert content_of(None) == ("", "")
+    gemini: list[Json] = [{"text": "hm", "thought": True}, {"type": "text", "text": {"value": "Orlen"}}]
+    assert content_of(gemini) == content_of([{"type": "reasoning_text", "text": "hm"}, "Orlen"]) == ("Orlen", "hm")
+
+
+def test_a_call_in_the_content_and_a_name_with_its_namespace_are_calls() -> None:
+    part: Json = {"type": "tool_use", "id": "1", "name": "functions.search", "input": {"query": "x"}}
+    (call,) = calls_in({"content": ["I search.", part]})
+    assert (call.name, call.arguments) == ("search", {"query": "x"})
 
 
 def test_arguments_that_are_no_json_are_kept_as_text() -> None:

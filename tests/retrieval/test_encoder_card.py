@@ -160,6 +160,7 @@ def test_the_first_difference_is_named() -> None:
         ({"s2p_query": "find: ", "s2s_query": "alike: "}, "s2p_query", "find: ", ""),
         ({"query": "", "document": "", "instruct": "I: "}, "instruct", "I: ", "I: "),
         ({"query": "q: ", "s2p_query": "find: "}, None, "q: ", ""),
+        ({"question": "q: ", "doc": "d: "}, None, "q: ", "d: "),
     ],
 )
 def test_prompts_of_other_names_are_used(
@@ -184,6 +185,13 @@ def test_of_several_prompts_for_a_query_none_is_taken_until_one_is_chosen(tmp_pa
 def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_prompts(folder_of(tmp_path, config={"prompts": {"clustering": "c: ", "STS": "s: "}}), {})
     assert "clustering, STS" in caplog.text and "query_prompt" in caplog.text
+    check_prompts(folder_of(tmp_path / "half", config={"prompts": {"query": "q: ", "text": "t: "}}), {})
+    assert "names prompts (text), and none for a passage: none is used; set passage_prompt" in caplog.text
+
+
+def test_a_prompt_that_is_no_text_is_not_dropped(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the prompt 'query' is no text"):
+        EncoderCard.of(folder_of(tmp_path, config={"prompts": {"query": ["q: "]}}))
 
 
 def test_a_cross_encoder_is_not_taken_for_an_encoder(tmp_path: Path) -> None:

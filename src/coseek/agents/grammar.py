@@ -295,7 +295,7 @@ class Grammar:
         tag, mark = self.opened_by(before), opened_at_end(before)
         if tag is not None or not mark or self.free_text:
             return self.parse(text, tag)
-        after = after_opened(text, mark)
+        after = after_opened(text)
         return [Span(Author.AGENT, "", text, f"{mark} is not closed")] if after is None else self.parse(after)
 
     def format_error(self, spans: Sequence[Span]) -> str:

@@ -50,6 +50,8 @@ _AROUND_ERROR = frozenset(
     + ("model", "provider", "detail", "success", "choices")
 )
 """Fields of an answer that holds nothing but an error."""
+_TRANSIENT = {"rate_limit_exceeded": 429, "rate_limit_error": 429, "resource_exhausted": 429, "overloaded_error": 503}
+"""Names of errors that pass → status."""
 _LEAST_KEY = 16
 """Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
 
@@ -341,7 +343,7 @@ class HttpClient:
         if not error or found.get("choices") or not set(found) <= _AROUND_ERROR:
             return found
         named = error if isinstance(error, dict) else found
-        code = next((one for name in ("code", "status") if (one := _status(named.get(name)))), None)
+        code = next((one for name in ("code", "status", "type") if (one := _status(named.get(name)))), None)
         said = next((one for one in (named.get("message"), error) if isinstance(one, str)), json.dumps(error))
         if code is not None:
             raise self._refusal(code, answer.header("retry-after"), said.encode())
@@ -460,14 +462,17 @@ def _json(text: bytes) -> Json:
 
 def _object(text: bytes) -> JsonObject:
     answer = _json(text)
+    if isinstance(answer, list) and len(answer) == 1 and isinstance(one := answer[0], dict) and one.get("error"):
+        return one  # as Gemini's interface sends errors
     if not isinstance(answer, dict):
         raise _TransientFault("its answer is JSON, but no object")
     return answer
 
 
 def _status(value: Json) -> int | None:
-    """The HTTP status of an error, a number or a text; `None` for anything else."""
-    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    """The HTTP status of an error, a number, its digits or a name; `None` for anything else."""
+    text = value.lower() if isinstance(value, str) else ""
+    number = int(text) if text.isascii() and text.isdigit() else _TRANSIENT.get(text, value)
     return number if type(number) is int and 400 <= number < 600 else None
 
 

@@ -20,6 +20,7 @@ and, if new weights can be loaded while it serves,
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, cast
@@ -39,6 +40,8 @@ ENDED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
 """Reasons of turns that the model ended, or a stop string."""
 CUT = ("length", "max_tokens", "model_length", "max_output_tokens")
 """Reasons of turns that the token limit ended."""
+CALLED = ("tool_calls", "function_call", "tool_use")
+"""Reasons of turns that a tool call ended."""
 _LEAST = -1e30
 """Lower bound of a sampled token's log-probability."""
 _ROUNDING = 1e-6
@@ -213,6 +216,18 @@ def item(value: Json, *path: str | int) -> Json:
     return value
 
 
+def choice_of(answer: JsonObject) -> JsonObject:
+    """The first choice of an answer. Raises `ValueError` for an error in it or beside it: what the model had written by
+    then is no turn."""
+    choice = item(answer, "choices", 0)
+    if not isinstance(choice, dict):
+        raise ValueError("its answer holds no message")
+    if error := choice.get("error") or answer.get("error"):
+        said = error.get("message", error) if isinstance(error, dict) else error
+        raise ValueError(f"it answered: {said if isinstance(said, str) else json.dumps(said):.200}")
+    return choice
+
+
 def is_cut_off(finish: Json, text: str) -> bool:
     """Whether `max_tokens` ended a turn, by the server's reason. Raises `ValueError` for one that neither that nor the
     model ended, such as `abort`, `error` or `content_filter`: the server's fault is no turn of the model's."""
@@ -221,7 +236,7 @@ def is_cut_off(finish: Json, text: str) -> bool:
         return False
     if reason in CUT:
         return True
-    way_out = "; start the server without its tool parser" if reason in ("tool_calls", "function_call") else ""
+    way_out = "; start the server without its tool parser" if reason in CALLED else ""
     raise ValueError(f"it ended the turn by {str(finish)[:40]!r}{way_out}")
 
 

@@ -16,14 +16,18 @@ _WORDS = {"yes": True, "true": True, "correct": True, "no": False, "false": Fals
 _PLAIN = ("yes", "no")
 """Verdicts without a label; others are words of ordinary sentences."""
 _LABELS = frozenset(
-    ("correct", "is_correct", "verdict", "judgement", "judgment", "decision", "answer", "final_answer")
+    ("correct", "is_correct", "verdict", "final_verdict", "judgement", "judgment", "decision", "answer", "final_answer")
     + ("result", "conclusion", "grade")
 )
 _QUOTES = "\"'“”‘’`"
-_MARKS = " \t\n*_.!()[]"
+_MARKS = " \t\n*_.!()[]-✅❌✓✔"
 _QUOTED = re.compile(f"[{_QUOTES}][^{_QUOTES}]*[{_QUOTES}]")
 _FENCE = re.compile(r"```[\w-]*+")
-_LABELLED = re.compile(r"(?:[-#]\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
+_HEADING = re.compile(
+    r"^((?:#++\s?)?[A-Za-z][A-Za-z_ ]{0,30}):[ \t]*+\n\s*+|^(#++\s?[A-Za-z][A-Za-z_ ]{0,30}+)\n\s*+", re.MULTILINE
+)
+"""A label on a line of its own."""
+_LABELLED = re.compile(r"(?:[-#]++\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
 _BOXED = re.compile(
     r"\\boxed\s?\{((?:[^{}]|\{[^{}]{0,40}\}){1,60})\}|<(?:answer|verdict|judge?ment|result)>([^<>]{1,40})</\w{1,9}>",
     re.I,
@@ -67,10 +71,9 @@ def _marked(text: str) -> set[bool]:
 
 
 def _in_json(text: str) -> set[bool]:
-    if not text.startswith("{"):
-        return set()
+    at = 0 if text.startswith("{") else text.find("\n{") + 1
     try:
-        row: Json = parse_lenient(text)
+        row: Json = parse_lenient(text[at:]) if text.endswith("}") else None
     except InvalidJson:
         return set()
     values = [value for name, value in row.items() if _is_label(name)] if isinstance(row, dict) else []
@@ -81,8 +84,9 @@ def _in_json(text: str) -> set[bool]:
 def _labelled(text: str) -> set[bool]:
     """Verdicts of the lines `Label: verdict`, where what follows a verdict is a reason."""
     found: set[bool] = set()
-    for line in text.splitlines():
-        match = _LABELLED.fullmatch(line.strip().replace("*", "").replace("`", ""))
+    plain = text.replace("*", "").replace("`", "")
+    for line in _HEADING.sub(lambda label: f"{label[1] or label[2]}: ", plain).splitlines():
+        match = _LABELLED.fullmatch(line.strip())
         if match and _is_label(match[1]) and match[2].strip():
             word = _word(_WORD_END.split(match[2].strip(), maxsplit=1)[0])
             found |= set() if word is None else {word}

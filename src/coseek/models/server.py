@@ -18,7 +18,10 @@ _VERSION = "/v1"
 _ENDS = ("/chat/completions", "/completions")
 """Ends of a path that users copy from a server's documentation; what is in front of them is taken as it is."""
 _OWN_VERSION = re.compile(r"/v[0-9]+(?:alpha|beta)?[0-9]*(?=/|$)")
-_NAMED = re.compile(r"""(?:["'`\[.]|\b(?:parameter|field|argument|property|name):? )(\w+)""")
+_NAMED = re.compile(
+    r"""(?:["'`\[.]|\b(?:parameters?|fields?|arguments?|property|name|supplied):? )(?!supplied)(\w+)"""
+    r"|\b(\w+)(?= is not (?:supported|permitted|allowed)| does not support|: Extra inputs)"
+)
 """A field that an error names."""
 _REFUSALS = (400, 404, 422)
 _INPUT = ("model", "messages", "prompt", "input_ids")
@@ -125,7 +128,7 @@ def refused_field(error: HttpFailure, body: Mapping[str, object]) -> str:
     error."""
     if error.status not in _REFUSALS:
         return ""
-    named = set(_NAMED.findall(str(error)))
+    named = {found[1] or found[2] for found in _NAMED.finditer(str(error))}
     for name in body:
         if name in _INPUT or name not in named:
             continue

@@ -15,30 +15,48 @@ from coseek.core.role_marks import harmless
 from coseek.core.strict_json import InvalidJson, parse_strict
 
 _PAIRS = (
-    *((f"<{name}>", f"</{name}>") for name in ("think", "thinking", "thought", "seed:think", "reasoning", "mm:think")),
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought", "<channel|>"),
     ("<unused94>thought", "<unused95>"),
+    ("Here is my thought process:", "Here is my response:"),  # Granite
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
-"""Opening and closing marks of reasoning."""
-_ENDS = frozenset(end.lower() for _, end in _PAIRS)
-_STARTS = frozenset(start.lower() for start, _ in _PAIRS)
+"""Opening and closing marks of reasoning that are no tags."""
+_NAME = r"(?:\w{1,12}[:_])?(?:think(?:ing|_fast|_faster)?|thoughts?|reasoning)"
+"""A tag of reasoning, which some models prefix: `seed:think`, `longcat_think`."""
+_OPENS = "|".join(
+    (rf"<\s?{_NAME}(?:\s[^<>]{{0,80}})?>", rf"<\|(?:(?:start|begin)_(?:of_)?)?{_NAME}(?:_start)?\|>")
+    + tuple(re.escape(start) for start, _ in _PAIRS)
+)
+_CLOSES = "|".join(
+    (rf"<\s?/\s?{_NAME}\s?>", rf"<\|(?:/|end_(?:of_)?){_NAME}\|>", rf"<\|{_NAME}_end\|>")
+    + tuple(re.escape(end) for _, end in _PAIRS)
+)
 _LONGEST = 64
 """Characters in which a mark at the end of a text lies."""
-MARK = re.compile("|".join(re.escape(mark) for pair in _PAIRS for mark in pair), re.I)
-"""A mark of reasoning."""
-_FRAMES = re.compile(r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
-"""Marks around an answer."""
+MARK = re.compile(f"(?P<closes>{_CLOSES})|{_OPENS}", re.I)
+"""A mark of reasoning; the group `closes` is one that closes it."""
+_FRAMES = re.compile(
+    r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>|\[END FINAL RESPONSE\]"
+    r"|<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end|return)\|>\s*+\Z|(?:</s>|<end_of_turn>|<eos>)\s*+\Z"
+)
+"""Marks around an answer, and the token that ends a turn where a server leaves it in the text."""
 _ARGUMENTS = ("arguments", "args", "input", "parameters")
 """Fields that hold the arguments of a call, the first that is there."""
+_TEXTS = ("thinking", "text", "content", "value", "summary")
+"""Fields that hold the text of a part, the first that is there."""
+_REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""Fields of a message that hold its reasoning, the first that is there."""
+_NAMESPACE = re.compile(r"(?:functions|default_api|tools)[.:]")
+"""What some models write in front of a tool's name."""
+_CALL_PARTS = ("tool_use", "tool_call", "function_call")
+"""Types of the parts of a content that are tool calls."""
 _JSON_LIKE = re.compile(r'^\s*["\[{]|["\]}]\s*$|":')
 _CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 _CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
-_BARE_CHANNELS = re.compile(r"\s*+analysis(?=[A-Z\s\"'])(.*)assistantfinal", re.DOTALL)
-"""Harmony's channels where the server dropped the special tokens."""
+_BARE_CHANNELS = re.compile(r"\s*+(?:analysis(.*))?assistantfinal|\s*+analysis(?=[A-Z][a-z' ])(.*)\Z", re.DOTALL)
+"""Harmony's channels where the server dropped the special tokens; the token limit may have cut the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +84,13 @@ def split_reasoning(text: str) -> tuple[str, str]:
     if "<|channel|>" in text:
         return _split_channels(text)
     if bare := _BARE_CHANNELS.match(text):
-        return bare[1].strip(), text[bare.end() :].strip()
+        return (bare[1] or bare[2] or "").strip(), text[bare.end() :].strip()
     reasoning: list[str] = []
     shown: list[str] = []
     thinks, at = False, 0
     for mark in MARK.finditer(text):
         piece, at = text[at : mark.start()], mark.end()
-        closes = mark[0].lower() in _ENDS
+        closes = mark["closes"] is not None
         if closes and not thinks:  # the template opened it: all before is reasoning
             reasoning += [*shown, piece]
             shown = []
@@ -80,7 +98,16 @@ def split_reasoning(text: str) -> tuple[str, str]:
             (reasoning if thinks else shown).append(piece)
         thinks = not closes
     (reasoning if thinks else shown).append(text[at:])
-    return "\n".join(filter(None, map(str.strip, reasoning))), _FRAMES.sub("", "".join(shown)).strip()
+    return "\n".join(filter(None, map(str.strip, reasoning))), _FRAMES.sub("", _joined(shown)).strip()
+
+
+def _joined(pieces: list[str]) -> str:
+    """Pieces of an answer that reasoning interrupts; a line break keeps their words apart."""
+    text = ""
+    for piece in pieces:
+        apart = text and piece and not text[-1].isspace() and not piece[0].isspace()
+        text += f"\n{piece}" if apart else piece
+    return text
 
 
 def _split_channels(text: str) -> tuple[str, str]:
@@ -106,13 +133,14 @@ def visible(text: str) -> str:
     """A text without reasoning; empty where the tokens ran out before an answer. A text without marks stays as it
     is."""
     if "<|channel|>" not in text and not MARK.search(text) and not _BARE_CHANNELS.match(text):
-        return _FRAMES.sub("", text) if "<|" in text else text
+        return _FRAMES.sub("", text) if "<" in text or "[" in text else text
     return split_reasoning(text)[1]
 
 
 def opens_reasoning(mark: str) -> bool:
     """Whether a mark opens reasoning."""
-    return mark.lower() in _STARTS
+    found = MARK.fullmatch(mark.strip())
+    return found is not None and found["closes"] is None
 
 
 def opened_at_end(text: str) -> str:
@@ -123,17 +151,16 @@ def opened_at_end(text: str) -> str:
     return marks[-1][0] if marks and marks[-1].end() == len(end[-_LONGEST:]) else ""
 
 
-def after_opened(text: str, mark: str) -> str | None:
-    """What stands after the reasoning that `mark` opened in front of a text; `None` where it is not closed."""
-    end = next(end for start, end in _PAIRS if start.lower() == mark.lower())
-    _, closed, after = text.partition(end)
-    return after if closed else None
+def after_opened(text: str) -> str | None:
+    """What stands after the reasoning that was opened in front of a text; `None` where it is not closed."""
+    end = next((mark for mark in MARK.finditer(text) if mark["closes"] is not None), None)
+    return None if end is None else text[end.end() :]
 
 
 def visible_after(text: str, mark: str) -> str | None:
     """The visible text after the last `mark`, which may also be one that closes reasoning; `None` without the mark. An
     empty mark stands for the whole visible text."""
-    if mark.strip().lower() in _ENDS:
+    if (end := MARK.fullmatch(mark.strip())) and end["closes"] is not None:
         return visible(text) if mark in text else None
     text = visible(text)
     _, found, after = text.rpartition(mark) if mark else ("", "", text)
@@ -158,22 +185,28 @@ def content_of(content: Json) -> tuple[str, str]:
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, dict):
-            kind = part.get("type")
-            to = reasoning if kind in ("thinking", "reasoning") else texts
-            to.append(_part_text(part.get("thinking", part.get("text", part.get("content")))))
+            (reasoning if _is_reasoning(part) else texts).append(_part_text(part))
     return "".join(texts), "\n".join(filter(None, reasoning))
+
+
+def _is_reasoning(part: JsonObject) -> bool:
+    """Whether a part of a content holds reasoning: `thinking`, `reasoning_text`, `redacted_thinking`, or Gemini's."""
+    kind = part.get("type")
+    return part.get("thought") is True or (isinstance(kind, str) and ("thinking" in kind or "reasoning" in kind))
 
 
 def _part_text(value: Json) -> str:
     """The text of a part, which may itself be a list of parts."""
     if isinstance(value, list):
-        return "".join(_part_text(one.get("text") if isinstance(one, dict) else one) for one in value)
+        return "".join(map(_part_text, value))
+    if isinstance(value, dict):
+        return _part_text(next((value[name] for name in _TEXTS if value.get(name) is not None), None))
     return value if isinstance(value, str) else ""
 
 
 def reasoning_in(message: JsonObject) -> str:
     """The reasoning that a server returns beside or inside the content of a message."""
-    beside = (text for key in ("reasoning_content", "reasoning") if isinstance(text := message.get(key), str) and text)
+    beside = (text for key in _REASONING if (text := _part_text(message.get(key))))
     if found := next(beside, ""):
         return found
     content = message.get("content")
@@ -192,15 +225,27 @@ def refusal_in(message: JsonObject) -> str:
 def calls_in(message: JsonObject) -> list[ToolCallText]:
     """The tool calls of an assistant message, those of the older form `function_call` and of LangChain (`args`) too."""
     listed = message.get("tool_calls")
-    rows = listed if isinstance(listed, list) else []
+    parts = message.get("content")
+    rows = [*listed] if isinstance(listed, list) else []
+    rows += (
+        [part for part in parts if isinstance(part, dict) and part.get("type") in _CALL_PARTS]
+        if isinstance(parts, list)
+        else []
+    )
     if isinstance(message.get("function_call"), dict):
-        rows = [*rows, {"function": message["function_call"]}]
+        rows.append({"function": message["function_call"]})
     found: list[ToolCallText] = []
     for row in rows:
         function = row.get("function", row.get("custom", row)) if isinstance(row, dict) else None
         if isinstance(row, dict) and isinstance(function, dict) and isinstance(name := function.get("name"), str):
             ident = row.get("id")
-            found.append(ToolCallText(ident if isinstance(ident, str) else None, name, _arguments(function)))
+            found.append(
+                ToolCallText(
+                    ident if isinstance(ident, str) else None,
+                    _NAMESPACE.sub("", name, count=1) if _NAMESPACE.match(name) else name,
+                    _arguments(function),
+                )
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """chat: the OpenAI-compatible `/v1/chat/completions` of any server; text by the environment has the role user."""
 
 from coseek.core.files import JsonObject
-from coseek.models.dialect import ServerTurn, TurnRequest, is_cut_off, item, text_of
+from coseek.models.dialect import CALLED, ServerTurn, TurnRequest, choice_of, is_cut_off, item, text_of
 from coseek.models.dialects.completions import sampling
 from coseek.models.written import calls_in, content_of, reasoning_in, refusal_in
 
@@ -20,17 +20,15 @@ def body(ask: TurnRequest) -> JsonObject:
 def read(answer: JsonObject) -> ServerTurn:
     """Parse text, reasoning and tool calls. Raises `ValueError` for a refusal, and for an error in place of a
     message."""
-    choice = item(answer, "choices", 0)
+    choice = choice_of(answer)
     message = item(choice, "message")
-    if not isinstance(choice, dict) or not isinstance(message, dict):
+    if not isinstance(message, dict):
         raise ValueError("its answer holds no message")
-    if isinstance(error := choice.get("error"), dict) and isinstance(said := error.get("message"), str):
-        raise ValueError(f"it answered: {said[:200]}")
     text, _ = content_of(message.get("content"))
     reasoning, calls = reasoning_in(message), tuple(calls_in(message))
     if (refusal := refusal_in(message)) and not text.strip():
         raise ValueError(f"the model refused: {refusal[:200]}")
     finish = choice.get("finish_reason")
-    called = finish in ("tool_calls", "function_call") and calls
+    called = finish in CALLED and calls
     cut_off = False if called else is_cut_off(finish, text or reasoning or "".join(call.name for call in calls))
     return ServerTurn(text_of(text), cut_off, text_of(reasoning), calls)

@@ -8,6 +8,7 @@ from coseek.models.dialect import (
     PromptScores,
     ServerTurn,
     TurnRequest,
+    choice_of,
     is_cut_off,
     item,
     logprobs_of,
@@ -41,10 +42,9 @@ def sampling(ask: TurnRequest) -> JsonObject:
 
 
 def read(answer: JsonObject) -> ServerTurn:
-    choice = item(answer, "choices", 0)
+    choice = choice_of(answer)
     text = text_of(item(choice, "text"))
-    finish = choice.get("finish_reason") if isinstance(choice, dict) else None
-    return ServerTurn(text, is_cut_off(finish, text))
+    return ServerTurn(text, is_cut_off(choice.get("finish_reason"), text))
 
 
 def prompt_body(ask: PromptRequest) -> JsonObject:

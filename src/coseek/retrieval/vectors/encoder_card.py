@@ -37,6 +37,8 @@ _POOLINGS = {
 """Pooling flags of older folders → names in newer ones."""
 _SIDES = {"query": ("query",), "passage": ("document", "passage", "corpus")}
 """What sentence-transformers calls the prompt of a query, and of a passage, in its order."""
+_INSIDE = {"query": ("query", "question"), "passage": ("doc", "passage", "corpus", "context")}
+"""Words in other names of these prompts."""
 _BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """Model types whose positions start after the padding id: with 514 positions they read 512 tokens."""
 
@@ -130,7 +132,7 @@ def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
 
 def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
     """Raise `DataError` if the folder names several prompts for queries or passages, and neither its card nor the
-    settings `given` choose one. Log a warning if it names prompts and none for either side."""
+    settings `given` choose one. Log a warning if it names prompts and none for a side."""
     config = _object(folder / "config_sentence_transformers.json")
     said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
     prompts = _prompts(folder, config)
@@ -146,11 +148,15 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
                 f"{folder} names several prompts for a {side}: {shown}; choose one with {side}_prompt='…' (in the "
                 f"settings of the index or of the training, or in {folder / CARD}), '' for none"
             )
-    if prompts and len(undecided) == len(_SIDES) and not any(names for _, names in undecided):
+    words = [*chain(*_INSIDE.values())]
+    used = {name for _, names in _chosen(config, prompts) for name in names}
+    left = [name for name in prompts if name not in used and not any(word in name.lower() for word in words)]
+    sides = [side for side, names in undecided if not names]
+    if left and sides:
         log.warning(
-            "%s names prompts (%s), and none of them for queries or passages: none is used; set query_prompt and "
-            "passage_prompt if one should be", folder, ", ".join(prompts),
-        )  # fmt: skip
+            "%s names prompts (%s), and none for a %s: none is used; set %s if one should be",
+            *(folder, ", ".join(left), " or a ".join(sides), " and ".join(f"{side}_prompt" for side in sides)),
+        )
 
 
 def _prompts(folder: Path, config: JsonObject) -> dict[str, str]:
@@ -158,6 +164,9 @@ def _prompts(folder: Path, config: JsonObject) -> dict[str, str]:
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict):
         raise DataError(f"{folder / 'config_sentence_transformers.json'}: 'prompts' must be an object")
+    for name, text in prompts.items():
+        if text is not None and not isinstance(text, str):
+            raise DataError(f"{folder / 'config_sentence_transformers.json'}: the prompt {name!r} is no text")
     return {name: text for name, text in prompts.items() if isinstance(text, str) and text}
 
 
@@ -165,13 +174,13 @@ def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, l
     """(side, names of the prompts that it may have) of both sides: one name, none, or several to choose from.
 
     The names of sentence-transformers come first (`query`; `document`, `passage`, `corpus`), then names that contain
-    one of them (`s2p_query`, `retrieval.passage`), of which its `default_prompt_name` may choose. A default that names
-    no side is for both, as in `SentenceTransformer.encode`.
+    one of these or a like word (`s2p_query`, `retrieval.passage`, `doc`), of which its `default_prompt_name` may
+    choose. A default that names no side is for both, as in `SentenceTransformer.encode`.
     """
     default = config.get("default_prompt_name")
     inside = {
         side: [name for name in prompts if any(word in name.lower() for word in words)]
-        for side, words in _SIDES.items()
+        for side, words in _INSIDE.items()
     }
     found: list[tuple[str, list[str]]] = []
     for side, words in _SIDES.items():
