@@ -24,11 +24,18 @@ def test_a_training_is_finished_where_its_table_is_and_else_says_how_far_it_is(t
     write_yaml(tmp_path / "runs/done/table/after.test/run.yaml", {"settings": {}})
     training(tmp_path / "runs/half", rl__metrics_jsonl='{"step": 1}\n{"step": 2}\n{"st')
     training(tmp_path / "runs/now")
+    training(tmp_path / "runs/unmeasured", encoder__config_json="{}")
+    training(
+        tmp_path / "runs/unmeasured-yet", encoder__config_json="{}", before_json="{}", metrics_jsonl='{"step": 3}\n'
+    )
+    write_yaml(tmp_path / "runs/theirs/run.yaml", {"settings": {"traces": ["logs.jsonl"]}})
     with lock_folder(tmp_path / "runs/now"):
         rows = {Path(row["folder"]).name: row for row in json.loads(coseek("runs", tmp_path / "runs", "--json").out)}
-    assert set(rows) == {"done", "half", "now"}
+    assert set(rows) == {"done", "half", "now", "unmeasured", "unmeasured-yet", "theirs"}
     assert (rows["done"]["state"], rows["done"]["result"]) == ("finished", "em on test: before 0.1, after 0.3")
     assert (rows["half"]["state"], rows["half"]["result"]) == ("stopped, rl step 2", "")
+    assert (rows["unmeasured"]["state"], rows["unmeasured-yet"]["state"]) == ("finished", "stopped, step 3")
+    assert rows["theirs"]["about"] == "logs: logs.jsonl"
     assert rows["now"]["state"] == "running" and rows["now"]["what"] == "agent"
     assert "done" in coseek("runs", tmp_path / "runs").out
 

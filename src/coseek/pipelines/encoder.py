@@ -428,7 +428,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.data is not None and kept in indexes:
             return f"coseek ask 'YOUR QUESTION' --retriever {quote(str(self.folder / indexes[kept]))}"
         encoder = self.start_folder if kept == BEFORE else self.encoder_folder
-        return f"coseek index DATA --retriever dense --encoder {quote(str(encoder))}"
+        return f"coseek index DATA --retriever dense --encoder {quote(str(encoder))} --out INDEX"
 
 
 def train_and_measure(

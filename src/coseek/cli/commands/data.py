@@ -262,7 +262,8 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
         named = ", ".join(map(repr, report.tools))
         tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
     run = shell_word(out)
-    tell(f"Next: coseek score {run}, coseek view {run}, or coseek label {run} --method …")
+    label = f"coseek label {run} --retriever INDEX --method opened-next --out LABELS"
+    tell(f"Next: coseek score {run}, coseek view {run}, or {label}")
 
 
 def show_questions(out: Path, made: SynthesisSummary) -> None:

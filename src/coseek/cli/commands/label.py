@@ -129,7 +129,7 @@ def report(out: Path, done: LabelSummary) -> None:
     if not done.sets and not done.left:
         say(f"no search has a label. {way_out(done.dropped)}")
     if done.sets:
-        tell(f"Next: coseek train retriever … --labels {shell_word(out)}")
+        tell(f"Next: coseek train retriever two-cores --labels {shell_word(out)} --out runs/retriever")
 
 
 def way_out(dropped: Mapping[str, int]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console, tell
+from coseek.core.counted import counted
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import RECORDS, JsonObject, parse_line, read_yaml
 from coseek.core.lock import is_being_written
@@ -19,6 +20,9 @@ DEPTH = 3
 """Levels below the folder that are searched. What lies inside a found folder belongs to it."""
 KINDS = {"rounds": "co-training", "rl": "agent", "tasks": "base model", "loss": "retriever", "sft": "reader"}
 """Setting of a recipe → what it trains; the first that the recipe has."""
+
+MODELS = ("encoder", "simulator")
+"""Models that a training may end with without a table."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def entry_of(folder: Path, name: str) -> Entry:
     started, running = str(record.get("created") or ""), is_being_written(folder)
     if name == "recipe.yaml":
         what = next((kind for key, kind in KINDS.items() if key in recipe), "training")
-        finished = (folder / "table.md").is_file()
+        finished = is_finished(folder)
         state = "running" if running else "finished" if finished else "stopped"
         state = state if finished else ", ".join(filter(None, (state, last_step(folder))))
         about = recipe.get("about")
@@ -88,22 +92,32 @@ def entry_of(folder: Path, name: str) -> Entry:
     agent = settings.get("agent")
     if name == "run.yaml":
         who = agent.get("name") if isinstance(agent, dict) else agent
+        logs = settings.get("traces")
         about = f"{who} on {settings.get('questions', settings.get('set', ''))}"
-        rows = f"{count_lines(folder / 'trajectories.jsonl')} trajectories"
+        about = f"logs: {', '.join(map(str, logs))}" if isinstance(logs, list) else about
+        rows = counted(count_lines(folder / "trajectories.jsonl"), "trajectory", "trajectories")
         return Entry(str(folder), "run", about, started, f"running, {rows}" if running else rows, "")
-    sets = f"{count_lines(folder / 'labels.jsonl')} label sets"
+    sets = counted(count_lines(folder / "labels.jsonl"), "label set")
     about = f"{settings.get('method', '')}: {', '.join(map(str, cast(list[str], settings.get('runs') or [])))}"
     return Entry(str(folder), "labels", about, started, f"running, {sets}" if running else sets, "")
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a training has its table or, where nothing was held out to measure, its model."""
+    unmeasured = not (folder / "before.json").exists()
+    return (folder / "table.md").is_file() or (unmeasured and any((folder / name).is_dir() for name in MODELS))
+
+
 def last_step(folder: Path) -> str:
-    """Return `STAGE step N` of the numbers that were logged last; empty without any."""
+    """Return `STAGE step N`, or `step N`, of the numbers that were logged last; empty without any."""
     logs = sorted(folder.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
     for path in reversed(logs):
         lines = path.read_bytes().splitlines()
         for line in reversed(lines):
             try:
-                return f"{path.parent.relative_to(folder)} step {parse_line(line, str(path)).get('step')}"
+                step = parse_line(line, str(path)).get("step")
+                stage = path.parent.relative_to(folder).as_posix().removeprefix(".")
+                return f"{stage} step {step}".strip()
             except CoseekError:  # half of a line that is being written
                 continue
     return ""
