@@ -40,7 +40,7 @@ from coseek.training.encoder.data_labels import is_held_out, passage_labels, que
 from coseek.training.encoder.evaluation import HeldOut
 from coseek.training.encoder.examples import split_by_question
 from coseek.training.encoder.recipe import DataLabelSettings, RetrieverRecipe
-from coseek.training.encoder.results import BEFORE, BM25, HYBRID, TRAINED
+from coseek.training.encoder.results import BEFORE, BM25, HYBRID, PAIRS, TRAINED
 
 DEPTH = 20
 """Passages of a search."""
@@ -168,8 +168,7 @@ class RetrieverData:
 
 def question_claims(scores: Scores, where: str = "") -> list[PairedClaim]:
     """Whether training helped, and what the trained encoder and both together are beside BM25."""
-    pairs = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
-    found = (claim_of(scores, run, against, METRICS[0], where) for run, against in pairs)
+    found = (claim_of(scores, run, against, METRICS[0], where) for run, against in PAIRS)
     return [claim for claim in found if claim is not None]
 
 

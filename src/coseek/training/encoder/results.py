@@ -15,6 +15,8 @@ from coseek.training.encoder.recipe import RetrieverRecipe
 ALL = "all"
 BM25, BEFORE, TRAINED, HYBRID = "BM25", "before", "trained", "BM25 + trained"
 """Names of the searchers."""
+PAIRS = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
+"""Pairs of searchers that a verdict compares."""
 
 
 def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> Table:
@@ -44,10 +46,9 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
 
 def claims(found: Mapping[str, EvaluationResult], seed: int) -> list[PairedClaim]:
     """Whether training helped, and what the trained encoder and both together are beside BM25."""
-    pairs = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
     return [
         PairedClaim(run, against, "mrr", change(found, "mrr", seed, run, against), unit="turn")
-        for run, against in pairs
+        for run, against in PAIRS
         if run in found and against in found
     ]
 
