@@ -19,7 +19,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "chat-history": ('"content": "Orlen"', "holds a picture", "\n200\n"),
     "choices": ('"answers": ["Orlen"]', '"answers": ["Tave"]', "Choices: Veld | Orlen | Karst"),
     "error-with-200": ("Rate limit exceeded: free-models-per-day (4 tries)",),
-    "hub-variants": ("out-hotpotqa: 2 passages", "out-2wiki: 1 passages", "out-squad: 1 passages"),
+    "hub-variants": ("out-hotpotqa: 2 passages", "out-2wiki: 1 passage,", "out-squad: 1 passage,"),
     "logs": ("Which river is Orlen on? -> Tave ['Orlen river']", "-> The Northern Sea ['sea of the Tave']"),
     "lora-folder": ("is a LoRA adapter", "merge_and_unload()", "holds a GGUF file", "llama-server"),
     "missing-tensor": ("lacks the weights of model.layers.1.mlp.up_proj.weight", "exit 2\n", "encoder"),

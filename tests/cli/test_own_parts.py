@@ -65,7 +65,7 @@ def test_a_format_and_a_method_of_ones_own_are_found_by_their_paths(ran: Path, t
     (tmp_path / "lines.py").write_text(FORMAT, encoding="utf-8")
     (tmp_path / "some.txt").write_text("Ada\nBob\n", encoding="utf-8")
     made = coseek("data", "import", tmp_path / "lines.py", tmp_path / "some.txt", "--out", tmp_path / "made")
-    assert "2 passages, 1 test questions" in made.out, made.err
+    assert "2 passages, 1 test question" in made.out, made.err
     (tmp_path / "way.py").write_text("from coseek.labels.makers.gold import *\n", encoding="utf-8")
     words = ("label", ran, "--agent", "rules", "--method", tmp_path / "way.py", "--out", tmp_path / "labels")
     assert coseek(*words).code == 0

@@ -65,7 +65,7 @@ def test_what_came_of_a_log_is_told_and_the_run_is_scored_viewed_and_sound(tmp_p
     log.write_text(log.read_text() + '{"messages": [\n')
     told = coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run")
     assert told.code == 0 and "left out: log.jsonl, line 2: not valid JSON" in told.out
-    assert "1 conversations (1 with gold answers), 1 searches; 1 records left out" in told.out
+    assert "1 conversation (1 with gold answers), 1 search; 1 record left out" in told.out
     assert json.loads((tmp_path / "run" / "source.json").read_text())["left_out"][0]["where"] == "log.jsonl, line 2"
     assert coseek("audit", tmp_path / "run").code == 0
     scored = json.loads(coseek("score", tmp_path / "run", "--json").out)

@@ -54,9 +54,45 @@ def test_positions_of_choices_are_the_chosen_texts_and_the_agent_reads_the_choic
     assert [one.answers for one in questions] == [("Orlen",)] * 3 + [("2",)]
     assert {one.question for one in questions} == {"Which? Choices: Veld | Orlen | 2"}
     assert questions[0].meta["choices"] == ["Veld", "Orlen", "2"] and list(notes.values()) == [4]
-    for wrong in (3, -1, "Karst", True):
+    for wrong in (3, -1, "Karst", "D", True):
         with pytest.raises(DataError, match=r"q\.jsonl, line 1: .*(position|holds true)"):
             imported(tmp_path, {**row, "golden_answers": [wrong]})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"choices": {"A": "Veld", "B": "Orlen"}, "answerKey": "B"},
+        {"choices": {"text": ["Veld", "Orlen"], "label": ["1", "2"]}, "answerKey": "2"},
+        {"choices": [{"label": "A", "text": "Veld"}, {"label": "B", "text": "Orlen"}], "answer": "B"},
+        {"options": ["Veld", "Orlen"], "answer": "B", "answer_index": 1},
+        {"options": {"A": "Veld", "B": "Orlen"}, "answer": "Orlen", "answer_idx": "B"},
+        {"choices": ["Veld", "Orlen"], "golden_answers": [], "answer": "1"},
+    ],
+)
+def test_labels_and_options_are_the_chosen_texts_too(tmp_path: Path, row: JsonObject) -> None:
+    (question,), _ = imported(tmp_path, {"id": "q", "question": "Which?", **row})
+    assert (question.answers, question.question) == (("Orlen",), "Which? Choices: Veld | Orlen")
+
+
+def test_a_number_is_a_position_and_a_text_that_means_two_choices_is_refused(tmp_path: Path) -> None:
+    row: JsonObject = {"id": "q", "question": "How many?", "choices": ["1", "2", "0"]}
+    assert imported(tmp_path, {**row, "answer": 2})[0][0].answers == ("0",)
+    with pytest.raises(DataError, match=r"q\.jsonl, line 1: the gold answer '2' is several choices"):
+        imported(tmp_path, {**row, "answer": "2"})
+
+
+@pytest.mark.parametrize("written", ["['Orlen', 'Orlen town']", "['Orlen' 'Orlen town']", ' ["it\'s"  "b"]'])
+def test_a_list_that_python_printed_is_no_gold(tmp_path: Path, written: str) -> None:
+    with pytest.raises(DataError, match=r"q\.jsonl, line 1: 'answer' is a list as Python prints it; write it as JSON"):
+        imported(tmp_path, {"id": "q", "question": "?", "answer": written})
+    (question,), _ = imported(tmp_path, {"id": "q", "question": "?", "answers": [], "answer": ' ["Orlen"]'})
+    assert question.answers == ("Orlen",)
+
+
+def test_aliases_beside_an_answer_are_golds(tmp_path: Path) -> None:
+    row: JsonObject = {"id": "q", "question": "?", "answer": "Orlen", "answer_aliases": ["Orlen town"]}
+    assert imported(tmp_path, row)[0][0].answers == ("Orlen", "Orlen town")
 
 
 def test_golds_that_nothing_can_match_and_questions_without_text_are_counted(tmp_path: Path) -> None:

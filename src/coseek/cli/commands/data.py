@@ -23,6 +23,7 @@ from coseek.cli.terminal import (
     stdout_console,
     tell,
 )
+from coseek.core.counted import counted
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject
 from coseek.core.plugins import is_plugin_path
@@ -227,14 +228,14 @@ def export(
     if as_json:
         print_json({"out": str(out), "format": format_name, "trajectories": count})
     else:
-        tell(f"{out}: {count:,} trajectories as {format_name}.")
+        tell(f"{out}: {counted(count, 'trajectory', 'trajectories')} as {format_name}.")
 
 
 def show_import(out: Path, made: ImportSummary) -> None:
     """Print how much was imported, and the next step."""
-    counts = ", ".join(f"{count:,} {name} questions" for name, count in made.questions.items())
+    counts = ", ".join(counted(count, f"{name} question") for name, count in made.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
-    tell(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
+    tell(f"{out}: {counted(made.passages, 'passage')}{counts and ', '}{counts}{notes}.")
     for name, names in made.named.items():
         more = f" and {len(names) - MOST_NAMED:,} more, listed in source.json" if len(names) > MOST_NAMED else ""
         stdout_console().print(Text(f"{name}: {', '.join(names[:MOST_NAMED])}{more}"))
@@ -253,8 +254,9 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
         console.print(Text(f"… and {len(report.left_out) - MOST_UNREAD:,} more; source.json lists all"))
     searches, lost = report.counts["searches"], report.counts["calls_without_result"]
     tell(
-        f"{out}: {report.imported:,} conversations ({report.with_answers:,} with gold answers), {searches:,} searches; "
-        f"{len(report.left_out):,} records left out, {lost:,} calls without a result."
+        f"{out}: {counted(report.imported, 'conversation')} ({report.with_answers:,} with gold answers), "
+        f"{counted(searches, 'search')}; {counted(len(report.left_out), 'record')} left out, "
+        f"{counted(lost, 'call')} without a result."
     )
     for name, count in report.unread.items():
         console.print(Text(f"{count:,} {name}"))
@@ -289,7 +291,8 @@ def show_report(report: JsonObject) -> None:
         table.add_row(kind, *(f"{count:,}" if count else "" for count in counts.values()))
     console.print(table)
     for encoding, count in cast(dict[str, int], report.get("guessed_encodings", {})).items():
-        tell(f"{count:,} files do not say their encoding and were read as {encoding}.")
+        some = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
+        tell(f"{some}; read as {encoding}.")
     unread = cast(list[dict[str, str | list[str]]], report["unread"])
     for row in unread[:MOST_UNREAD]:
         console.print(Text(f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}"))

@@ -1,8 +1,9 @@
 """Import sources: rows of the files of a data set, and the passages and questions read from them."""
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".tsv", ".parquet")
+_PYTHON_LIST = re.compile(r"\s*\[\s*(['\"]).*['\"]\s*\]\s*", re.DOTALL)
 _ROWS_AT_ONCE = 1024
 
 
@@ -73,9 +75,12 @@ class SourceRow:
     def answers(self, name: str) -> tuple[str, ...]:
         """Gold answers under `name` (`read_answers`), also a list that is JSON in a text; none where it is missing."""
         found = self.value.get(name)
-        if isinstance(found, str) and found.startswith("["):
-            with suppress(InvalidJson):  # an answer may begin with a bracket
+        if isinstance(found, str) and found.lstrip().startswith("["):
+            try:
                 found = parse_strict(found)
+            except InvalidJson:  # an answer may begin with a bracket
+                if _PYTHON_LIST.fullmatch(self.text(name)):
+                    raise DataError(f"{self.where}: {name!r} is a list as Python prints it; write it as JSON") from None
         with self.placed():
             return read_answers(found, name)
 

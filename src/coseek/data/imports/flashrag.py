@@ -5,19 +5,22 @@ FlashRAG's questions are `{"id", "question", "golden_answers"}` in files `SET/tr
 `reward_model.ground_truth.target`; both are read, whichever a line has, from JSON lines, CSV or parquet. Test rows have
 no answers. A row without an id gets a digest of its question.
 
-Where a row has `choices`, its answers are positions in them (from 0) or their texts; the gold answers are the chosen
-texts, and the choices are written behind the question and kept in `meta.choices`.
+Where a row has `choices` (or `options`), its answers are positions in them (from 0), their labels (A, B …) or their
+texts, and `answerKey` is a label; the gold answers are the chosen texts, and the choices are written behind the
+question and kept in `meta.choices`.
 """
 
 import json
 import re
+import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
+from coseek.data.gold_answers import read_text
 from coseek.data.imports._published import origin_of, published_files
 from coseek.data.imports._sources import KINDS, ImportedData, SourceRow, expand, kind_of, read_rows
 from coseek.data.passage import Passage
@@ -27,6 +30,7 @@ _AT_START = re.compile(r"^[ \t]*Question:\s*(\S.*)", re.MULTILINE)
 _INSIDE = re.compile(r"^.*?Question:\s*(\S.*)", re.MULTILINE)
 _TAIL = re.compile(r"(?<=[?？])\s+(?=[A-Z(\[<*][^?]*$)")
 """White space between a question and a sentence that follows it."""
+_GOLDS = ("golden_answers", "answers", "answer")
 _POSITION = re.compile(r"(\d{1,6})(?:\.0)?")
 ASKED = ("question", "problem")
 """Fields that hold a question; SimpleQA calls it a problem."""
@@ -97,20 +101,21 @@ def _origin(row: SourceRow, path: Path) -> tuple[str, str]:
 def _question(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> Question:
     text = next((row.text(name) for name in ASKED if row.has(name)), None)
     text = _question_in_prompt(row, notes) if text is None else text
-    answers, choices = _answers(row), _choices(row)
+    answers, choices, texts = _answers(row), _choices(row), list[str]()
     if choices:
         answers = _chosen(row, answers, choices)
+        texts = [text for _, text in choices]
         notes["multiple-choice questions, their choices written behind the question"] += 1
     return Question(
         id=_id(row, dataset, split, text),
-        question=f"{text} Choices: {' | '.join(choices)}" if choices else text,
+        question=f"{text} Choices: {' | '.join(texts)}" if choices else text,
         answers=answers,
         gold_ids=row.answers("gold_ids"),
         meta={
             **({"data_source": dataset} if dataset else {}),
             **row.meta("prompt"),
             **_details(row),
-            **({"choices": [*choices]} if choices else {}),
+            **({"choices": [*texts]} if choices else {}),
         },
     )
 
@@ -140,10 +145,10 @@ def _details(row: SourceRow) -> JsonObject:
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:
-    """The gold answers; none for a test row."""
-    for name in ("golden_answers", "answers", "answer"):
-        if row.has(name):
-            return row.answers(name)
+    """The gold answers, of the first field that holds any; none for a test row."""
+    for name in _GOLDS:
+        if found := row.answers(name):
+            return (*found, *row.answers("answer_aliases")) if name == "answer" else found
     graded = row.row("reward_model") if row.has("reward_model") else None
     if graded is None or not graded.has("ground_truth"):
         return ()
@@ -151,31 +156,56 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
     return graded.row("ground_truth").answers("target") if isinstance(truth, dict) else graded.answers("ground_truth")
 
 
-def _choices(row: SourceRow) -> tuple[str, ...]:
-    """The choices of a multiple-choice row; none where it has none."""
-    if not row.has("choices"):
-        return ()
-    given = row.parsed("choices")
-    if isinstance(given, dict):  # {"text": […], "label": […]}, as ARC on the Hub
-        return SourceRow(f"{row.where}, choices", given).answers("text")
-    return row.answers("choices")
+def _choices(row: SourceRow) -> list[tuple[str, str]]:
+    """The choices of a multiple-choice row with their labels, which are A, B, C … where it has none."""
+    name = next((name for name in ("choices", "options") if row.has(name)), None)
+    if name is None:
+        return []
+    given = row.parsed(name)
+    if isinstance(given, dict) and not isinstance(given.get("text"), list):  # {"A": …, "B": …}
+        with row.placed():
+            return [(label, read_text(text, name, "a choice")) for label, text in given.items()]
+    if isinstance(given, dict) or (isinstance(given, list) and given and isinstance(given[0], dict)):
+        listed = row.rows(name)  # {"text": […], "label": […]}, as ARC on the Hub, or [{"label", "text"}, …]
+        return [(one.text_or_empty("label") or _label(at), one.text("text")) for at, one in enumerate(listed)]
+    return [(_label(at), text) for at, text in enumerate(row.answers(name))]
 
 
-def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
-    """The texts of the chosen ones."""
-    texts: list[str] = []
+def _label(place: int) -> str:
+    return string.ascii_uppercase[place] if place < len(string.ascii_uppercase) else f"#{place}"
+
+
+def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The texts of the chosen ones. A number is a position; a text is a choice, its label or a position."""
+    texts = [text for _, text in choices]
+    if not answers and row.has("answerKey"):
+        key = row.text("answerKey")
+        return _one_of(row, key, {text for label, text in choices if label == key})
+    numbers = next((_numbers(row.value[name]) for name in _GOLDS if row.answers(name)), False)
+    found: list[str] = []
     for answer in answers:
         place = _POSITION.fullmatch(answer)
-        if answer in choices:
-            texts.append(answer)
-        elif place is not None and int(place[1]) < len(choices):
-            texts.append(choices[int(place[1])])
-        else:
-            raise DataError(
-                f"{row.where}: the gold answer {answer!r} is neither a choice nor a position in the {len(choices)} "
-                f"choices, counted from 0; write the text of the choice"
-            )
-    return tuple(dict.fromkeys(texts))
+        meant = {texts[int(place[1])]} if place is not None and int(place[1]) < len(texts) else set[str]()
+        if not numbers:
+            meant |= {text for label, text in choices if answer in (label, text)}
+        found += _one_of(row, answer, meant)
+    return tuple(dict.fromkeys(found))
+
+
+def _one_of(row: SourceRow, answer: str, meant: Set[str]) -> tuple[str]:
+    if len(meant) != 1:
+        what = "several choices as a text, a label or" if meant else "neither a choice nor a label nor"
+        raise DataError(
+            f"{row.where}: the gold answer {answer!r} is {what} a position in the choices, counted from 0; write the "
+            f"text of the choice"
+        )
+    (text,) = meant
+    return (text,)
+
+
+def _numbers(value: Json) -> bool:
+    """Whether gold answers are numbers."""
+    return all(map(_numbers, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
 def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
