@@ -182,6 +182,8 @@ def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9\nmodel: m\n")
     found = named_server(str(tmp_path / "judge.yaml"))
     assert found is not None and found.model == "m"
+    (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9#model=m&send.seed=null\n")
+    assert named_server(str(tmp_path / "judge.yaml")) == named_server("http://127.0.0.1:9#model=m&send.seed=null")
     assert named_server("https://example.org") == RemoteTextModelSettings(url="https://example.org")
     assert named_server(str(tmp_path)) is None
     (tmp_path / "judge.yaml").write_text("url: x\nmodle: m\n")

@@ -1,5 +1,6 @@
 """Whole weights: no part of a model is ever filled with random numbers."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +139,18 @@ def test_a_placeholder_of_images_may_lie_beyond_the_embedding_of_a_text_model(tm
             continue
         with pytest.raises(DataError, match="its tokenizer has 260 tokens, and the model embeds 259"):
             HfTokenizer.load(folder)
+
+
+def test_integers_without_a_scale_are_not_taken_for_weights(tmp_path: Path) -> None:
+    folder = rewritten(saved(decoder(), tmp_path), lambda weights: weights.update({UP: torch.ones(24, 16).char()}))
+    with pytest.raises(DataError, match=rf"holds {UP} as integers, and its config\.json names no quantization"):
+        load_model(folder, FLOAT32)
+
+
+def test_a_token_behind_a_gap_is_not_read_with_the_vector_of_another(tmp_path: Path) -> None:
+    folder = saved(decoder(400), tmp_path)
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    tree["added_tokens"].append({**tree["added_tokens"][-1], "id": 350, "content": "<gap>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(DataError, match="added token '<gap>' has the id 350, and would be loaded with 259"):
+        HfTokenizer.load(folder)

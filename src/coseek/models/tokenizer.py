@@ -61,6 +61,7 @@ class HfTokenizer:
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
         tokenizer = cls(fast, source=str(folder))
+        tokenizer._check_ids(folder / "tokenizer.json")
         if rows := vocabulary_size(folder):
             tokenizer.check_embedded(rows)
         return tokenizer
@@ -69,6 +70,19 @@ class HfTokenizer:
     def size(self) -> int:
         """One more than the largest id, including added tokens."""
         return max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
+
+    def _check_ids(self, file: Path) -> None:
+        """Raise `DataError` for an added token that the library gave another id than the file says, as it does behind a
+        gap: the token would be read and written with the vector of another one."""
+        stored = read_json_object(file, foreign=True).get("added_tokens") if file.is_file() else None
+        for token in stored if isinstance(stored, list) else ():
+            content, ident = (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
+            own = self._trusted.token_to_id(content) if isinstance(content, str) else None
+            if own is not None and own != ident:
+                raise DataError(
+                    f"{file}: the added token {content!r} has the id {ident}, and would be loaded with {own}, since "
+                    "the ids before it have gaps; add tokens for these, or fetch the tokenizer again"
+                )
 
     def check_embedded(self, rows: int) -> None:
         """Raise `DataError` if the tokenizer has more tokens than an embedding with `rows` rows.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -99,6 +100,27 @@ def check_whole(folder: Path, loads: Sequence[Load], spare: Sequence[str] = ()) 
                 "or save it again"
             )
         _check_ignored(folder, load)
+        _check_numbers(folder, load)
+
+
+def _check_numbers(folder: Path, load: Load) -> None:
+    """Raise `DataError` for weights that are stored as integers and whose scales the configuration does not name: they
+    would be taken for the numbers themselves."""
+    if getattr(load.model.config, "quantization_config", None) is not None:
+        return
+    state, prefix = load.model.state_dict(), f"{load.model.base_model_prefix}."
+    whole: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                own = state.get(name, state.get(prefix + name))
+                if own is not None and own.is_floating_point() and tensors.get_slice(name).get_dtype()[0] in "IU":
+                    whole.append(name)
+    if whole:
+        raise DataError(
+            f"{folder} holds {listed(whole)} as integers, and its config.json names no quantization; fetch the "
+            "unquantized model, or its config.json again"
+        )
 
 
 def check_language_model(folder: Path, model: PreTrainedModel, loads: Sequence[Load]) -> None:
