@@ -133,3 +133,22 @@ def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_i
     made = import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / "both")
     assert len(Dataset(tmp_path / "both").questions("test")[0].gold_ids) == 2 and made.notes["distractors"] == 0
     assert "supporting titles that name several own passages, of which all are gold" in made.notes
+
+
+def test_questions_that_have_gold_passages_alone_are_said_to_have_no_answer(tmp_path: Path) -> None:
+    row: JsonObject = {"id": "q", "context": "Orlen is a town.", "question": "?", "answer_text": "Orlen"}
+    made = import_data("squad", [write_lines(tmp_path / "s.jsonl", row)], tmp_path / "out")
+    assert list(made.notes.values()) == [1]
+
+
+def test_a_table_with_an_open_quote_or_a_name_twice_is_refused_and_semicolons_are_read(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", CORPUS)
+    file = tmp_path / "q.tsv"
+    for text in ('question\tanswer\n"Open?\tx\nNext?\ty\n', 'question\tanswer\n"A" is what?\tx\n', "id\tid\n1\t2\n"):
+        file.write_text(text)
+        with pytest.raises(DataError, match=r"q\.tsv.*(mend that line|twice)"):
+            import_data("flashrag", [corpus, file], tmp_path / "out")
+    file = tmp_path / "q.csv"
+    file.write_text("id;question;answer\n1;Where?;Orlen, Vesta\n")
+    import_data("flashrag", [corpus, file], tmp_path / "out")
+    assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Orlen, Vesta",)

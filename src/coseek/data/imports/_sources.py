@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -176,9 +177,13 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
 def _csv(path: Path) -> Iterator[JsonObject]:
     """The rows of a CSV or TSV file with a header. An empty cell is missing."""
     csv.field_size_limit(LONGEST_LINE)
-    delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    rows = csv.DictReader((line for _, line in read_lines(path)), delimiter=delimiter)
+    header = next((line for _, line in read_lines(path)), "")
+    delimiter = "\t" if kind_of(path) == ".tsv" else ";" if ";" in header and "," not in header else ","
+    # Strict, since a quote that nothing closes takes in all the rows behind it.
+    rows = csv.DictReader((line for _, line in read_lines(path)), delimiter=delimiter, strict=True)
     try:
+        if twice := [name for name, count in Counter(rows.fieldnames or ()).items() if count > 1 and name]:
+            raise DataError(f"{path}: the header has {twice[0]!r} twice; rename one of them")
         for cells in rows:
             if None in cells:
                 raise DataError(f"{path}, line {rows.line_num}: more cells than the header has; mend that line")
