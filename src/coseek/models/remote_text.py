@@ -193,8 +193,8 @@ def server_settings(name: str, kind: type[S]) -> S | None:
     if path.suffix not in (".yaml", ".yml"):
         return None
     tree = read_yaml(path, "model file", "`name: value` lines, `url` among them")
-    if isinstance(url := tree.get("url"), str) and "#" in url:
-        url, behind = split_settings(url)
+    if isinstance(given := tree.get("url"), str) and "#" in given:
+        url, behind = split_settings(given)
         tree = {**behind, **tree, "url": url}
     return make_settings(kind, tree, path)
 

@@ -95,7 +95,7 @@ def entry_of(folder: Path, name: str) -> Entry:
         logs = settings.get("traces")
         about = f"{who} on {settings.get('questions', settings.get('set', ''))}"
         about = f"logs: {', '.join(map(str, logs))}" if isinstance(logs, list) else about
-        rows = counted(count_lines(folder / "trajectories.jsonl"), "trajectory")
+        rows = counted(count_lines(folder / "trajectories.jsonl"), "trajectory", "trajectories")
         return Entry(str(folder), "run", about, started, f"running, {rows}" if running else rows, "")
     sets = counted(count_lines(folder / "labels.jsonl"), "label set")
     about = f"{settings.get('method', '')}: {', '.join(map(str, cast(list[str], settings.get('runs') or [])))}"
