@@ -12,6 +12,7 @@ from typing import cast
 
 from coseek.agents.protocol import tool_files
 from coseek.agents.run_questions import identities_of
+from coseek.core.counted import counted
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
@@ -237,7 +238,7 @@ def alarms_of(stage: Stage) -> list[str]:
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(path)]
     raised = alarm_steps(rows)
     if not raised:
-        return [f"No alarm in {len(rows)} steps of reinforcement learning{_of(stage)}."]
+        return [f"No alarm in {counted(len(rows), 'step')} of reinforcement learning{_of(stage)}."]
     return [
         f"Alarm {name} in {len(steps)} of {len(rows)} steps of reinforcement learning{_of(stage)}, "
         f"first in step {steps[0]}, last in step {steps[-1]}."

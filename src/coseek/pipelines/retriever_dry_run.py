@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 
+from coseek.core.counted import counted
 from coseek.core.files import JsonObject, read_json, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import Progress
@@ -78,7 +79,7 @@ class RetrieverDryRun:
         parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in self.memory.items())
         rows = [
             ("model", f"{self.parameters / 1e6:.3g} million weights", self.encoder),
-            ("labels", f"{self.rows:,} rows", f"{self.steps:,} updates of {training.batch_size} rows"),
+            ("labels", f"{self.rows:,} rows", f"{counted(self.steps, 'update')} of {training.batch_size} rows"),
             ("memory", f"{whole:.3g} GiB at most", f"{parts}, with every text at its full length"),
         ]
         if self.update_s is None or self.peak is None:
