@@ -254,3 +254,19 @@ def test_an_error_of_a_search_is_no_passage(tmp_path: Path, result: JsonObject) 
 )
 def test_a_role_or_call_that_cannot_be_read_is_counted(tmp_path: Path, odd: JsonObject) -> None:
     assert sum(only(tmp_path, ASK, odd, SAID)[1].unread.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        [{"page_content": "Orlen lies.", "metadata": {"source": "a.pdf"}}],
+        [{"node": {"id_": "1", "text": "Orlen lies.", "metadata": {"source": "a.pdf"}}, "score": 0.8}],
+        {"hits": {"total": 1, "hits": [{"_id": "1", "_score": 2, "_source": {"text": "Orlen lies."}}]}},
+        {"response": {"results": [{"id": "1", "text": "Orlen lies."}]}},
+        {"webPages": {"value": [{"name": "", "url": "https://x.org", "snippet": "Orlen lies."}]}},
+    ],
+)
+def test_a_passage_of_a_known_store_is_its_text_and_not_json(tmp_path: Path, result: Json) -> None:
+    run, _ = only(tmp_path, ASK, called({"query": "a"}), {**told(), "content": json.dumps(result)}, SAID)
+    (hit,) = run.searches[0].hits
+    assert hit.passage.text == "Orlen lies." and hit.passage.meta.get("source", "a.pdf") == "a.pdf"

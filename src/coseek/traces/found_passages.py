@@ -15,15 +15,17 @@ from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
 
 T = TypeVar("T")
-LISTS = ("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data")
+LISTS = ("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value")
 """Keys of an object whose list holds the passages, the first that is there."""
-IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "url", "link")
+_AROUND = ("hits", "response", "result", "data", "output", "webPages")
+"""Keys of an object around that object."""
+IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "id_", "url", "link")
 TITLES = ("title", "name")
-TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description")
-WRAPPERS = ("document", "doc", "passage")
+TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content")
+WRAPPERS = ("document", "doc", "passage", "node", "_source")
 """Keys of an object around the passage, with the score beside it."""
-SCORES = ("score", "relevance_score", "relevance", "similarity")
-_KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "rank"))
+SCORES = ("score", "relevance_score", "relevance", "similarity", "_score")
+_KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "metadata", "rank"))
 """Keys that say nothing which a passage of a title alone would lose."""
 
 
@@ -64,7 +66,13 @@ def _parsed(value: Json) -> Json:
 
 def _unwrapped(value: Json) -> Json:
     if isinstance(value, dict):
-        return next((value[key] for key in LISTS if isinstance(value.get(key), list)), value)
+        found = next((value[key] for key in LISTS if isinstance(value.get(key), list)), None)
+        inner = [value[key] for key in _AROUND if isinstance(value.get(key), dict)]
+        return (
+            found
+            if found is not None
+            else next((one for one in map(_unwrapped, inner) if isinstance(one, list)), value)
+        )
     return value
 
 
@@ -103,7 +111,7 @@ def _passage(row: Json) -> Passage | None:
     if not text and not (title and whole.keys() <= _KNOWN):  # what else it says would be lost
         title, text = "", json.dumps(row, ensure_ascii=False)
     ident = _text(whole, IDS) or digest_of(title, text)[:16]
-    known = whole.get("meta")
+    known = whole.get("meta", whole.get("metadata"))
     meta: JsonObject = dict(known) if isinstance(known, dict) and not is_deep(known, DEEPEST_META) else {}
     if url := _text(whole, ("url", "link")):
         meta["url"] = url
