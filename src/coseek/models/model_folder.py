@@ -88,16 +88,34 @@ def check_tensors(path: Path) -> None:
     """Raise `DataError` for a safetensors file that is not whole: 8 bytes with the length of the header, the header
     (JSON, with the place of each tensor), the tensors."""
     size = path.stat().st_size
+    tensors, begin = _header(path)
+    try:
+        ends = [_end_of(one) for one in tensors.values()]
+    except WRONG_SHAPE as error:
+        raise _no_safetensors(path, error) from None
+    if (there := size - begin) != (named := max(ends, default=0)):
+        raise DataError(f"{path} has {there:,} bytes of tensors and names {named:,}; fetch or save it again")
+
+
+def tensor_types(path: Path) -> dict[str, str]:
+    """The number type of each tensor of a safetensors file: `F32`, `BF16`, `I8`, … Raises `DataError`."""
+    return {name: str(one.get("dtype")) for name, one in _header(path)[0].items() if isinstance(one, dict)}
+
+
+def _header(path: Path) -> tuple[JsonObject, int]:
+    """The tensors that a safetensors file names, and where their bytes begin."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if 8 + length <= size and length <= _LONGEST_HEAD else b""
+        head = file.read(length) if length <= min(_LONGEST_HEAD, path.stat().st_size - 8) else b""
     try:
-        tensors = parse_lenient(head.decode("utf-8"))
-        ends = [_end_of(one) for name, one in cast(JsonObject, tensors).items() if name != "__metadata__"]
+        tensors = cast(JsonObject, parse_lenient(head.decode("utf-8")))
+        return {name: one for name, one in tensors.items() if name != "__metadata__"}, 8 + length
     except WRONG_SHAPE as error:
-        raise DataError(f"{path} is no safetensors file ({first_line(error)}); fetch or save it again") from None
-    if (there := size - 8 - length) != (named := max(ends, default=0)):
-        raise DataError(f"{path} has {there:,} bytes of tensors and names {named:,}; fetch or save it again")
+        raise _no_safetensors(path, error) from None
+
+
+def _no_safetensors(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is no safetensors file ({first_line(error)}); fetch or save it again")
 
 
 def _end_of(tensor: Json) -> int:

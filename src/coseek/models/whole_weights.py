@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from coseek.core.errors import DataError
+from coseek.models.model_folder import tensor_types
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +111,10 @@ def _check_numbers(folder: Path, load: Load) -> None:
     state, prefix = load.model.state_dict(), f"{load.model.base_model_prefix}."
     whole: list[str] = []
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                own = state.get(name, state.get(prefix + name))
-                if own is not None and own.is_floating_point() and tensors.get_slice(name).get_dtype()[0] in "IU":
-                    whole.append(name)
+        for name, kind in tensor_types(file).items():
+            own = state.get(name, state.get(prefix + name))
+            if own is not None and own.is_floating_point() and kind[0] in "IU":
+                whole.append(name)
     if whole:
         raise DataError(
             f"{folder} holds {listed(whole)} as integers, and its config.json names no quantization; fetch the "
