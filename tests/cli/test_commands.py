@@ -275,6 +275,10 @@ def test_an_agent_that_only_searches_owes_no_answer(index: Path, coseek: Type) -
     assert "are ready for a generator" in outcome.err and "no answer" not in outcome.err
 
 
+def test_an_empty_question_is_not_answered_by_no_answer(index: Path, coseek: Type) -> None:
+    assert "the question is empty" in coseek("ask", " ", "--retriever", index).sentence
+
+
 def test_ask_takes_a_budget_as_run_spells_it(index: Path, coseek: Type) -> None:
     words = ("ask", "Where was Ada born ?", "--agent", "rules", "--retriever", index, "--json")
     for typed, stop in (

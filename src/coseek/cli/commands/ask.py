@@ -26,6 +26,7 @@ from coseek.cli.options import (
 )
 from coseek.cli.terminal import AsJson, example, new_app, print_json, say, stderr_console, tell
 from coseek.cli.volume import Volume, volume
+from coseek.core.errors import SettingError
 from coseek.core.repetition import without_repetition
 from coseek.core.spelling import as_written
 from coseek.data.passage import Hit, Passage
@@ -70,6 +71,8 @@ def ask(
 
     The agent's words, the passages and the sources of the answer go to stderr, the answer alone to stdout.
     """
+    if not question.strip():
+        raise SettingError("the question is empty; write one: coseek ask 'QUESTION' --retriever INDEX")
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
     agent = at_server(agent, model, key_env, no_send)
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
