@@ -113,3 +113,9 @@ def test_an_agent_cannot_go_on_with_a_log_and_is_refused_before_a_label_is_paid_
     words = ("label", tmp_path / "run", "--method", "agentic-r", "--scorer", world, "--retriever", index)
     said = coseek(*words, "--agent", "rules", "--out", tmp_path / "labels").sentence
     assert "gac=false" in said or "protocol" in said
+
+
+def test_a_metric_that_was_asked_for_and_has_no_value_does_not_vanish(tmp_path: Path, coseek: Type) -> None:
+    log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
+    assert coseek("data", "import", "traces", log, "--out", tmp_path / "run").code == 0
+    assert "f1: undefined" in coseek("score", tmp_path / "run", "--metrics", "searches,f1").out

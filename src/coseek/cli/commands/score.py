@@ -169,7 +169,13 @@ class ScoreReport:
         notes = tuple(self.parts.notes())
         main = main_table(self.own, self.metrics)
         tokens = "budgeted_recall" in main.columns
-        said = (f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).",) if tokens else ()
+        said: tuple[str, ...] = (
+            (f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).",) if tokens else ()
+        )
+        if self.metrics != [*MAIN] and (lost := [name for name in self.metrics if name not in main.columns]):
+            said += (
+                f"{', '.join(lost)}: undefined for every question; gold answers, gold passages or a judge are missing.",
+            )
         found = {"Runs": replace(main, notes=main.notes + said + notes)}
         if self.component is not None:
             table = component_table(self.own, self.component, shown_of(self.metrics))
