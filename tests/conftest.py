@@ -3,8 +3,9 @@
 import gc
 import os
 import re
+import signal
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -60,6 +61,15 @@ def pytest_runtest_makereport(
     if CORE in os.environ and report.failed and call.excinfo is not None and needs_an_extra(call.excinfo.value):
         report.outcome, report.longrepr = "skipped", (str(report.fspath), 0, "it needs an extra")
     return report
+
+
+@pytest.fixture(autouse=True)
+def usual_signals() -> Iterator[None]:
+    """Restore the handlers of Ctrl-C and SIGTERM after a test: torch's launcher leaves its own behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def pytest_collection_finish() -> None:

@@ -115,13 +115,14 @@ def test_a_rollout_over_another_server_is_the_run_that_its_policy_has_learnt(ser
 def test_texts_are_what_the_policy_goes_on_with(served: Served, dialect: Literal["completions", "chat"]) -> None:
     tokenizer = served.tokenizer
     prompts = [before for before, _ in turns(served.known)]
-    written = [tokenizer.decode(tokenizer.encode(turn)[:6]) for _, turn in turns(served.known)]
+    most = min(len(tokenizer.encode(turn)) for _, turn in turns(served.known)) - 1  # past the thought, not the end
+    written = [tokenizer.decode(tokenizer.encode(turn)[:most]) for _, turn in turns(served.known)]
     settings = RemoteTextModelSettings(url=served.url, dialect=dialect, model=str(served.folder), patience=PATIENCE)
     writer = open_remote_text(settings)
-    assert writer.write(prompts, 6) == written
+    assert writer.write(prompts, most) == written
     writer.calls.close()
     read = sum(len(tokenizer.encode(prompt)) for prompt in prompts)
-    assert (writer.usage.answers, writer.usage.read_tokens, writer.usage.written_tokens) == (2, read, 12)
+    assert (writer.usage.answers, writer.usage.read_tokens, writer.usage.written_tokens) == (2, read, 2 * most)
 
 
 def test_a_server_that_lists_no_models_is_a_sentence(served: Served) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.pipelines.test_round_labels import LIMITS, Played
+from tests.pipelines.test_round_labels import BY_ANSWERS, LIMITS, Played
 from tests.pipelines.test_together import recipe
 
 from coseek.core.progress import NoProgress
@@ -26,9 +26,9 @@ class Deadly(NoProgress):
 
 
 def course(folder: Path, method: str) -> Played:
-    settings = f"labels={{method: {method}, scorer: oracle, questions: 16, samples: 2}}"
+    settings = f"labels=!replace {{method: {method}, scorer: oracle, questions: 16, samples: 2}}"
     own = folder / "recipes" / os.environ.get("RANK", "0")  # it is written anew by each, and not atomically
-    made = Played(recipe(own, LIMITS, "agent.limits.max_turns=2", settings), folder / method)
+    made = Played(recipe(own, LIMITS, *BY_ANSWERS, "agent.limits.max_turns=2", settings), folder / method)
     if made.workers.first:
         made.first.prepare_data()
     made.workers.wait()

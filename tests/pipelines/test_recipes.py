@@ -332,6 +332,7 @@ def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_k
 
 PUBLISHED = {
     "0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512, "14b": 14_770_033_664,
+    "32b": 32_763_876_352, "72b": 72_706_203_648,
 }  # fmt: skip
 
 

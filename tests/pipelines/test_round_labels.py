@@ -29,6 +29,7 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 LIMITS = "agent.limits={max_turns: 4, max_turn_tokens: 4000, max_observation_tokens: 8000, max_tokens: 64000}"
+BY_ANSWERS = ("agent.protocol=search-r1", "labels.settings={}")
 
 
 @dataclass
@@ -59,8 +60,8 @@ class Played(CoTrainingPaths):
 
 
 def course(folder: Path, *overrides: str, broken_at: float | None = None) -> Played:
-    by_answers = ("agent.protocol=search-r1", "labels.settings={}", "labels.questions=8")
-    made = Played(recipe(folder, LIMITS, *by_answers, *overrides), folder / "run", broken_at=broken_at)
+    given = (LIMITS, *BY_ANSWERS, "labels.questions=8", *overrides)
+    made = Played(recipe(folder, *given), folder / "run", broken_at=broken_at)
     made.first.prepare_data()
     return made
 
@@ -83,7 +84,7 @@ def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_o
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["agentic-r", "dr-synth"])
 def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> None:
-    method_of = f"labels={{method: {method}, scorer: oracle}}"
+    method_of = f"labels=!replace {{method: {method}, scorer: oracle}}"
     broken = course(tmp_path, method_of, broken_at=1.0)
     with pytest.raises(RunError, match=r"run \d+.*--resume"):
         label_round(broken, 1)
@@ -98,7 +99,7 @@ def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> N
 
 
 def test_a_method_that_makes_its_runs_itself_makes_as_many_and_as_hot_as_was_asked(tmp_path: Path) -> None:
-    played = course(tmp_path, "labels={method: dr-synth, scorer: oracle, samples: 3, temperature: 0.7}")
+    played = course(tmp_path, "labels=!replace {method: dr-synth, scorer: oracle, samples: 3, temperature: 0.7}")
     label_round(played, 1)
     assert set(played.asked_for) == {0.7}
     runs = list(Run(played.round(1).labels / "run").trajectories())

@@ -361,7 +361,9 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
             return  # they are made
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
-        for setting, split in splits:  # `missing_splits` looks at the others
+        measured = [("data.dev", data.dev), ("data.test", data.test)]  # `missing_splits` sees to those not there
+        splits += [(name, split) for name, split in measured if (folder / f"questions.{split}.jsonl").exists()]
+        for setting, split in splits:
             yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")
 
 

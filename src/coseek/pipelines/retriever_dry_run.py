@@ -17,6 +17,7 @@ from coseek.core.files import JsonObject, read_json, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.hardware.device import accelerators
 from coseek.measure.table import Table
 from coseek.models.shape import shape_of_config
 from coseek.pipelines.dry_run import duration
@@ -114,7 +115,7 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
             recipe, str(training.start_folder), parameters, count, turns, steps, memory_of(recipe, training, parameters)
         )
         del model
-        if parameters > LARGEST and not torch.accelerator.is_available():
+        if parameters > LARGEST and accelerators()[0] is None:
             return found
         seconds, peak = one_update(training, folder / "update")
         return replace(found, update_s=seconds, peak=peak)
@@ -140,7 +141,7 @@ def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]
     small.train()
     timed = [row["time/steps_s"] for _, row in read_jsonl(folder / "metrics.jsonl") if "time/steps_s" in row]
     seconds = float(cast(float, timed[-1]))
-    if torch.cuda.is_available():
+    if accelerators()[0] == "cuda":
         return seconds, float(torch.cuda.max_memory_allocated())
     return seconds, 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
