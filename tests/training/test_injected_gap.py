@@ -12,7 +12,10 @@ from coseek.training.rl.update import logprob_gap
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
 
-PAID = "rl=!replace {steps: 2, questions_per_step: 3, group_size: 2, kl: 0.05, overlong: {max_tokens: 400, margin_tokens: 390}}"
+PAID = (
+    "rl=!replace {steps: 2, questions_per_step: 3, group_size: 2, kl: 0.05, "
+    "overlong: {max_tokens: 400, margin_tokens: 390}}"
+)
 """An untrained policy is never right; it is paid for being short, or at least held to its start."""
 SETTINGS = [*TINY, PAID, "limits.max_turns=2", "limits.max_turn_tokens=24"]
 
