@@ -7,6 +7,7 @@ import json
 import pkgutil
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ from coseek.retrieval.retrievers.simulated import parse_documents, without_tags
 from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut
 from coseek.retrieval.web.provider import plain
+from coseek.traces.message_forms import chat_messages
 
 SOURCES = Path(coseek.__file__).parent
 QUICK = (1_000, 10_000)
@@ -63,8 +65,8 @@ LONG = 1_000_000
 SLOWEST = 5
 LIMIT_S = 1.0
 """For a million characters; a short text is given the tenth of it at least."""
-COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py", "analyzer.py"}
-"""Files whose patterns depend on marks, of a grammar or of Unicode; the functions that use them are called below."""
+COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py", "analyzer.py", "view_template.py"}
+"""Files whose patterns depend on marks, of a grammar, a template or Unicode; their functions are called below."""
 MATCHED_WHOLE = {
     "coseek.cli.commands.serve._NAMED",
     "coseek.traces.exporting._ATIF_FILES",
@@ -220,6 +222,14 @@ def put_in_views(text: str) -> None:
         neutralise_separator(text, separator)
     query = Query("now", text, text, (PastTurn("before", text, (text,)),))
     render_view("prior-queries+reasonings+documents", query, limit=50)
+    render_view("prior-queries+reasonings+documents@paper", query, limit=50)
+
+
+def read_messages(text: str) -> None:
+    for role in ("user", "assistant"):
+        chat_messages(
+            [{"role": role, "content": text}, {"role": role, "content": f"<search>a</search>{text}"}], Counter()
+        )
 
 
 def read_documents(text: str) -> None:
@@ -255,6 +265,7 @@ USES: dict[str, Callable[[str], object]] = {
     "views": put_in_views,
     "snippets": plain,
     "pages": read_pages,
+    "messages of logs": read_messages,
     "templates": lambda text: (fill_template(text, query="x"), one_line(text, 100)),
     "role marks": without_role_marks,
     "budget": lambda text: (HARMLESS_WORDS.count(text), HARMLESS_WORDS.cut(text, 100)),

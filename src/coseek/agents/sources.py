@@ -24,6 +24,7 @@ MOST_SENTENCES = 4
 """Sentences in a row that an answer may span."""
 _CITATIONS = re.compile(r"([ \t]?)((?:\[[0-9]{1,4}(?:[ \t]?[,;][ \t]?[0-9]{1,4}){0,20}\])++)")
 """Citations in a row, with the blank before them."""
+_NUMBER = re.compile("[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def cited_answer(run: Trajectory) -> CitedAnswer | None:
     def renumbered(found: re.Match[str]) -> str:
         nonlocal dropped
         marks: list[str] = []
-        for number in map(int, re.findall("[0-9]+", found[2])):
+        for number in map(int, _NUMBER.findall(found[2])):
             if not 1 <= number <= len(shown):
                 dropped += 1
                 continue

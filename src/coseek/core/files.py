@@ -51,6 +51,11 @@ def expand_home(text: str) -> str:
     return os.path.expanduser(text) if text == "~" or text.startswith(("~/", f"~{os.sep}")) else text
 
 
+def real_path(path: Path) -> Path:
+    """The path without links. A link to itself, at which `Path.resolve` fails, stays as it is."""
+    return Path(os.path.realpath(path))
+
+
 def as_path(given: object, what: str) -> Path:
     """A path from a `str` or `Path`, with `~` expanded. Anything else raises a `SettingError` that names `what`."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):

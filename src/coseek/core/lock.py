@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, finalize
 
 from coseek.core.errors import InUse
-from coseek.core.files import RECORDS, make_folder
+from coseek.core.files import RECORDS, make_folder, real_path
 from coseek.core.parts import sweep, sweep_lock
 
 if TYPE_CHECKING:
@@ -108,11 +108,11 @@ def kept_lock(folder: Path) -> Iterator[Lock]:
 
 def _is_held(path: Path) -> bool:
     """Whether this process has the lock."""
-    return (os.getpid(), path.parent.resolve() / path.name) in _holds
+    return (os.getpid(), real_path(path.parent) / path.name) in _holds
 
 
 def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:
-    path = path.parent.resolve() / path.name  # one lock for all links to a place
+    path = real_path(path.parent) / path.name  # one lock for all links to a place
     with _taking:
         hold = _holds.get((os.getpid(), path))
         if hold is not None and not again:

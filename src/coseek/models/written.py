@@ -55,7 +55,7 @@ _CALL_PARTS = ("tool_use", "tool_call", "function_call")
 _JSON_LIKE = re.compile(r'^\s*["\[{]|["\]}]\s*$|":')
 _CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 _CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
-_BARE_CHANNELS = re.compile(r"\s*+(?:analysis(.*))?assistantfinal|\s*+analysis(?=[A-Z][a-z' ])(.*)\Z", re.DOTALL)
+_BARE_CHANNELS = re.compile(r"\A\s*+(?:(?:analysis(.*))?assistantfinal|analysis(?=[A-Z][a-z' ])(.*)\Z)", re.DOTALL)
 """Harmony's channels where the server dropped the special tokens; the token limit may have cut the first."""
 
 

@@ -14,7 +14,7 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Limits
 from coseek.agents.scripted.expert import ExpertSettings
 from coseek.core.errors import SettingError, nearest
-from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.files import Json, JsonObject, read_yaml, real_path
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.selection import QuestionFilter
@@ -420,13 +420,13 @@ def recipe_tree(given: Json, file: Path, preset: JsonObject) -> JsonObject:
 
 def _read(path: Path, above: Sequence[Path]) -> JsonObject:
     """A recipe file as a tree, merged with the recipe it extends. `above`: the files that extend this one."""
-    if path.resolve() in above:
+    if real_path(path) in above:
         chain = " → ".join(file.name for file in (*above, path))
         raise SettingError(f"{path} extends itself ({chain}); leave out one `extends`")
     tree = read_yaml(path, "recipe")
     if isinstance(inside := tree.get("recipe"), dict):  # a run's record
         tree = inside
-    return _laid_over_base(tree, path, (*above, path.resolve()))
+    return _laid_over_base(tree, path, (*above, real_path(path)))
 
 
 def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:

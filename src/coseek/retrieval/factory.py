@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, cast
 
 from coseek.core import registry
 from coseek.core.errors import MissingExtra, SettingError
-from coseek.core.files import JsonObject, read_yaml
+from coseek.core.files import JsonObject, read_yaml, real_path
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
@@ -122,7 +122,7 @@ def _has(part: object, name: str) -> bool:
 
 def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:
     """The YAML files that are being read, with one more. Raises `SettingError` for one that names itself."""
-    if (here := path.resolve()) in above:
+    if (here := real_path(path)) in above:
         names = " → ".join(one.name for one in (*above[above.index(here) :], here))
         raise SettingError(f"the retriever file {path} is composed of itself ({names}); name another part in it")
     return *above, here

@@ -16,6 +16,8 @@ from coseek.core.errors import SettingError
 NO_REASONING = "Empty"
 """Stands for missing reasoning, as in AgentIR's training data."""
 _FIELD = re.compile(r"\{([a-z]*)\}")
+_OTHER_FIELD = re.compile(r"\{(?!turn\})")
+"""Where a field but `{turn}` begins."""
 _TEXT_FIELDS = ("question", "turns", "reasoning", "query")
 _TURN_FIELDS = ("turn", "reasoning", "query", "documents", "count")
 _LINE_ENDS = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
@@ -55,7 +57,7 @@ class ViewTemplate:
     def escape(self, field: str, text: str) -> str:
         """Put a backslash in front of each line of a field's text that begins like a line of the template. The first
         line counts if the field begins a line."""
-        begins_line = re.search(rf"(?:^|\n)\{{{field}\}}", f"{self.text}\n{self.turn}")
+        begins_line = f"\n{{{field}}}" in f"\n{self.text}\n{self.turn}"
         return self._imitation.sub(r"\1\\", f"\n{text}")[1:] if begins_line else self._imitation.sub(r"\1\\", text)
 
     @cached_property
@@ -73,6 +75,6 @@ def _labels(templates: str) -> Iterator[str]:
     """Patterns of what the lines of templates begin with: up to a colon, else up to the first field."""
     for line in templates.replace("{turns}", "\n").splitlines():
         begins, colon, _ = line.partition(":")
-        label = re.split(r"\{(?!turn\})", begins + colon)[0].strip()
+        label = _OTHER_FIELD.split(begins + colon)[0].strip()
         if label and label != "{turn}":
             yield r"\d+".join(map(re.escape, label.split("{turn}")))

@@ -44,7 +44,7 @@ QUERY_ARGUMENTS = ("query", "queries", "q", "search_query", "question", "keyword
 """Arguments of a search tool that may hold the query, the first that is there; else its only argument."""
 _SEARCHES = re.compile("search|retriev", re.I)
 _OBSERVED = re.compile(
-    r"\s*(<(tool_response|information|observation|results?|search_results?|documents?)\b|observation\s*:)", re.I
+    r"\A\s*+(<(tool_response|information|observation|results?|search_results?|documents?)\b|observation\s*:)", re.I
 )
 """How a user's message begins that holds what a tool returned."""
 _EMPTY = "the last message is empty"

@@ -29,11 +29,11 @@ _LANGCHAIN = {
 }  # fmt: skip
 _TEXT = (None, "text", "input_text", "output_text")
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use", "tool-call")
-_RESULTS = re.compile(r"(.*_)?tool_result|tool-result")
+_RESULTS = ("tool_result", "tool-result")
 _THOUGHTS = ("thinking", "reasoning")
 _FOUND = ("search_result", "web_search_result")
-_RESPONSE = re.compile(r"\s*<(tool_response|information)>(.*?)</\1>\s*", re.DOTALL)
-_SEARCH = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+_RESPONSE = re.compile("<(tool_response|information)>")
+_SEARCH = re.compile("<(search)>")
 _ROLES = {
     "human": "user", "customer": "user", "ai": "assistant", "model": "assistant", "bot": "assistant",
     "gpt": "assistant", "chatbot": "assistant",
@@ -94,9 +94,9 @@ def _messages(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
     content = item.get("content")
     if item["role"] == "assistant":
         yield from _said(item, unread)
-    elif isinstance(content, str) and item["role"] == "user" and (found := list(_RESPONSE.finditer(content))):
-        yield from ({"role": "tool", "content": one[2].strip()} for one in found)
-        if rest := _RESPONSE.sub("", content).strip():
+    elif isinstance(content, str) and item["role"] == "user" and (found := _parted(content, _RESPONSE))[1:]:
+        yield from ({"role": "tool", "content": one.strip()} for one in found[1::2])
+        if rest := "".join(map(str.strip, found[::2])):
             yield {**item, "content": rest}
     elif isinstance(content, list):
         yield from _blocks(item, content, unread)
@@ -131,20 +131,40 @@ def _said(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
     if isinstance(content, list):
         yield from _blocks(item, content, unread)
         return
-    if isinstance(content, str) and _SEARCH.search(reasoning_and_words(item)[1]) and not written.calls_in(item):
-        pieces = _RESPONSE.split(content)
-        for at in range(0, len(pieces), 3):
-            if at:
-                yield {"role": "tool", "content": pieces[at - 1].strip()}
-            if queries := [one.strip() for one in _SEARCH.findall(pieces[at])]:
-                calls: list[Json] = [{"function": {"name": "search", "arguments": {"query": one}}} for one in queries]
-                yield {**item, "content": _SEARCH.sub("", pieces[at]).strip(), "tool_calls": calls}
-            elif pieces[at].strip():
-                yield {**item, "content": pieces[at].strip()}
+    if isinstance(content, str) and _parted(reasoning_and_words(item)[1], _SEARCH)[1:] and not written.calls_in(item):
+        for at, piece in enumerate(_parted(content, _RESPONSE)):
+            said = _parted(piece, _SEARCH)
+            words = "".join(said[::2]).strip()
+            queries = map(str.strip, said[1::2])
+            calls: list[Json] = [{"function": {"name": "search", "arguments": {"query": one}}} for one in queries]
+            if at % 2:
+                yield {"role": "tool", "content": piece.strip()}
+            elif calls:
+                yield {**item, "content": words, "tool_calls": calls}
+            elif words:
+                yield {**item, "content": words}
         return
     if _TEXT_CALL.search(reasoning_and_words(item)[1]):
         unread["messages with calls in their text that cannot be read"] += 1
     yield item
+
+
+def _parted(text: str, opening: re.Pattern[str]) -> list[str]:
+    """What stands outside tags and inside them, in turns, first and last outside. A tag ends at the first closing tag
+    of its name, else it is text. Runs in linear time."""
+    pieces: list[str] = []
+    at, unclosed = 0, set[str]()
+    for tag in opening.finditer(text):
+        closing = f"</{tag[1]}>"
+        if tag.start() < at or closing in unclosed:
+            continue
+        end = text.find(closing, tag.end())
+        if end < 0:
+            unclosed.add(closing)
+            continue
+        pieces += [text[at : tag.start()], text[tag.end() : end]]
+        at = end + len(closing)
+    return [*pieces, text[at:]]
 
 
 def _fault_in(item: JsonObject) -> str:
@@ -244,7 +264,7 @@ def _given(part: JsonObject) -> Json:
 
 
 def _is_result(kind: Json) -> bool:
-    return isinstance(kind, str) and _RESULTS.fullmatch(kind) is not None
+    return isinstance(kind, str) and (kind in _RESULTS or kind.endswith("_tool_result"))
 
 
 def _result_message(part: JsonObject) -> JsonObject:

@@ -20,6 +20,7 @@ TEMPLATES = {
     for one in PARTS.iterdir()
     if re.fullmatch(r"[a-z]\w+\.(py|yaml)", one.name)
 }
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 TEST = '''"""{file} keeps the contract of its kind and runs on a tiny example: `pytest test_{stem}.py`."""
 
 from pathlib import Path
@@ -47,7 +48,7 @@ def new(
     """
     if part not in TEMPLATES:
         raise UnknownName("part", part, sorted(TEMPLATES))
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+    if not _NAME.fullmatch(name):
         raise SettingError(f"a part's name has letters, digits, - and _, and begins with a letter, not {name!r}")
     template, stem = TEMPLATES[part], name.replace("-", "_").lower()
     path = out / f"{stem}{Path(template.name).suffix}"

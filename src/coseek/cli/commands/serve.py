@@ -27,6 +27,7 @@ from coseek.cli.options import (
 )
 from coseek.cli.terminal import example, new_app, say, tell
 from coseek.core.errors import SettingError
+from coseek.core.files import real_path
 from coseek.core.settings import make_settings
 from coseek.hardware.device import AUTO, device_of
 from coseek.hardware.speed import warning
@@ -264,13 +265,13 @@ def serve_mcp(
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
     (agent,) = at_servers(model, key_env, no_send, agent)
-    answering = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
+    limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
     opened = follow(open_retriever(retriever))
     tools = KnowledgeTools(opened, topk)
-    if answering is not None:
-        chosen, budgets = answering
+    if limited is not None:
+        chosen, budgets = limited
         tools = KnowledgeTools(opened, topk, open_agent(settled_for(chosen, chosen)), budgets)
     server = make_server(tools, f"coseek {_own_name(retriever)}")
     if http is None:
@@ -316,4 +317,4 @@ def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
 def _own_name(source: str) -> str:
     if "://" in source:
         return urlsplit(source).hostname or "remote"
-    return Path(source).resolve().name.removesuffix(".yaml").removesuffix(".yml")
+    return real_path(Path(source)).name.removesuffix(".yaml").removesuffix(".yml")

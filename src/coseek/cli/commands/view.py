@@ -8,7 +8,7 @@ import typer
 
 from coseek.cli.terminal import example, new_app, note, tell
 from coseek.core.errors import SettingError, UserError
-from coseek.core.files import check_not_file
+from coseek.core.files import check_not_file, real_path
 from coseek.view.live_page import LivePage
 from coseek.view.other_index import OtherIndex
 from coseek.view.page import page_of, write_page
@@ -44,7 +44,7 @@ def view(
 
     The file holds everything and loads nothing, so it can be sent to somebody. Text of runs is shown, never executed.
     """
-    if len({run.resolve() for run in runs}) < len(runs):
+    if len(set(map(real_path, runs))) < len(runs):
         raise UserError("the same folder is named twice; name each once")
     others = [OtherIndex.open(source) for source in ranks or ()]
     if len({other.name for other in others}) < len(others):
