@@ -27,7 +27,7 @@ _HEADING = re.compile(
     r"^((?:#++\s?)?[A-Za-z][A-Za-z_ ]{0,30}):[ \t]*+\n\s*+|^(#++\s?[A-Za-z][A-Za-z_ ]{0,30}+)\n\s*+", re.MULTILINE
 )
 """A label on a line of its own."""
-_LABELLED = re.compile(r"(?:[-#]++\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
+_LABELLED = re.compile(r"\A(?:[-#]++\s?)?([A-Za-z][A-Za-z_ ]{0,30}+):(.*)", re.DOTALL)
 _BOXED = re.compile(
     r"\\boxed\s?\{((?:[^{}]|\{[^{}]{0,40}\}){1,60})\}|<(?:answer|verdict|judge?ment|result)>([^<>]{1,40})</\w{1,9}>",
     re.I,

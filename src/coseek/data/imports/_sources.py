@@ -17,7 +17,7 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".tsv", ".parquet")
-_PYTHON_LIST = re.compile(r"\s*\[\s*(['\"]).*['\"]\s*\]\s*", re.DOTALL)
+_PYTHON_LIST = re.compile(r"\A\s*+\[\s*+['\"].*['\"]\s*+\]\s*+\Z", re.DOTALL)
 _ROWS_AT_ONCE = 1024
 
 
