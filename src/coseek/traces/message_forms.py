@@ -95,7 +95,8 @@ def _messages(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
     if item["role"] == "assistant":
         yield from _said(item, unread)
     elif isinstance(content, str) and item["role"] == "user" and (found := _parted(content, _RESPONSE))[1:]:
-        yield from ({"role": "tool", "content": one.strip()} for one in found[1::2])
+        for one in found[1::2]:
+            yield {"role": "tool", "content": one.strip()}
         if rest := "".join(map(str.strip, found[::2])):
             yield {**item, "content": rest}
     elif isinstance(content, list):
