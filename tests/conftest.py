@@ -64,9 +64,13 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(autouse=True)
-def usual_signals() -> Iterator[None]:
-    """Restore the handlers of Ctrl-C and SIGTERM after a test: torch's launcher leaves its own behind."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def usual_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what libraries and shells leave behind: torch's launcher handles signals itself, a background job ignores
+    Ctrl-C, and pytest-xdist sets a width of 80 columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    for number, handler in before.items():
+        signal.signal(number, handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

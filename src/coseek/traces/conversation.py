@@ -175,7 +175,8 @@ def _remarks(messages: Sequence[JsonObject], last: ChatTurn) -> int:
         messages[at]["role"] == "user" and not _OBSERVED.match(text_of(messages[at].get("content")))
         for at in last.behind
     )
-    return len(last.behind) if plain and not any(calls_in(messages[at]) for at in last.written) else 0
+    answers = any(reasoning_and_words(messages[at])[1].strip() for at in last.written)
+    return len(last.behind) if plain and answers and not any(calls_in(messages[at]) for at in last.written) else 0
 
 
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
