@@ -68,12 +68,11 @@ def usual_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo what libraries and shells leave behind: torch's launcher handles signals itself, a background job ignores
     Ctrl-C, and pytest-xdist sets a width of 80 columns."""
     monkeypatch.delenv("COLUMNS", raising=False)
-    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
