@@ -1,6 +1,6 @@
-"""Cases that people, files and servers showed: each shared case's commands end as its EXPECTED.md says.
+"""Cases from people, files and servers: the commands of each shared case end as its EXPECTED.md says.
 
-The cases lie beside the project and are skipped where they do not. `as-people-type` needs a trained quickstart.
+Skipped if the folder of shared cases is not next to the project. `as-people-type` needs a trained quickstart.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""New parts and their check: what is written works, and a part that breaks its contract is told in a sentence."""
+"""`coseek new` and `coseek check`: every written part works, and a broken contract is refused in one sentence."""
 
 import subprocess
 import sys

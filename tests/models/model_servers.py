@@ -1,5 +1,6 @@
-"""Stand-ins of model servers as people run them: what each refuses, where it puts reasoning and tool calls, and how it
-shapes an answer. What the model behind them writes is a function of the messages."""
+"""Stand-ins for common model servers: refused fields, the place of reasoning and tool calls, the shape of an answer.
+
+The text of the model is a function of the messages."""
 
 import json
 import re

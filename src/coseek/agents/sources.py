@@ -29,13 +29,13 @@ _NUMBER = re.compile("[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class CitedAnswer:
-    """An answer with its citations, numbered anew in the order of their first use."""
+    """An answer with its citations, renumbered in the order of first use."""
 
     text: str
     passages: tuple[Passage, ...]
     """Passage of citation n at n − 1."""
     dropped: int
-    """Citations of numbers that no passage of the run had."""
+    """Number of citations that match no passage of the run."""
 
 
 def cited_answer(run: Trajectory) -> CitedAnswer | None:

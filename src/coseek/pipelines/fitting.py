@@ -32,7 +32,7 @@ def with_processes(recipe: AgentRecipe, processes: int) -> AgentRecipe:
 
 
 def started_with(processes: int) -> str:
-    """The beginning of the command that starts so many processes."""
+    """Return the beginning of a command that starts `processes` processes."""
     return f"torchrun --standalone --nproc-per-node {processes} -m coseek train …"
 
 

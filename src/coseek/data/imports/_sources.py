@@ -179,7 +179,7 @@ def _csv(path: Path) -> Iterator[JsonObject]:
     csv.field_size_limit(LONGEST_LINE)
     header = next((line for _, line in read_lines(path)), "")
     delimiter = "\t" if kind_of(path) == ".tsv" else ";" if ";" in header and "," not in header else ","
-    # Strict, since a quote that nothing closes takes in all the rows behind it.
+    # Strict: an unclosed quote would swallow all later rows.
     rows = csv.DictReader((line for _, line in read_lines(path)), delimiter=delimiter, strict=True)
     try:
         if twice := [name for name, count in Counter(rows.fieldnames or ()).items() if count > 1 and name]:
