@@ -113,12 +113,11 @@ def _round(
                 state.notes["evaluation"] = {**evaluation}
                 progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
                 row |= {f"eval/{name}": value for name, value in evaluation.items()}
+            pace = (tokens - before) / (time.perf_counter() - began)
             if done % settings.log_every == 0 or done == total or len(row) > 4:
-                pace = (tokens - before) / (time.perf_counter() - began)
                 state.record(row | {"tokens": tokens, "tokens_per_s": pace})
             if done % settings.checkpoint_every == 0 or done == total:
                 state.save()
-            pace = (tokens - before) / (time.perf_counter() - began)
             progress.advance(done, f"loss {loss:.2f}, {pace:,.0f} tokens/s")
             state.end_step(stop)
     state.release()
