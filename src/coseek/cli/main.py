@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from coseek import __version__
 from coseek.cli.extras import missing_extras
 from coseek.cli.home import with_home
+from coseek.cli.server_options import with_server_options
 from coseek.cli.terminal import say, show_traceback, tell
 from coseek.cli.volume import Volume, set_volume, volume, with_volume
 from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError
@@ -181,7 +182,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     try:
         with missing_extras(f"`coseek {name}`"):
             app: typer.Typer = find_plugin("command", COMMANDS, name).app
-            program = with_home(with_volume(typer.main.get_command(app)))
+            program = with_home(with_server_options(with_volume(typer.main.get_command(app))))
             # Not `program.main`, which handles Ctrl-C and closed pipes in its own way.
             with program.make_context(f"coseek {name}", list(arguments)) as context:
                 hush_libraries()

@@ -1,16 +1,13 @@
 """Options: arguments and options that several commands share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject
 from coseek.core.settings import apply_overrides, make_settings
 from coseek.data.selection import QuestionFilter
-from coseek.models.server import with_settings
 
 RetrieverName: TypeAlias = Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")]
 Temperature: TypeAlias = Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")]
@@ -49,43 +46,6 @@ ClusterName: TypeAlias = Annotated[
 PrecisionName: TypeAlias = Annotated[
     str, typer.Option(help="float32, bfloat16, or auto: the faster one on this machine.")
 ]
-
-
-ServerModel: TypeAlias = Annotated[
-    str | None, typer.Option("--model", help="The model's name at the servers that this command names by URL.")
-]
-KeyEnv: TypeAlias = Annotated[
-    str | None, typer.Option("--key-env", metavar="NAME", help="The environment variable with those servers' key.")
-]
-NoSend: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FIELD", help="A field that those servers refuse, such as temperature or seed; may be repeated."
-    ),
-]
-
-
-def at_servers(
-    model: str | None, key_env: str | None, no_send: Sequence[str] | None, *names: str | None
-) -> Iterator[str | None]:
-    """Yield the names with `--model`, `--key-env` and `--no-send` put behind those that are URLs.
-
-    Raises `SettingError` where one of the options is given and no name is a URL.
-    """
-    given: JsonObject = {name: value for name, value in (("model", model), ("key_env", key_env)) if value is not None}
-    given |= {f"send.{field}": None for field in no_send or ()}
-    if given and not any(map(is_url, names)):
-        raise SettingError("--model, --key-env and --no-send are for servers; name one by its URL: http://HOST:PORT")
-    return (with_settings(name, given) if name is not None and is_url(name) else name for name in names)
-
-
-def at_server(name: str, model: str | None, key_env: str | None, no_send: Sequence[str] | None) -> str:
-    """Do the same for one name."""
-    return str(next(at_servers(model, key_env, no_send, name)))
-
-
-def is_url(name: str | None) -> bool:
-    return name is not None and name.startswith(("http://", "https://"))
 
 
 def question_filter(given: Sequence[str] | None) -> QuestionFilter:

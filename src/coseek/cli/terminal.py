@@ -57,11 +57,6 @@ def new_app() -> typer.Typer:
     )
 
 
-def example(line: str) -> str:
-    """The last lines of a command's help: one command to type."""
-    return f"Example: `{line}`"
-
-
 def tell(text: str) -> None:
     """Print a line of the result to stdout."""
     print(visible(text), flush=True)

@@ -69,13 +69,18 @@ def _options(
 def with_volume(program: C) -> C:
     """Give every command of a program the two options; one with a `--quiet` of its own keeps that."""
     for command in leaves(program):
-        taken = {name for one in command.params for name in one.opts}
-        command.params += [one for one in typer.main.get_command(_template).params if not taken & {*one.opts}]
+        add_options(command, _template)
     return program
 
 
+def add_options(command: TyperCommand, template: typer.Typer) -> None:
+    """Add the options of `template`, a command that only declares them, unless the command has its own of a name."""
+    taken = {name for param in command.params for name in param.opts}
+    command.params += [param for param in typer.main.get_command(template).params if not taken & {*param.opts}]
+
+
 def leaves(program: object) -> Iterator[TyperCommand]:
-    """The commands of a program, through its groups."""
+    """Yield the commands of a program that are no groups."""
     if isinstance(program, TyperGroup):
         for command in program.commands.values():
             yield from leaves(command)

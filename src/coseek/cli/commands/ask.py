@@ -12,19 +12,9 @@ from coseek.agents.replies import reply_in_words
 from coseek.agents.rollout import Agent, rollout
 from coseek.agents.sources import cited_answer, holds, sources_of
 from coseek.cli.agent_options import agent_with_limits
-from coseek.cli.options import (
-    DeviceName,
-    KeyEnv,
-    NoSend,
-    PromptTemplateName,
-    ProtocolName,
-    RetrieverName,
-    ServerModel,
-    Temperature,
-    TokenizerName,
-    at_server,
-)
-from coseek.cli.terminal import AsJson, example, new_app, print_json, say, stderr_console, tell
+from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
+from coseek.cli.server_options import at_server, takes_servers
+from coseek.cli.terminal import AsJson, new_app, print_json, say, stderr_console, tell
 from coseek.cli.volume import Volume, volume
 from coseek.core.errors import SettingError
 from coseek.core.repetition import without_repetition
@@ -41,7 +31,8 @@ GROUP = "Agents"
 app = new_app()
 
 
-@app.command(epilog=example("coseek ask 'Who wrote it?' --retriever INDEX --agent extract"))
+@app.command(epilog="Example: `coseek ask 'Who wrote it?' --retriever INDEX --agent extract`")
+@takes_servers
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.")],
     retriever: RetrieverName,
@@ -61,9 +52,6 @@ def ask(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +62,7 @@ def ask(
     if not question.strip():
         raise SettingError("the question is empty; write one: coseek ask 'QUESTION' --retriever INDEX")
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
-    agent = at_server(agent, model, key_env, no_send)
+    agent = at_server(agent)
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)

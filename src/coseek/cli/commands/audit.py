@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import Split
-from coseek.cli.terminal import AsJson, example, new_app, note, print_json, say, stdout_console, tell
+from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, check_output_file, parse_rows, write_json, write_jsonl
 from coseek.data.audit import Audit
@@ -43,7 +43,7 @@ def audit() -> None:
     DATA`."""
 
 
-@app.command(epilog=example("coseek audit corpus DATA"))
+@app.command(epilog="Example: `coseek audit corpus DATA`")
 def corpus(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="The data-set folder.")],
     split: Split = None,
@@ -82,7 +82,7 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
         yield passage
 
 
-@app.command(RUNS, epilog=example("coseek audit runs/mine --retriever INDEX"))
+@app.command(RUNS, epilog="Example: `coseek audit runs/mine --retriever INDEX`")
 def runs_(
     folders: Annotated[
         list[Path],

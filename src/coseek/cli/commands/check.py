@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from coseek.cli.part_trials import check_part
-from coseek.cli.terminal import AsJson, example, new_app, print_json, tell
+from coseek.cli.terminal import AsJson, new_app, print_json, tell
 
 GROUP = "Your own parts"
 app = new_app()
 
 
-@app.command(epilog=example("coseek check brevity.py"))
+@app.command(epilog="Example: `coseek check brevity.py`")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A part's .py or .yaml file. A .py file is executed.")],
     as_json: AsJson = False,

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.extras import missing_extras
-from coseek.cli.options import CacheFile, DeviceName, KeyEnv, NoSend, ServerModel, at_servers
+from coseek.cli.options import CacheFile, DeviceName
+from coseek.cli.server_options import at_servers, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
-    example,
     new_app,
     print_json,
     progress_bar,
@@ -62,7 +62,7 @@ def data() -> None:
     """Bring public data, documents and logs of agents into ordinary files, and runs into the formats of others."""
 
 
-@app.command("import", epilog=example("coseek data import documents ~/notes --out data/notes"))
+@app.command("import", epilog="Example: `coseek data import documents ~/notes --out data/notes`")
 def import_(
     format_name: Annotated[
         str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES])}.")
@@ -124,7 +124,8 @@ def import_(
     show_import(out, made)
 
 
-@app.command(epilog=example("coseek data synthesize data/notes count=500 --out data/questions"))
+@app.command(epilog="Example: `coseek data synthesize data/notes count=500 --out data/questions`")
+@takes_servers
 def synthesize(
     words: Annotated[
         list[str],
@@ -154,9 +155,6 @@ def synthesize(
         typer.Option(help="An agent that tries every question at temperature 1: kept is what it answers now and then."),
     ] = None,
     retriever: Annotated[str | None, typer.Option(help="What --solver searches: an index, a URL, a YAML file.")] = None,
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     as_json: AsJson = False,
@@ -174,7 +172,7 @@ def synthesize(
     check_data_folder(words[0])
     given = assignments([*words[1:], *([f"limit={limit}"] if limit else [])])
     settings = make_settings(SynthesisSettings, given)
-    generator, reader, solver = at_servers(model, key_env, no_send, generator, reader, solver)
+    generator, reader, solver = at_servers(generator, reader, solver)
     placed = TextModelSettings(device=device or AUTO)
     checker = reader or generator
     if checker is not None and cache is None:
@@ -209,7 +207,7 @@ def open_solver(name: str, retriever: str | None, device: str | None, settings: 
     return AgentSolver(agent, open_retriever(retriever), limits_for(who), settings.tries, settings.seed)
 
 
-@app.command(epilog=example("coseek data export runs/mine --format messages --out messages.jsonl"))
+@app.command(epilog="Example: `coseek data export runs/mine --format messages --out messages.jsonl`")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
     format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")],

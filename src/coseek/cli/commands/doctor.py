@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.cli.extras import EXTRA_OF
-from coseek.cli.terminal import AsJson, example, new_app, note, print_json, stdout_console
+from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject, atomic_write
 from coseek.core.parts import part_folder
@@ -317,7 +317,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
 
 
-@app.command(epilog=example("coseek doctor"))
+@app.command(epilog="Example: `coseek doctor`")
 def doctor(as_json: AsJson = False) -> int:
     """Show what is installed, what works, what is missing and how to get it.
 

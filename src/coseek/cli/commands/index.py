@@ -9,7 +9,6 @@ from coseek.cli.options import ClusterName
 from coseek.cli.terminal import (
     AsJson,
     assignments,
-    example,
     new_app,
     print_json,
     progress_bar,
@@ -30,7 +29,7 @@ app = new_app()
 USUAL = "bm25"
 
 
-@app.command(epilog=example("coseek index data/notes --out data/notes.index"))
+@app.command(epilog="Example: `coseek index data/notes --out data/notes.index`")
 def index(
     source: Annotated[
         Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")

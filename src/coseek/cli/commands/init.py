@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import example, new_app, shell_word, tell
+from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.world.settings import WorldSettings
@@ -19,7 +19,7 @@ PROJECT = files("coseek.cli").joinpath("project")
 WORLD = WorldSettings(size="tiny", train=200, dev=60, test=60)
 
 
-@app.command(epilog=example("coseek init my-agent"))
+@app.command(epilog="Example: `coseek init my-agent`")
 def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
     """Lay down a small project: data, a recipe that extends a shipped one, and AGENTS.md.
 

@@ -6,21 +6,11 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.cli.options import (
-    CacheFile,
-    ClusterName,
-    Count,
-    DeviceName,
-    KeyEnv,
-    NoSend,
-    Resume,
-    ServerModel,
-    at_servers,
-)
+from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume
+from coseek.cli.server_options import at_servers, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
-    example,
     new_app,
     print_json,
     progress_bar,
@@ -52,7 +42,8 @@ Scorer: TypeAlias = Annotated[
 ]
 
 
-@app.command(epilog=example("coseek label runs/train --method gold --out labels/train"))
+@app.command(epilog="Example: `coseek label runs/train --method gold --out labels/train`")
+@takes_servers
 def label(
     words: Annotated[
         list[str],
@@ -77,9 +68,6 @@ def label(
     likelihood: Annotated[
         str | None, typer.Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
     ] = None,
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     count: Count = None,
     resume: Resume = False,
@@ -98,7 +86,7 @@ def label(
     check_output_file(tevatron, ".jsonl")
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
-    scorer, likelihood, agent = at_servers(model, key_env, no_send, scorer, likelihood, agent)
+    scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)
     with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:

@@ -17,8 +17,9 @@ from coseek.cli.grader_options import (
     ask,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, KeyEnv, NoSend, ServerModel, at_servers
-from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
+from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json
 from coseek.core.lock import lock_if_named
@@ -32,7 +33,8 @@ BOARD = "leaderboard.json"
 """The file that marks a leaderboard's folder."""
 
 
-@app.command(epilog=example("coseek leaderboard runs/a runs/b --out leaderboard"))
+@app.command(epilog="Example: `coseek leaderboard runs/a runs/b --out leaderboard`")
+@takes_servers
 def leaderboard(
     runs: Annotated[
         list[str],
@@ -49,9 +51,6 @@ def leaderboard(
     prompt: PromptFile = None,
     judge: OneJudge = None,
     judge_prompt: JudgePromptFile = "judge",
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
@@ -67,7 +66,7 @@ def leaderboard(
     """
     if out is not None:
         check_output_folder(out, BOARD)
-    answer_with, *judges = at_servers(model, key_env, no_send, answer_with, *([judge] if judge else ()))
+    answer_with, *judges = at_servers(answer_with, *([judge] if judge else ()))
     parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         board = make_leaderboard(scored_by(runs, parts), metric, split_names(in_domain), parts.notes(), seed)

@@ -10,7 +10,7 @@ import typer
 
 from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
-from coseek.cli.terminal import AsJson, example, new_app, print_json, progress_bar, say
+from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, check_output_file, write_jsonl
@@ -91,7 +91,7 @@ class Measured:
     ranked: dict[str, Ranked]
 
 
-@app.command(epilog=example("coseek measure data/notes data/notes.index --split test"))
+@app.command(epilog="Example: `coseek measure data/notes data/notes.index --split test`")
 def measure(
     source: Source,
     retrievers: Retrievers,

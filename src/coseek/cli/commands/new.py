@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import example, new_app, shell_word, tell
+from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import atomic_write
 
@@ -36,7 +36,7 @@ def test_{stem}_keeps_its_contract_and_runs() -> None:
 """The test beside a part."""
 
 
-@app.command(epilog=example("coseek new reward brevity"))
+@app.command(epilog="Example: `coseek new reward brevity`")
 def new(
     part: Annotated[str, typer.Argument(help=f"The kind of part: {', '.join(sorted(TEMPLATES))}.")],
     name: Annotated[str, typer.Argument(help="Its name, which the files get.")],

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import example, new_app, say, shell_word, tell
+from coseek.cli.terminal import new_app, say, shell_word, tell
 from coseek.core.errors import SettingError
 from coseek.hub.publication import RepoKind
 from coseek.hub.repository import KINDS
@@ -21,7 +21,7 @@ NEXT = {
 }
 
 
-@app.command(epilog=example("coseek pull someone/their-agent agents/theirs"))
+@app.command(epilog="Example: `coseek pull someone/their-agent agents/theirs`")
 def pull(
     repo: RepositoryName,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],

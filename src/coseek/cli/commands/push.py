@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import example, new_app, say, tell
+from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.hub.card import UNKNOWN, check_license
 from coseek.hub.repository import push as push_folder
@@ -15,7 +15,7 @@ GROUP = "Sharing"
 app = new_app()
 
 
-@app.command(epilog=example("coseek push runs/quickstart/policy/trained me/my-agent"))
+@app.command(epilog="Example: `coseek push runs/quickstart/policy/trained me/my-agent`")
 def push(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), an encoder, or a data set.")

@@ -7,14 +7,14 @@ import typer
 
 from coseek.cli.commands.train import go
 from coseek.cli.options import OutFolder, Resume
-from coseek.cli.terminal import AsJson, example, new_app
+from coseek.cli.terminal import AsJson, new_app
 from coseek.pipelines.agent_recipe import load_recipe
 
 GROUP = "Start here"
 app = new_app()
 
 
-@app.command(epilog=example("coseek quickstart --out runs/quickstart"))
+@app.command(epilog="Example: `coseek quickstart --out runs/quickstart`")
 def quickstart(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as seed=1.")

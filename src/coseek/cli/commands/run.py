@@ -12,22 +12,18 @@ from coseek.cli.options import (
     ClusterName,
     Count,
     DeviceName,
-    KeyEnv,
-    NoSend,
     PromptTemplateName,
     ProtocolName,
     Resume,
     RetrieverName,
-    ServerModel,
     Split,
     Temperature,
     TokenizerName,
-    at_server,
 )
+from coseek.cli.server_options import at_server, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
-    example,
     new_app,
     print_json,
     progress_bar,
@@ -48,8 +44,9 @@ app = new_app()
 
 
 @app.command(
-    epilog=example("coseek run data/notes --split test --agent rules --retriever data/notes.index --out runs/rules")
+    epilog="Example: `coseek run data/notes --split test --agent rules --retriever data/notes.index --out runs/rules`"
 )
+@takes_servers
 def run(
     questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
     agent: Annotated[
@@ -72,9 +69,6 @@ def run(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     cluster: ClusterName = None,
     as_json: AsJson = False,
@@ -85,7 +79,7 @@ def run(
     questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest, and repeats runs with a
     fault.
     """
-    agent = at_server(agent, model, key_env, no_send)
+    agent = at_server(agent)
     who, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )

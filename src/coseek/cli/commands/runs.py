@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console, tell
+from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console, tell
 from coseek.core.counted import counted
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import RECORDS, JsonObject, parse_line, read_yaml
@@ -42,7 +42,7 @@ class Entry:
     """Headline of a finished training."""
 
 
-@app.command(epilog=example("coseek runs runs"))
+@app.command(epilog="Example: `coseek runs runs`")
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look.")] = Path("runs"),
     as_json: AsJson = False,

@@ -19,19 +19,9 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import (
-    BootstrapSeed,
-    CacheFile,
-    ClusterName,
-    DeviceName,
-    KeyEnv,
-    NoSend,
-    Select,
-    ServerModel,
-    at_servers,
-    question_filter,
-)
-from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
+from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter
+from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -66,7 +56,8 @@ SomeJudges: TypeAlias = Annotated[
 ]
 
 
-@app.command(epilog=example("coseek score runs/rules runs/mine --metrics em,f1"))
+@app.command(epilog="Example: `coseek score runs/rules runs/mine --metrics em,f1`")
+@takes_servers
 def score(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
     metrics: Annotated[
@@ -86,9 +77,6 @@ def score(
     prompt: PromptFile = None,
     judge: SomeJudges = None,
     judge_prompt: JudgePromptFile = "judge",
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     cluster: ClusterName = None,
@@ -108,7 +96,7 @@ def score(
         raise UserError("the same run is named twice; name each once")
     if out is not None:
         check_output_folder(out, SUMMARY, own=(ROWS,))
-    answer_with, *judges = at_servers(model, key_env, no_send, answer_with, *(judge or ()))
+    answer_with, *judges = at_servers(answer_with, *(judge or ()))
     chosen = chosen_metrics(metrics, bool(judges))
     check_groups(split_names(by))
     some = question_filter(select)

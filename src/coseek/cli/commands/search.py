@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from coseek.cli.terminal import AsJson, example, new_app, print_json, stdout_console
+from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.spelling import as_written
@@ -21,7 +21,7 @@ SOURCE = ("path", "page", "row", "url", "date")
 """Fields of a passage that say where it is from, as they are shown."""
 
 
-@app.command(epilog=example("coseek search data/notes.index 'who wrote it' -k 3"))
+@app.command(epilog="Example: `coseek search data/notes.index 'who wrote it' -k 3`")
 def search(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="The query; several are one batch.")],

@@ -13,19 +13,15 @@ from coseek.agents.factory import check_folder, open_agent, settled_for
 from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.options import (
     DeviceName,
-    KeyEnv,
-    NoSend,
     PrecisionName,
     PromptTemplateName,
     ProtocolName,
     RetrieverName,
-    ServerModel,
     Temperature,
     TokenizerName,
-    at_server,
-    at_servers,
 )
-from coseek.cli.terminal import example, new_app, say, tell
+from coseek.cli.server_options import at_server, at_servers, takes_servers
+from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import real_path
 from coseek.core.settings import make_settings
@@ -63,7 +59,7 @@ def serve() -> None:
     """Serve retrievers and models over HTTP."""
 
 
-@app.command("retriever", epilog=example("coseek serve retriever data/notes.index --port 8000"))
+@app.command("retriever", epilog="Example: `coseek serve retriever data/notes.index --port 8000`")
 def serve_retriever(
     retrievers: Annotated[
         list[str],
@@ -118,7 +114,7 @@ def serve_retriever(
     run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"), stamps)
 
 
-@app.command("model", epilog=example("coseek serve model models/mine --port 8001"))
+@app.command("model", epilog="Example: `coseek serve model models/mine --port 8001`")
 def serve_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a shipped model such as `base`.")],
     name: Annotated[
@@ -177,8 +173,10 @@ def serve_model(
 
 
 @app.command(
-    "agent", epilog=example("coseek serve agent runs/quickstart/policy/trained --retriever runs/quickstart/data.index")
+    "agent",
+    epilog="Example: `coseek serve agent runs/quickstart/policy/trained --retriever runs/quickstart/data.index`",
 )
+@takes_servers
 def serve_agent(
     agent: Annotated[
         str,
@@ -204,9 +202,6 @@ def serve_agent(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
     documents: Documents = None,
@@ -218,7 +213,7 @@ def serve_agent(
     The last message of a request is the question. What is answered is token for token what `coseek run` measures.
     """
     check_libraries()
-    agent = at_server(agent, model, key_env, no_send)
+    agent = at_server(agent)
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     check_source(retriever)
     from coseek.serve.agent_app import serve_agent as run
@@ -236,7 +231,8 @@ def serve_agent(
     run(service, lambda url: tell(f"coseek serves {service.name} at {url}"))
 
 
-@app.command("mcp", epilog=example("coseek serve mcp --retriever data/notes.index --agent extract"))
+@app.command("mcp", epilog="Example: `coseek serve mcp --retriever data/notes.index --agent extract`")
+@takes_servers
 def serve_mcp(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     agent: Annotated[
@@ -253,9 +249,6 @@ def serve_mcp(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
 ) -> None:
     """Serve tools for chat clients by the Model Context Protocol: `search`, `fetch`, and `ask` with an agent.
@@ -264,7 +257,7 @@ def serve_mcp(
     """
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
-    (agent,) = at_servers(model, key_env, no_send, agent)
+    (agent,) = at_servers(agent)
     limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 

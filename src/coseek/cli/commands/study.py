@@ -21,8 +21,9 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, KeyEnv, NoSend, ServerModel, at_servers
-from coseek.cli.terminal import AsJson, example, new_app, note, print_json
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
+from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.terminal import AsJson, new_app, note, print_json
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
 from coseek.core.lock import lock_if_named
@@ -53,8 +54,10 @@ def study() -> None:
 
 
 @app.command(
-    "combination-gain", epilog=example("coseek study combination-gain runs/mine --retriever INDEX --answer-with MODEL")
+    "combination-gain",
+    epilog="Example: `coseek study combination-gain runs/mine --retriever INDEX --answer-with MODEL`",
 )
+@takes_servers
 def combination_gain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
     retriever: Annotated[str, typer.Option(help="What naive RAG searches: an index folder, a URL, a YAML file.")],
@@ -65,9 +68,6 @@ def combination_gain(
     prompt: PromptFile = None,
     judge: OneJudge = None,
     judge_prompt: JudgePromptFile = "judge",
-    model: ServerModel = None,
-    key_env: KeyEnv = None,
-    no_send: NoSend = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
@@ -81,7 +81,7 @@ def combination_gain(
     The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
     agent's paired lead over each line. Of several trajectories of a question the first sets the number.
     """
-    writer, *judges = at_servers(model, key_env, no_send, answer_with, *([judge] if judge else ()))
+    writer, *judges = at_servers(answer_with, *([judge] if judge else ()))
     counts = whole_numbers(ks)
     parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):

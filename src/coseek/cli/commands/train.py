@@ -14,7 +14,6 @@ from coseek.cli.terminal import (
     AsJson,
     Bar,
     assignments,
-    example,
     new_app,
     print_json,
     resumable,
@@ -73,7 +72,7 @@ def train() -> None:
     """Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
 
-@app.command("agent", epilog=example("coseek train agent search-r1-grpo-laptop rl.steps=60 --out runs/mine"))
+@app.command("agent", epilog="Example: `coseek train agent search-r1-grpo-laptop rl.steps=60 --out runs/mine`")
 def train_agent(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(recipe_names())}.")
@@ -109,7 +108,7 @@ def train_agent(
         go(read, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
 
 
-@app.command("generator", epilog=example("coseek train generator --out runs/generator"))
+@app.command("generator", epilog="Example: `coseek train generator --out runs/generator`")
 def train_generator(
     settings: ReaderSettings = None,
     out: OutFolder = Path("runs/generator"),
@@ -129,7 +128,7 @@ def train_generator(
         train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 
 
-@app.command("base", epilog=example("coseek train base data/notes --out runs/base"))
+@app.command("base", epilog="Example: `coseek train base data/notes --out runs/base`")
 def train_base(
     words: Annotated[
         list[str] | None,
@@ -160,7 +159,10 @@ def train_base(
         train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
-@app.command("simulator", epilog=example("coseek train simulator model=MODEL 'runs=[runs/mine]' --out runs/simulator"))
+@app.command(
+    "simulator",
+    epilog="Example: `coseek train simulator model=MODEL 'runs=[runs/mine]' --out runs/simulator`",
+)
 def train_simulator(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings: model=FOLDER runs=[RUN] and others.")
@@ -191,7 +193,10 @@ def train_simulator(
     print_result(out, None, as_json, f"{training.simulator_folder}: the model of a retriever `simulated`")
 
 
-@app.command("retriever", epilog=example("coseek train retriever two-cores --labels labels/train --out runs/retriever"))
+@app.command(
+    "retriever",
+    epilog="Example: `coseek train retriever two-cores --labels labels/train --out runs/retriever`",
+)
 def train_retriever(
     recipe: Annotated[
         str,
@@ -235,7 +240,7 @@ def train_retriever(
         print_result(folder, table, as_json, way)
 
 
-@app.command("together", epilog=example("coseek train together laptop --out runs/both"))
+@app.command("together", epilog="Example: `coseek train together laptop --out runs/both`")
 def train_together(
     recipe: Annotated[
         str,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import example, new_app, note, tell
+from coseek.cli.terminal import new_app, note, tell
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import check_not_file, real_path
 from coseek.view.live_page import LivePage
@@ -18,7 +18,7 @@ GROUP = "Results"
 app = new_app()
 
 
-@app.command(epilog=example("coseek view runs/mine runs/rules --out runs.html"))
+@app.command(epilog="Example: `coseek view runs/mine runs/rules --out runs.html`")
 def view(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="Folders of `coseek run` or of a training, which has curves.")

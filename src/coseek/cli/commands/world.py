@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, example, new_app, print_json, shell_word, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, shell_word, tell
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.world.reference import chosen_world
@@ -20,7 +20,7 @@ def world() -> None:
     """Make laptop worlds: generated encyclopedias with questions and gold answers."""
 
 
-@app.command(epilog=example("coseek world make worlds/small --size small"))
+@app.command(epilog="Example: `coseek world make worlds/small --size small`")
 def make(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The data-set folder to write.")],
     settings: Annotated[
