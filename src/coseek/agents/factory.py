@@ -26,6 +26,7 @@ from coseek.agents.served_turn import TurnWriter
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
+from coseek.core.http import is_url
 from coseek.core.hub import fetch_command, missing
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.registry import find_plugin, plugin_names
@@ -78,7 +79,7 @@ class AgentSettings(Placement):
 
     @property
     def is_remote(self) -> bool:
-        return self.name.startswith(("http://", "https://"))
+        return is_url(self.name)
 
     @property
     def tokenizer_name(self) -> str:
@@ -109,7 +110,7 @@ def settings_for(
     given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
     typed = {key: value for key, value in given.items() if value is not None}
     tree |= typed
-    if isinstance(url := tree.get("name"), str) and url.startswith(("http://", "https://")):
+    if is_url(url := tree.get("name")):
         tree["name"], beside = split_settings(url)
         if beside:
             server = tree.get("server")
@@ -135,7 +136,7 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
     """The default protocol and prompt template of an agent."""
     if is_scripted(name):
         return AgentCard(prompt_template=str(find_plugin("scripted agent", SCRIPTED, name, CONTRACT).PROMPT_TEMPLATE))
-    if name.startswith(("http://", "https://")):
+    if is_url(name):
         return AgentCard() if tokenizer in (None, BYTES) else AgentCard.read(model_path(tokenizer))
     folder = model_path(name)
     if not folder.is_dir():

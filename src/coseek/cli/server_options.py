@@ -9,6 +9,7 @@ import typer
 from coseek.cli.volume import add_options, leaves
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.http import is_url
 from coseek.models.server import with_settings
 
 C = TypeVar("C")
@@ -31,9 +32,9 @@ def at_servers(*names: str | None) -> Iterator[str | None]:
 
     Raises `SettingError` where an option is given and no name is a URL.
     """
-    if _given and not any(map(_is_url, names)):
+    if _given and not any(map(is_url, names)):
         raise SettingError("--model, --key-env and --no-send are for servers; name one by its URL: http://HOST:PORT")
-    return (with_settings(name, _given) if name is not None and _is_url(name) else name for name in names)
+    return (with_settings(name, _given) if is_url(name) else name for name in names)
 
 
 def at_server(name: str) -> str:
@@ -48,10 +49,6 @@ def with_server_options(program: C) -> C:
         if command.callback is not None and inspect.unwrap(command.callback) in _taking:
             add_options(command, _template)
     return program
-
-
-def _is_url(name: str | None) -> bool:
-    return name is not None and name.startswith(("http://", "https://"))
 
 
 def _model(value: str | None) -> None:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, TypeVar, overload
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -374,6 +374,11 @@ def redacted(answer: bytes, sent: Sequence[str]) -> bytes:
         for form in dict.fromkeys((secret, secret.replace("/", "\\/"))) if len(secret) >= _LEAST_KEY else ():
             answer = answer.replace(form.encode(), b"*" * len(form))
     return answer
+
+
+def is_url(name: object) -> TypeGuard[str]:
+    """Whether a name is the address of a server, and no folder, file or part."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
 
 
 def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:

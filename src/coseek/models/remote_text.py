@@ -23,7 +23,7 @@ from pydantic import Field
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.http import HttpClient, HttpFailure
+from coseek.core.http import HttpClient, HttpFailure, is_url
 from coseek.core.settings import Settings, make_settings
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
 from coseek.models.remote import ServerInfo, detect_server
@@ -186,7 +186,7 @@ def named_server(name: str) -> RemoteTextModelSettings | None:
 def server_settings(name: str, kind: type[S]) -> S | None:
     """The settings of a kind with a `url`, named by a URL (see `split_settings`) or a YAML file; `None` for another
     name."""
-    if name.startswith(("http://", "https://")):
+    if is_url(name):
         url, settings = split_settings(name)
         return make_settings(kind, {"url": url, **settings})
     path = Path(name).expanduser()

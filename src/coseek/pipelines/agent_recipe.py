@@ -15,6 +15,7 @@ from coseek.agents.rollout import Limits
 from coseek.agents.scripted.expert import ExpertSettings
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
+from coseek.core.http import is_url
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.selection import QuestionFilter
@@ -351,7 +352,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     if (judge := recipe.graders.judge) is not None and judge.model != ORACLE:
         named.append(("graders.judge.model", judge.model, "model"))
     for setting, name, holds in named:
-        if isinstance(name, str) and not name.startswith(("http://", "https://")):
+        if isinstance(name, str) and not is_url(name):
             is_policy = holds == "model" and setting != ENCODER
             yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
     for run in recipe.warm_start.runs if recipe.warm_start else ():

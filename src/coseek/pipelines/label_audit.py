@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar, cast
 from coseek.agents.protocol import tool_files
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, parse_row
+from coseek.core.http import is_url
 from coseek.core.plugins import is_plugin_path
 from coseek.core.registry import find_plugin
 from coseek.core.settings import make_settings
@@ -190,7 +191,7 @@ def _not_made_again(settings: LabelSettings, own: JsonObject, retriever: str | N
     agent = settings.agent if terms.answers or terms.rolls_out else None
     names += [agent.name, *map(str, tool_files(agent.protocol))] if agent is not None else []
     for name in names:
-        if name.startswith(("http://", "https://")) or name.endswith((".yaml", ".yml")):
+        if is_url(name) or name.endswith((".yaml", ".yml")):
             return f"{name} may be a server, which is not asked unnamed"
         if is_plugin_path(name):
             return f"{name} is a file of the user's, which is not run"

@@ -14,6 +14,7 @@ from coseek.core.cluster import Cluster
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
+from coseek.core.http import is_url
 from coseek.core.lock import lock_folder
 from coseek.core.plugins import is_plugin_path
 from coseek.core.registry import find_plugin
@@ -194,7 +195,7 @@ def retriever_of(runs: Sequence[Run], given: str | None) -> str:
     if given is not None:
         return given
     found = str(_common(runs, "retriever", "--retriever"))
-    _refuse_to_run([] if _is_url(found) else plugin_files(found), "--retriever", found)
+    _refuse_to_run([] if is_url(found) else plugin_files(found), "--retriever", found)
     return found
 
 
@@ -250,7 +251,7 @@ def _common(runs: Sequence[Run], name: str, way_out: str) -> object:
 
 def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
     """Open the retriever; agent and models are opened when a method needs them."""
-    if not _is_url(settings.retriever) and not Path(settings.retriever).exists():
+    if not is_url(settings.retriever) and not Path(settings.retriever).exists():
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
     retriever = open_retriever(settings.retriever)
     check_gold(questions, retriever, settings.retriever)
@@ -259,7 +260,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
         scorer, world = ORACLE, Path(scorer)
     elif scorer == ORACLE:
         world = next((folder for folder in _folders(settings) if is_world(folder)), None)
-    elif scorer is not None and scorer != GOLD and not (_is_url(scorer) or model_path(scorer).exists()):
+    elif scorer is not None and scorer != GOLD and not (is_url(scorer) or model_path(scorer).exists()):
         known = [ORACLE, GOLD, *shipped_models()]
         raise SettingError(
             f"no scorer named {scorer!r}{nearest(scorer, known)} Known: {', '.join(known)}, a model folder, the folder "
@@ -276,10 +277,6 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
         placement=settings.placement,
         cache=cache,
     )
-
-
-def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
 
 
 def _folders(settings: LabelSettings) -> Iterable[Path]:

@@ -28,6 +28,7 @@ from coseek.agents.unwritable import mended
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import TOKENIZER
+from coseek.core.http import is_url
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.audit import Audit, AuditParts, Finding, RunCheck, audit_run
@@ -235,7 +236,7 @@ class _Recorded:
         """The corpus of the index that the record names, if it is still that of the run."""
         name = self.settings.get("retriever")
         if not isinstance(name, str) or not self._tried(HITS, lambda: Path(name).is_dir()):
-            named = isinstance(name, str) and (name.startswith(("http://", "https://")) or Path(name).is_file())
+            named = isinstance(name, str) and (is_url(name) or Path(name).is_file())
             why = "its record names no index folder that is still there"
             self.left_out[HITS] = f"{name} is no index folder; search again with --retriever" if named else why
             return None

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.http import is_url
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.measure.score import METRICS
@@ -67,7 +68,7 @@ class IndexSettings(Settings):
     @field_validator("retriever", mode="before")
     @classmethod
     def _built_here(cls, name: object) -> object:
-        if isinstance(name, str) and name.startswith(("http://", "https://")):
+        if is_url(name):
             raise SettingError(
                 f"a trained retriever is searched through an index of its own vectors, which is built here; {name} can "
                 "be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
@@ -225,7 +226,7 @@ def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
 
 def _start(given: Json) -> Json:
     """Replace a name, folder or YAML file by `{recipe: …}` or `{encoder: …}`."""
-    if isinstance(given, str) and given.startswith(("http://", "https://")):
+    if is_url(given):
         return {"url": given}
     if isinstance(given, str):
         is_recipe = (given in retriever_recipe_names() and not is_shipped(given)) or given.endswith((".yaml", ".yml"))

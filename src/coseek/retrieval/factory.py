@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias, cast
 from coseek.core import registry
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import JsonObject, read_yaml, real_path
+from coseek.core.http import is_url
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
@@ -67,7 +68,7 @@ class OpenContext:
             return self._part(source, "the retriever")
         if not isinstance(source, str | Path):
             raise SettingError(f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}")
-        if str(source).startswith(("http://", "https://")):
+        if is_url(str(source)):
             return self._part({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))
         if path.suffix in (".yaml", ".yml"):
@@ -180,7 +181,7 @@ def require_library(library: str, for_what: str, extra: str) -> None:
 def check_source(name: str) -> None:
     """Raise `UserError` unless `name` names a retriever. Opens nothing."""
     path = Path(name).expanduser()
-    if name.startswith(("http://", "https://")):
+    if is_url(name):
         return
     if path.suffix in (".yaml", ".yml"):
         OpenContext(path.parent).check(read_yaml(path, "retriever file"), str(path))

@@ -15,6 +15,7 @@ from coseek.core.files import (
     write_json,
     write_jsonl,
 )
+from coseek.core.http import is_url
 from coseek.core.lock import lock_beside
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -82,7 +83,7 @@ def agent_name(run: Run) -> str | None:
     name = agent.get("name") if isinstance(agent, dict) else None
     if not isinstance(name, str):
         return None
-    return name if name.startswith(("http://", "https://")) else Path(name).name
+    return name if is_url(name) else Path(name).name
 
 
 FORMATS: Mapping[str, tuple[str, Writer]] = {

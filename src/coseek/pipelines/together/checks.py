@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import cast
 
 from coseek.core.errors import DataError, ErrorList, SettingError
+from coseek.core.http import is_url
 from coseek.core.hub import missing
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
@@ -99,7 +100,7 @@ def _check_names(recipe: TogetherRecipe) -> None:
             "for questions with gold passages"
         )
     for setting, name in (("scorer", labels.scorer), ("likelihood", labels.likelihood)):
-        if name is None or name in (ORACLE, GOLD) or name.startswith(("http://", "https://")):
+        if name is None or name in (ORACLE, GOLD) or is_url(name):
             continue
         if not model_path(name).exists():
             raise DataError(missing("", name, f"labels.{setting}", shipped_models()))

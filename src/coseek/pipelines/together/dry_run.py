@@ -10,6 +10,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json
+from coseek.core.http import is_url
 from coseek.measure.table import Table
 from coseek.models.shape import shape_of_config
 from coseek.models.shipped import model_path
@@ -125,7 +126,7 @@ def work_of(recipe: TogetherRecipe) -> RoundWork:
 def _scorer_bytes(recipe: TogetherRecipe) -> float:
     """Bytes of the scorer's weights, where it is a local model of a known shape."""
     name = recipe.labels.scorer
-    if name is None or name.startswith(("http://", "https://")) or name in ("oracle", "gold"):
+    if name is None or is_url(name) or name in ("oracle", "gold"):
         return 0.0
     path = model_path(name)
     if path.suffix in (".yaml", ".yml"):

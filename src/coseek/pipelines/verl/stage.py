@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coseek.core.errors import SettingError
+from coseek.core.http import is_url
 from coseek.core.progress import Progress
 from coseek.data.question import Question
 from coseek.graders.scoring import EpisodeScorer
@@ -46,7 +47,7 @@ def reinforced_in_verl(training: Training, stage: Stage, complete: Callable[[Pat
     recipe, data = stage.recipe, training.recipe.data
     settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
     index = training.folder / "data.index" if data.index is None else data.index
-    local = not str(index).startswith(("http://", "https://"))
+    local = not is_url(str(index))
     run = VerlTraining(
         recipe.model_copy(update={"rl": settings}),
         stage.folder.resolve(),
