@@ -12,17 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, site
 
+from coseek.core.address import parse_base_url
 from coseek.core.circuit_breaker import CircuitBreaker
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
-from coseek.core.http import (
-    HttpClient,
-    HttpFailure,
-    HttpSettings,
-    parse_base_url,
-    read_key,
-    retry_after_s,
-)
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key, retry_after_s
 
 FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
 OK = Said({"ok": True})

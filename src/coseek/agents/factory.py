@@ -23,10 +23,10 @@ from coseek.agents.rollout import Agent, Limits
 from coseek.agents.scripted_agent import ScriptedAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.agents.served_turn import TurnWriter
+from coseek.core.address import is_url
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
-from coseek.core.http import is_url
 from coseek.core.hub import fetch_command, missing
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.registry import find_plugin, plugin_names

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from coseek.cli.volume import add_options, leaves
+from coseek.core.address import is_url
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.core.http import is_url
 from coseek.models.server import with_settings
 
 C = TypeVar("C")

@@ -20,10 +20,11 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
+from coseek.core.address import is_url
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.http import HttpClient, HttpFailure, is_url
+from coseek.core.http import HttpClient, HttpFailure
 from coseek.core.settings import Settings, make_settings
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
 from coseek.models.remote import ServerInfo, detect_server

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 from coseek.agents.protocol import tool_files
+from coseek.core.address import is_url
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, parse_row
-from coseek.core.http import is_url
 from coseek.core.plugins import is_plugin_path
 from coseek.core.registry import find_plugin
 from coseek.core.settings import make_settings

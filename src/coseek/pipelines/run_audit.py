@@ -25,10 +25,10 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.run_questions import row_seed, rows_of
 from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.unwritable import mended
+from coseek.core.address import is_url
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import TOKENIZER
-from coseek.core.http import is_url
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.audit import Audit, AuditParts, Finding, RunCheck, audit_run

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from coseek.core.address import is_url
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.http import is_url
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.measure.score import METRICS

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.core import registry
+from coseek.core.address import is_url
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import JsonObject, read_yaml, real_path
-from coseek.core.http import is_url
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus

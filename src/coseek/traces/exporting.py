@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
+from coseek.core.address import is_url
 from coseek.core.errors import DataError, UnknownName
 from coseek.core.files import (
     atomic_folder,
@@ -15,7 +16,6 @@ from coseek.core.files import (
     write_json,
     write_jsonl,
 )
-from coseek.core.http import is_url
 from coseek.core.lock import lock_beside
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory

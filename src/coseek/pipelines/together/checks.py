@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import cast
 
+from coseek.core.address import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError
-from coseek.core.http import is_url
 from coseek.core.hub import missing
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings

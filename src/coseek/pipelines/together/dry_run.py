@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from coseek.core.address import is_url
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json
-from coseek.core.http import is_url
 from coseek.measure.table import Table
 from coseek.models.shape import shape_of_config
 from coseek.models.shipped import model_path

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from coseek.core.address import is_url
 from coseek.core.errors import SettingError
-from coseek.core.http import is_url
 from coseek.core.progress import Progress
 from coseek.data.question import Question
 from coseek.graders.scoring import EpisodeScorer

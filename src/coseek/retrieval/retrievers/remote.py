@@ -19,10 +19,11 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from coseek.core.address import parse_base_url
 from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key
 from coseek.core.settings import Settings, VariableName
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit

@@ -14,19 +14,12 @@ from typing import Literal, cast
 from pydantic import Field
 
 from coseek.core import registry
+from coseek.core.address import parse_base_url
 from coseek.core.connections import is_local
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.core.http import (
-    HttpClient,
-    HttpFailure,
-    HttpSettings,
-    HttpStats,
-    Retries,
-    parse_base_url,
-    read_key,
-)
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, HttpStats, Retries, read_key
 from coseek.core.prompt_file import count_words
 from coseek.core.settings import Settings, VariableName
 from coseek.core.strict_json import InvalidJson, parse_lenient
