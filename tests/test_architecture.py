@@ -14,9 +14,9 @@ import pytest
 from tests.source_tree import PACKAGE, ROOT, imported_packages, nodes, parsed, sources
 
 import coseek
-from coseek.cli.extras import EXTRA_OF
 from coseek.cli.main import COMMANDS, main
 from coseek.core.errors import MissingExtra
+from coseek.core.extras import EXTRA_OF
 from coseek.core.registry import plugin_names
 from coseek.core.settings import Settings
 

@@ -14,13 +14,13 @@ from tests.source_tree import PACKAGE, ROOT
 from tests.test_architecture import LAYERS
 
 from coseek.cli.main import COMMANDS
-from coseek.cli.part_trials import check_part
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.measure.table import Table
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
+from coseek.pipelines.part_trials import check_part
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index

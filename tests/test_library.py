@@ -253,6 +253,11 @@ def test_documents_are_imported_asked_and_measured_from_a_program(tmp_path: Path
     questions = [coseek.Question("q", "Who feeds the herons?", ("Mira Holt",), gold)]
     scores = coseek.measure_retrievers(questions, {"one": retriever, "other": tmp_path / "index"}, metrics=["recall@5"])
     assert scores.of("one").metrics["recall@5"].mean == 1.0 and scores.comparisons[0].against == "one"
+    with pytest.raises(UserError, match="depth=200"):  # a search of 100 passages would give too low a recall
+        coseek.measure_retrievers(questions, retriever, metrics=["recall@200"])
+    assert coseek.measure_retrievers(questions, retriever, metrics="mrr@10").of("bm25").metrics["mrr@10"].mean == 1.0
+    bare = [coseek.Question("q", "Who feeds the herons?", ("Mira Holt",))]
+    assert coseek.measure_retrievers(bare, retriever).of("bm25").metrics["answer_hit@5"].mean == 1.0
     assert coseek.exact_match("the Mira Holt", ("Mira Holt",)) and coseek.f1("Mira", ("Mira Holt",)) > 0.6
 
 

@@ -12,8 +12,6 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from coseek.agents.limits import Limits as Limits
     from coseek.agents.rollout import Agent as Agent
-    from coseek.cli.part_trials import PartTrial as PartTrial
-    from coseek.cli.part_trials import check_part as check_part
     from coseek.core.errors import CoseekError as CoseekError
     from coseek.core.errors import UserError as UserError
     from coseek.core.settings import Settings as Settings
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from coseek.measure.intervals import Interval as Interval
     from coseek.measure.score import Scores as Scores
     from coseek.models.model import Model as Model
+    from coseek.pipelines.part_trials import PartTrial as PartTrial
+    from coseek.pipelines.part_trials import check_part as check_part
     from coseek.retrieval.factory import OpenContext as OpenContext
     from coseek.retrieval.factory import open_retriever as open_retriever
     from coseek.retrieval.index import build_index as build_index
@@ -70,7 +70,7 @@ _HOMES = {
     "Model": "models.model",
     "OpenContext": "retrieval.factory",
     "PartSettings": "rewards.reward",
-    "PartTrial": "cli.part_trials",
+    "PartTrial": "pipelines.part_trials",
     "Passage": "data.passage",
     "Query": "retrieval.query",
     "Question": "data.question",
@@ -88,7 +88,7 @@ _HOMES = {
     "as_queries": "retrieval.query",
     "ask": "library",
     "build_index": "retrieval.index",
-    "check_part": "cli.part_trials",
+    "check_part": "pipelines.part_trials",
     "cover_match": "measure.answers",
     "exact_match": "measure.answers",
     "f1": "measure.answers",

@@ -22,9 +22,9 @@ from coseek.agents.rollout import Agent, Limits
 from coseek.agents.rollout import rollout as _rollout
 from coseek.agents.run_questions import row_seed
 from coseek.agents.unwritable import fault_of
-from coseek.cli.extras import missing_extras
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError
+from coseek.core.extras import missing_extras
 from coseek.core.files import JsonObject, as_path
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.python_words import in_python_words
@@ -41,9 +41,9 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import AUTO
 from coseek.hardware.precision import PrecisionSetting
 from coseek.labels.labelling import LabelSummary
-from coseek.measure.rankings import Metric
+from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores
-from coseek.measure.searched import RetrievalMeasure, search_questions
+from coseek.measure.searched import RetrievalMeasure, default_metrics, search_questions
 from coseek.models.local_text import TextModelSettings
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, checked_recipe
 from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, questions_at
@@ -369,7 +369,7 @@ def measure_retrievers(
     retrievers: Retriever | Source | Mapping[str, Retriever | Source],
     *,
     split: str | None = None,
-    metrics: Sequence[str] = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10"),
+    metrics: str | Sequence[str] | None = None,
     depth: int = 100,
     seed: int = 0,
 ) -> Scores:
@@ -377,6 +377,7 @@ def measure_retrievers(
 
     `retrievers` is one, or name → retriever; later ones are compared with the first. The result holds the means with
     bootstrap intervals, `.of(name).metrics["recall@5"]`, and `.comparisons`. Failed searches are counted and left out.
+    `metrics` are by default recall, MRR and nDCG, or answer hits where no question has gold passages.
     """
     several = retrievers if isinstance(retrievers, Mapping) and "retriever" not in retrievers else {"": retrievers}
     opened = {name: _retriever(cast("Retriever | Source", one)) for name, one in several.items()}
@@ -388,7 +389,8 @@ def measure_retrievers(
     )
     for index in opened.values():
         check_gold(asked, index, index.name)
-    measuring = RetrievalMeasure(tuple(map(Metric.named, metrics)))
+    chosen = [metrics] if isinstance(metrics, str) else metrics or default_metrics(asked)
+    measuring = RetrievalMeasure(metrics_within(depth, chosen))
     runs = [
         measuring.measure(name or index.name, (row for batch in search_questions(index, asked, depth) for row in batch))
         for name, index in opened.items()

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.cli.commands.new import TEMPLATES
-from coseek.cli.part_trials import TRIALS
+from coseek.pipelines.part_trials import TRIALS
 
 
 @pytest.mark.parametrize("part", sorted(TEMPLATES))

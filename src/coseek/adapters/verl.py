@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from coseek.agents.async_driver import Sampled, Sampling
-from coseek.cli.extras import missing_extras
 from coseek.core.errors import ModelError
+from coseek.core.extras import missing_extras
 from coseek.core.fields import text, whole
 from coseek.core.files import JsonObject, parse_line
 from coseek.core.settings import load_settings

@@ -14,7 +14,7 @@ from coseek.core.errors import UserError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?:[ =]([A-Z][A-Z.]*))?")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?:[ =]([A-Z][A-Z.]*|\d+))?")
 _FUNCTIONS = {
     "coseek data import documents": "coseek.import_documents",
     "coseek world make": "coseek.make_world",

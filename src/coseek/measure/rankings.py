@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from coseek.core.errors import UnknownName
+from coseek.core.errors import SettingError, UnknownName
 from coseek.measure.answers import cover_match
 
 Gold: TypeAlias = Collection[str] | Mapping[str, int]
@@ -135,3 +135,18 @@ class Metric:
         """The value; `None` if it is undefined for this question."""
         value = self.measure(judged, self.k)
         return None if value is None else float(value)
+
+
+def metrics_within(depth: int, names: Iterable[str]) -> tuple[Metric, ...]:
+    """Return the metrics of some names. Raises `SettingError` without any, and for one whose cut-off is deeper than the
+    search, which would be too low."""
+    metrics = tuple(map(Metric.named, dict.fromkeys(names)))
+    if not metrics:
+        raise SettingError(f"no metric is named; choose some of {', '.join(FAMILIES)}")
+    for metric in metrics:
+        if metric.k is not None and metric.k > depth:
+            raise SettingError(
+                f"{metric.name} reads {metric.k} passages, and --depth is {depth}; search deeper with "
+                f"--depth {metric.k}"
+            )
+    return metrics

@@ -21,6 +21,9 @@ from coseek.retrieval.retriever import Retriever, fault_of_hits
 
 FOUND, EMPTY, FAULT = "found", "nothing found", "fault"
 """Outcomes of a search, counted in `Scores.stops`."""
+BY_GOLD = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10")
+BY_ANSWER = ("answer_hit@5", "answer_hit@20")
+"""Default metrics: with relevant passages, and where no question has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,11 @@ def relevance(question: Question) -> dict[str, int]:
     if len(kept) < len(graded):
         raise DataError(f"question {question.id!r}: meta.relevance holds whole numbers by passage id")
     return kept
+
+
+def default_metrics(questions: Iterable[Question], qrels: Qrels | None = None) -> tuple[str, ...]:
+    """`BY_GOLD`, or `BY_ANSWER` where no question has a relevant passage, as in most published question files."""
+    return BY_GOLD if qrels is not None or any(map(relevance, questions)) else BY_ANSWER
 
 
 @dataclass(frozen=True)

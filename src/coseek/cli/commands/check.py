@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.part_trials import check_part
 from coseek.cli.terminal import AsJson, new_app, print_json, tell
+from coseek.pipelines.part_trials import check_part
 
 GROUP = "Your own parts"
 app = new_app()

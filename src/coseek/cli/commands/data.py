@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
-from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
 from coseek.cli.server_options import at_servers, takes_servers
 from coseek.cli.terminal import (
@@ -25,6 +24,7 @@ from coseek.cli.terminal import (
 )
 from coseek.core.counted import counted
 from coseek.core.errors import SettingError, UnknownName
+from coseek.core.extras import missing_extras
 from coseek.core.files import Json, JsonObject
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings

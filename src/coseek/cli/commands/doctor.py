@@ -18,9 +18,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from coseek.cli.extras import EXTRA_OF
 from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
 from coseek.core.errors import MissingExtra
+from coseek.core.extras import EXTRA_OF
 from coseek.core.files import JsonObject, atomic_write
 from coseek.core.parts import part_folder
 from coseek.data.documents.readers import READERS

@@ -12,7 +12,7 @@ from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import Count, Select, Split, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.counted import counted
-from coseek.core.errors import DataError, SettingError, UserError
+from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, check_output_file, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.dataset import Dataset
@@ -21,9 +21,18 @@ from coseek.data.question import Question
 from coseek.data.selection import draw
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
 from coseek.measure.question_groups import GROUPS, check_groups
-from coseek.measure.rankings import FAMILIES, Metric
+from coseek.measure.rankings import FAMILIES, Metric, metrics_within
 from coseek.measure.score import ScoredRun, Scores
-from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, relevance, search_questions
+from coseek.measure.searched import (
+    BY_ANSWER,
+    BY_GOLD,
+    FAULT,
+    Answered,
+    RetrievalMeasure,
+    default_metrics,
+    of_run_file,
+    search_questions,
+)
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
 from coseek.pipelines.logged_searches import LoggedSearches, logged_searches
@@ -33,11 +42,9 @@ from coseek.retrieval.retriever import Retriever, shortfalls_of
 GROUP = "Results"
 app = new_app()
 
-HITS = ("answer_hit@5", "answer_hit@20")
-MAIN = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10")
 METRICS = (
-    f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k. [default: {','.join(MAIN)}; "
-    f"{','.join(HITS)} where no question has gold passages]"
+    f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k. [default: {','.join(BY_GOLD)}; "
+    f"{','.join(BY_ANSWER)} where no question has gold passages]"
 )
 QRELS = "qrels.txt"
 _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
@@ -134,8 +141,9 @@ def measure(
     check_groups(groups)  # before the search, which may take an hour
     owners, logged = drawn(source, split, select, count, seed)
     questions = owners if logged is None else [one.question for one in logged.searches]
-    reads = metrics or default_metrics(qrels, questions)
-    plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out, logged)
+    judged = judgements(qrels, questions)
+    chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, judged))
+    plan = planned(source, questions, retrievers, chosen, depth, judged, missing, trec_out, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
@@ -162,40 +170,20 @@ def drawn(
     return chosen, logged and logged.of(chosen)
 
 
-def chosen_metrics(names: str, depth: int) -> tuple[Metric, ...]:
-    """Parse the metrics. One with a cut-off deeper than the search would be too low, and is refused."""
-    metrics = tuple(Metric.named(name) for name in dict.fromkeys(split_names(names)))
-    if not metrics:
-        raise SettingError(f"no metric is named; choose some of {', '.join(FAMILIES)}")
-    for metric in metrics:
-        if metric.k is not None and metric.k > depth:
-            raise SettingError(
-                f"{metric.name} reads {metric.k} passages, and --depth is {depth}; search deeper with "
-                f"--depth {metric.k}"
-            )
-    return metrics
-
-
-def default_metrics(qrels: Path | None, questions: Sequence[Question]) -> str:
-    """`MAIN`, or answer hits where no question has a relevant passage, as in most published question files."""
-    judged = qrels is not None or any(relevance(question) for question in questions)
-    return ",".join(MAIN if judged else HITS)
-
-
 def planned(
     source: Path,
     questions: list[Question],
     retrievers: Sequence[str],
     metrics: tuple[Metric, ...],
     depth: int,
-    qrels: Path | None,
+    qrels: Qrels | None,
     missing: Literal["zero", "leave-out"],
     trec_out: Path | None,
-    logged: LoggedSearches | None = None,
+    logged: LoggedSearches | None,
 ) -> Plan:
-    """Read the judgements, and the corpus where a run file is measured by texts."""
+    """Read the corpus where a run file is measured by texts."""
     corpus = corpus_of(source) if reads_texts(metrics) and any(map(is_run_file, retrievers)) else None
-    measuring = RetrievalMeasure(metrics, judgements(qrels, questions))
+    measuring = RetrievalMeasure(metrics, qrels)
     return Plan(questions, measuring, depth, missing, corpus, trec_out is not None, logged)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TypeAlias, cast
@@ -12,9 +13,8 @@ from typing import TypeAlias, cast
 from coseek.agents import factory, protocol, tool
 from coseek.agents.rollout import Agent, rollout
 from coseek.agents.search_turns import search_turns
-from coseek.cli.extras import missing_extras
-from coseek.cli.terminal import shell_word
 from coseek.core.errors import SettingError
+from coseek.core.extras import missing_extras
 from coseek.core.files import Json, JsonObject, expand_home, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, running
 from coseek.core.settings import dump_settings, make_settings
@@ -119,7 +119,7 @@ def check_part(path: str | Path) -> PartTrial:
     kind = python_kind(name) if is_plugin_path(name) else yaml_kind(name)
     with TemporaryDirectory() as folder, running(kind, name), missing_extras(f"trying a {kind}"):
         found = tuple(TRIALS[kind](name, Bench(Path(folder))))
-    return PartTrial(kind, found, USES[kind].format(shell_word(name)))
+    return PartTrial(kind, found, USES[kind].format(quote(name)))
 
 
 def python_kind(name: str) -> str:
