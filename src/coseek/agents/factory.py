@@ -298,13 +298,19 @@ def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
 def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
     """Connect to a server's model; its dialect is detected unless the settings name it. Without the model's tokenizer
     vLLM and SGLang are asked for text."""
-    server, in_bytes = settings.server or RemoteModelSettings(), settings.tokenizer_name == BYTES
-    model = _open_server(settings, server, protocol, tokenizer)
-    served = model.served
-    if in_bytes and server.dialect == "auto" and served.dialect in ("vllm", "sglang"):
-        model.calls.close()
-        server = server.model_copy(update={"dialect": "chat", "model": served.model})
-        model = _open_server(settings, server, protocol, tokenizer)
+    grammar, in_bytes = protocol.grammar, settings.tokenizer_name == BYTES
+    model = open_remote(
+        settings.name,
+        settings.server or RemoteModelSettings(),
+        tokenizer,
+        grammar.stops,
+        settings.temperature,
+        grammar.lost_stop,
+        grammar.closing_stops,
+        partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
+        text_only=in_bytes,
+    )
+    model.words_of = TurnWriter(grammar, reopens=model.served.dialect == "chat")
     if in_bytes and dialect_of(model.served.dialect).EXACT:
         raise SettingError(
             f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
@@ -312,23 +318,6 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
     if in_bytes:
         model.ids_per_token = BYTES_PER_TOKEN
     return model
-
-
-def _open_server(
-    settings: AgentSettings, server: RemoteModelSettings, protocol: Protocol, tokenizer: Tokenizer
-) -> RemoteModel:
-    grammar = protocol.grammar
-    return open_remote(
-        settings.name,
-        server,
-        tokenizer,
-        grammar.stops,
-        settings.temperature,
-        grammar.lost_stop,
-        grammar.closing_stops,
-        partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
-        lambda chats: TurnWriter(grammar, reopens=chats),
-    )
 
 
 def spent(model: Model, settings: AgentSettings) -> str:

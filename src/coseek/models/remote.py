@@ -132,10 +132,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     def _call(self, row: _RemoteRow, request: Request) -> "Future[JsonObject]":
         row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
-        ask = TurnRequest(
-            *(self.served.model, tuple(row.parts), self._allowed(request.max_tokens), stops),
-            *(self.temperature, request.seed),
-        )
+        most = self._allowed(request.max_tokens)
+        ask = TurnRequest(self.served.model, tuple(row.parts), most, stops, self.temperature, request.seed)
         row.version = self.version
         row.body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
         return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), row.body, request.rank)
@@ -273,7 +271,7 @@ def detect_server(
     server, an unknown model, or a choice between several is a `SettingError`."""
     if model is not None and dialect != "auto":
         owner = _owner(calls, paths, model) if samples and not dialect_of(dialect).EXACT else ""
-        return _told(ServerInfo(dialect, model, paths, owner))
+        return _warned(ServerInfo(dialect, model, paths, owner))
     try:
         listed = _listed(calls.request("GET", paths.path("/v1/models")))
     except HttpFailure as error:
@@ -289,11 +287,11 @@ def detect_server(
         raise SettingError(f"{calls.base} lists {len(names)} models; say which one to ask with model: {known}")
     name = model or names[0]
     owner = dict(listed).get(name, "")
-    return _told(ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name, paths, owner))
+    return _warned(ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name, paths, owner))
 
 
 def _owner(calls: HttpClient, paths: ServerPaths, model: str) -> str:
-    """The owner of a model by the server's list, which is asked for once: not all servers have one."""
+    """The owner of a model by the server's list, which is requested once: some servers have no list."""
     try:
         listed = dict(_listed(calls.request("GET", paths.path("/v1/models"), attempts=1)))
     except HttpFailure:
@@ -301,8 +299,8 @@ def _owner(calls: HttpClient, paths: ServerPaths, model: str) -> str:
     return listed.get(model, "")
 
 
-def _told(served: ServerInfo) -> ServerInfo:
-    """Warn of what a server adds to greedy decoding."""
+def _warned(served: ServerInfo) -> ServerInfo:
+    """The server, after a warning of what it adds to greedy decoding."""
     if served.owner in FIXED and not dialect_of(served.dialect).EXACT:
         log.warning("%s", FIXED[served.owner])
     return served
@@ -324,11 +322,14 @@ def open_remote(
     lost_stop: Callable[[str], str] | None = None,
     text_stops: Sequence[str] | None = None,
     neutral: Callable[[str], str] = without_role_marks,
-    writer: Callable[[bool], Callable[[ServerTurn], str]] = lambda chats: lambda turn: turn.text,
+    text_only: bool = False,
 ) -> RemoteModel:
-    """Open the model at a URL. `writer` makes `RemoteModel.words_of` for a server that takes chat messages or not."""
+    """Open the model at a URL. With `text_only`, a server that is detected as vLLM or SGLang is sent chat messages
+    instead of ids."""
     calls, paths = open_client(url, settings)
     served = detect_server(calls, paths, settings.dialect, settings.model)
+    if text_only and settings.dialect == "auto" and served.dialect in ("vllm", "sglang"):
+        served = replace(served, dialect="chat")
     return RemoteModel(
         calls,
         served,
@@ -337,9 +338,8 @@ def open_remote(
         temperature,
         settings.scaled_logprobs,
         settings.send,
-        writer(served.dialect == "chat"),
-        lost_stop or (lambda text: ""),
-        neutral,
-        None if text_stops is None else tuple(text_stops),
+        lost_stop=lost_stop or (lambda text: ""),
+        neutral=neutral,
+        text_stops=None if text_stops is None else tuple(text_stops),
         prices=settings.prices,
     )
