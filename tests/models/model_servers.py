@@ -81,9 +81,11 @@ def _shaped(kind: Kind, written: str, most: int) -> Said:
     cut = bool(thought) and most < kind.thinks_tokens
     text = "" if cut else text.strip()
     message: JsonObject = {"role": "assistant", "content": text}
+    finish = "length" if cut else kind.finish
     if kind.takes_calls and (call := re.search(r"<tool_call>(.*)</tool_call>", text, re.DOTALL)):
         row = json.loads(call[1])
         function: JsonObject = {"name": row["name"], "arguments": json.dumps(row["arguments"])}
+        finish = "tool_calls"
         message |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
     if kind.reasoning == "parts":
         thinking: Json = {"type": "thinking", "thinking": [{"type": "text", "text": thought}]}
@@ -93,5 +95,4 @@ def _shaped(kind: Kind, written: str, most: int) -> Said:
     elif kind.reasoning != "hidden":
         message[kind.reasoning] = thought
     usage: JsonObject = {"prompt_tokens": 9, "completion_tokens": 9}
-    finish = "length" if cut else kind.finish
     return Said({"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage})

@@ -16,6 +16,7 @@ from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpFailure
 from coseek.core.settings import dump_settings
+from coseek.models.dialect import dialect_of
 from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
 from coseek.models.server import refused_field
 from coseek.models.text_model import generate_each
@@ -129,6 +130,16 @@ def test_words_beside_an_error_are_no_answer(error: Json, tmp_path: Path) -> Non
             [found] = generate_each(writer, ["Where?"], 5)
             assert isinstance(found, ModelError) and "stopped in the middle" in str(found)
             writer.calls.close()
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "TOOL_CALLS", "tool_use", None])
+def test_a_turn_that_a_tool_call_ended_is_no_fault_however_the_server_writes_it(finish: str | None) -> None:
+    call: JsonObject = {"function": {"name": "search", "arguments": "{}"}}
+    choice: JsonObject = {"message": {"content": None, "tool_calls": [call]}, "finish_reason": finish}
+    turn = dialect_of("chat").read({"choices": [choice]})
+    assert [call.name for call in turn.calls] == ["search"] and not turn.cut_off
+    with pytest.raises(ValueError, match="ended the turn by"):
+        dialect_of("chat").read({"choices": [choice | {"message": {"content": None}}]})
 
 
 def test_a_refused_field_is_named_however_the_server_says_it() -> None:

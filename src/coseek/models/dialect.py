@@ -228,11 +228,13 @@ def choice_of(answer: JsonObject) -> JsonObject:
     return choice
 
 
-def is_cut_off(finish: Json, text: str) -> bool:
-    """Whether `max_tokens` ended a turn, by the server's reason. Raises `ValueError` for one that neither that nor the
-    model ended, such as `abort`, `error` or `content_filter`: the server's fault is no turn of the model's."""
+def is_cut_off(finish: Json, text: str, calls: bool = False) -> bool:
+    """Whether `max_tokens` ended a turn, by the server's reason; `calls`: it holds tool calls. Raises `ValueError` for
+    a turn that neither that nor the model ended (`abort`, `error`, `content_filter`): a fault of the server."""
     reason = finish.lower() if isinstance(finish, str) else finish
-    if reason in ENDED or (reason in (None, "") and text):  # some servers give no reason
+    if reason in ENDED or (calls and reason in CALLED):
+        return False
+    if reason in (None, "") and (text or calls):  # some servers give no reason
         return False
     if reason in CUT:
         return True

@@ -1,7 +1,7 @@
 """chat: the OpenAI-compatible `/v1/chat/completions` of any server; text by the environment has the role user."""
 
 from coseek.core.files import JsonObject
-from coseek.models.dialect import CALLED, ServerTurn, TurnRequest, choice_of, is_cut_off, item, text_of
+from coseek.models.dialect import ServerTurn, TurnRequest, choice_of, is_cut_off, item, text_of
 from coseek.models.dialects.completions import sampling
 from coseek.models.written import calls_in, content_of, reasoning_in, refusal_in
 
@@ -28,7 +28,5 @@ def read(answer: JsonObject) -> ServerTurn:
     reasoning, calls = reasoning_in(message), tuple(calls_in(message))
     if (refusal := refusal_in(message)) and not text.strip():
         raise ValueError(f"the model refused: {refusal[:200]}")
-    finish = choice.get("finish_reason")
-    called = finish in CALLED and calls
-    cut_off = False if called else is_cut_off(finish, text or reasoning or "".join(call.name for call in calls))
+    cut_off = is_cut_off(choice.get("finish_reason"), text or reasoning, bool(calls))
     return ServerTurn(text_of(text), cut_off, text_of(reasoning), calls)
