@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import read_json_object
 from coseek.hardware.placement import Placement
-from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tokenizer import HfTokenizer, added_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -102,10 +102,8 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
 
 
 def new_tags(folder: Path, tags: Iterable[str]) -> list[str]:
-    """The tags that are no tokens of a model folder yet; all of them where it has no tokenizer.json. Needs no torch."""
-    file = folder / "tokenizer.json"
-    added = read_json_object(file, foreign=True).get("added_tokens") if file.is_file() else None
-    known = {token.get("content") for token in added if isinstance(token, dict)} if isinstance(added, list) else set()
+    """The tags that are not yet tokens of a model folder; all of them if it has no tokenizer.json. Needs no torch."""
+    known = added_tokens(folder / "tokenizer.json") or {}
     return [tag for tag in dict.fromkeys(tags) if tag not in known]
 
 

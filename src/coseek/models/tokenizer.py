@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import read_json_object
+from coseek.core.files import JsonObject, read_json_object
 from coseek.core.hub import missing
 from coseek.models.model_folder import library_reads
 from coseek.models.shape import vocabulary_size
@@ -74,13 +74,11 @@ class HfTokenizer:
     def _check_ids(self, file: Path) -> None:
         """Raise `DataError` for an added token that the library gave another id than the file says, as it does behind a
         gap: the token would be read and written with the vector of another one."""
-        stored = read_json_object(file, foreign=True).get("added_tokens") if file.is_file() else None
-        for token in stored if isinstance(stored, list) else ():
-            content, ident = (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
-            own = self._trusted.token_to_id(content) if isinstance(content, str) else None
-            if own is not None and own != ident:
+        for content, token in (added_tokens(file) or {}).items():
+            loaded, ident = self._trusted.token_to_id(content), token.get("id")
+            if loaded is not None and loaded != ident:
                 raise DataError(
-                    f"{file}: the added token {content!r} has the id {ident}, and would be loaded with {own}, since "
+                    f"{file}: the added token {content!r} has the id {ident}, and would be loaded with {loaded}, since "
                     "the ids before it have gaps; add tokens for these, or fetch the tokenizer again"
                 )
 
@@ -94,8 +92,9 @@ class HfTokenizer:
         if self.size <= rows:
             return
         special = {token.content for token in self._trusted.get_added_tokens_decoder().values() if token.special}
-        stored = _stored_specials(Path(self.source) / "tokenizer.json")
-        optional = {token for token in special if _MEDIA.search(token) or (stored is not None and token not in stored)}
+        stored = added_tokens(Path(self.source) / "tokenizer.json")
+        specials = special if stored is None else {name for name, token in stored.items() if token.get("special")}
+        optional = {token for token in special if _MEDIA.search(token) or token not in specials}
         optional |= special & {str(self.fast.pad_token)}
         vocab = self._trusted.get_vocab(with_added_tokens=True)
         needed = 1 + max(ident for token, ident in vocab.items() if token not in optional)
@@ -191,13 +190,13 @@ def train_tokenizer(
     return fast
 
 
-def _stored_specials(file: Path) -> set[str] | None:
-    """The special tokens in a tokenizer.json; `None` if there is no such file."""
+def added_tokens(file: Path) -> dict[str, JsonObject] | None:
+    """The added tokens of a tokenizer.json by their text; `None` if there is no such file."""
     if not file.is_file():
         return None
-    added = read_json_object(file, foreign=True).get("added_tokens")
-    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    return {str(token.get("content")) for token in tokens if token.get("special")}
+    rows = read_json_object(file, foreign=True).get("added_tokens")
+    tokens = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {text: token for token in tokens if isinstance(text := token.get("content"), str)}
 
 
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
