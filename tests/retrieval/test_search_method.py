@@ -11,6 +11,7 @@ from tests.hardware.paces import SLOW, kept
 from tests.retrieval.brute import unit_rows
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
+from coseek.hardware.device import memory_bytes
 from coseek.hardware.speed import FEW, MANY, Timing
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.dense import CODES, Dense
@@ -53,7 +54,7 @@ def test_vectors_that_do_not_fit_into_memory_are_scanned_in_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans(tmp_path, monkeypatch, LOSES, 384)
-    fit = int(way.memory_bytes() * way.FITS) // (4 * 384)
+    fit = int(memory_bytes() * way.FITS) // (4 * 384)
     assert [chosen(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
 
 

@@ -5,6 +5,7 @@ A run's own answer, its tokens and its grades are never changed.
 
 from coseek.agents.served_context import served_context
 from coseek.agents.sources import reply_of
+from coseek.core.counted import counted
 from coseek.core.repetition import goes_round
 from coseek.core.spelling import as_written
 from coseek.data.trajectory import Author, StopReason, Trajectory
@@ -30,8 +31,8 @@ def reply_in_words(run: Trajectory) -> str:
         return OUTSIDE
     if run.stop is StopReason.COMPLETE:
         count = len(served_context(run))
-        found = "1 passage is" if count == 1 else f"{count} passages are"
-        return f"I only search and do not answer; {found} ready for a generator."
+        are = "is" if count == 1 else "are"
+        return f"I only search and do not answer; {counted(count, 'passage')} {are} ready for a generator."
     return as_written(reply_of(run)) or _WITHOUT_ANSWER.get(run.stop, "I have no answer.")
 
 

@@ -55,7 +55,7 @@ def _end(typed: str, body: str) -> str:
     """The final mark: the one that was typed, else the one that fits the first word."""
     if "?" in typed or "." in typed:
         return "?" if "?" in typed else "."
-    return "." if body.lower().split()[:1] and body.lower().split()[0] in _REQUESTS else "?"
+    return "." if next(iter(body.lower().split()), "") in _REQUESTS else "?"
 
 
 def _capital(word: str) -> str:

@@ -37,23 +37,22 @@ def waiting_stops() -> Iterator[PendingStop]:
     Signals that the process ignores, and blocks outside of the main thread, stay as they are.
     """
     pending = PendingStop()
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    if threading.current_thread() is not threading.main_thread():
-        before = {}
-    before = {one: handler for one, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS if in_main}
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
 
     def restore() -> None:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    def note(number: int, _: FrameType | None) -> None:
-        pending.signal = number
+    def note(received: int, _: FrameType | None) -> None:
+        pending.signal = received
         restore()
-        with suppress(OSError):  # not `print`: the signal may have come in the middle of one
+        with suppress(OSError):  # not `print`: the signal may interrupt another `print`
             os.write(2, _NOTE)
 
-    for one in before:
-        signal.signal(one, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield pending
     finally:

@@ -56,13 +56,18 @@ def processes_here() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+
+
 def memory_gib(device: "torch.device") -> float:
     """Memory that one process may fill, in GiB: that of its accelerator, or its share of the host's."""
     import torch
 
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory) / 2**30
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30 / processes_here()
+    return memory_bytes() / 2**30 / processes_here()
 
 
 def idle_devices(used: "torch.device") -> str:

@@ -66,12 +66,12 @@ class RemoteTextModel:
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self._path = self.served.paths.path(dialect_of(self.settings.dialect).PATH)
         self._lock = threading.Lock()
         self._under_way: dict[str, Future[str]] = {}
         self._speech = dialect_of(self.settings.dialect)
-        given = {"temperature": self.settings.temperature, "seed": self.settings.seed}
-        self._send = {**{name: None for name, value in given.items() if value is None}, **self.settings.send}
+        self._path = self.served.paths.path(self._speech.PATH)
+        optional = {"temperature": self.settings.temperature, "seed": self.settings.seed}
+        self._send = {**{name: None for name, value in optional.items() if value is None}, **self.settings.send}
 
     @property
     def temperature(self) -> float:
@@ -97,9 +97,8 @@ class RemoteTextModel:
         """
         sent = max_tokens + self.settings.reasoning_tokens
         neutral = self.served.neutral
-        bodies = [
-            with_changes({**neutral, **self._speech.body(self._ask(prompt, sent))}, self._send) for prompt in prompts
-        ]
+        asks = (self._ask(prompt, sent) for prompt in prompts)
+        bodies = [with_changes({**neutral, **self._speech.body(ask)}, self._send) for ask in asks]
         keys = [_digest([self.calls.base, self._path, body]) for body in bodies]
         texts, mine = self._claim(keys)
         try:

@@ -114,15 +114,15 @@ def _split_channels(text: str) -> tuple[str, str]:
     """Harmony: the last `final` channel is the text, all other channels are reasoning."""
     reasoning: list[str] = []
     shown = ""
-    found = list(_CHANNEL.finditer(text))
-    if not found:
+    heads = list(_CHANNEL.finditer(text))
+    if not heads:
         return text.strip(), ""
-    ends = [*(one.start() for one in found[1:]), len(text)]
-    for one, end in zip(found, ends, strict=True):
-        message = text[one.end() : end]
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    for head, end in zip(heads, ends, strict=True):
+        message = text[head.end() : end]
         if closed := _CHANNEL_END.search(message):
             message = message[: closed.start()]
-        if one[1] == "final":
+        if head[1] == "final":
             shown = message
         else:
             reasoning.append(message)
@@ -139,8 +139,8 @@ def visible(text: str) -> str:
 
 def opens_reasoning(mark: str) -> bool:
     """Whether a mark opens reasoning."""
-    found = MARK.fullmatch(mark.strip())
-    return found is not None and found["closes"] is None
+    match = MARK.fullmatch(mark.strip())
+    return match is not None and match["closes"] is None
 
 
 def opened_at_end(text: str) -> str:
@@ -217,36 +217,30 @@ def refusal_in(message: JsonObject) -> str:
     """The model's refusal, which a server returns instead of content."""
     if isinstance(refusal := message.get("refusal"), str):
         return refusal
-    parts = message.get("content")
-    refusals = (part.get("refusal") for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ()
+    refusals = (part.get("refusal") for part in _parts(message))
     return next((text for text in refusals if isinstance(text, str)), "")
 
 
 def calls_in(message: JsonObject) -> list[ToolCallText]:
     """The tool calls of an assistant message, those of the older form `function_call` and of LangChain (`args`) too."""
     listed = message.get("tool_calls")
-    parts = message.get("content")
-    rows = [*listed] if isinstance(listed, list) else []
-    rows += (
-        [part for part in parts if isinstance(part, dict) and part.get("type") in _CALL_PARTS]
-        if isinstance(parts, list)
-        else []
-    )
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    rows += [part for part in _parts(message) if part.get("type") in _CALL_PARTS]
     if isinstance(message.get("function_call"), dict):
         rows.append({"function": message["function_call"]})
-    found: list[ToolCallText] = []
+    calls: list[ToolCallText] = []
     for row in rows:
-        function = row.get("function", row.get("custom", row)) if isinstance(row, dict) else None
-        if isinstance(row, dict) and isinstance(function, dict) and isinstance(name := function.get("name"), str):
-            ident = row.get("id")
-            found.append(
-                ToolCallText(
-                    ident if isinstance(ident, str) else None,
-                    _NAMESPACE.sub("", name, count=1) if _NAMESPACE.match(name) else name,
-                    _arguments(function),
-                )
-            )
-    return found
+        function, ident = row.get("function", row.get("custom", row)), row.get("id")
+        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+            name = name[prefix.end() :] if (prefix := _NAMESPACE.match(name)) else name
+            calls.append(ToolCallText(ident if isinstance(ident, str) else None, name, _arguments(function)))
+    return calls
+
+
+def _parts(message: JsonObject) -> list[JsonObject]:
+    """The parts of a message's content; empty if it is a text."""
+    content = message.get("content")
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
 def _arguments(function: JsonObject) -> Json:

@@ -5,12 +5,11 @@ result. Their relative speed depends on the CPU's instructions and on whether th
 """
 
 import importlib.util
-import os
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from coseek.hardware.device import device_of
+from coseek.hardware.device import device_of, memory_bytes
 from coseek.hardware.speed import Choice, Timing, search_pace, times
 from coseek.retrieval.vectors.int8 import holds, largest_query_code
 from coseek.retrieval.vectors.store import VectorStore
@@ -19,15 +18,8 @@ SearchMethod: TypeAlias = Literal["exact", "int8"]
 
 FEWEST = 32_768
 """With fewer rows, a search takes milliseconds either way and needs no copy."""
-
-
 FITS = 0.8
 """Share of memory up to which vectors stay in the page cache."""
-
-
-def memory_bytes() -> int:
-    """Physical memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
 
 
 def fastest_method(store: VectorStore, device: str) -> Choice:
