@@ -20,8 +20,9 @@ from coseek.retrieval.lexical.analyzer import has_words
 from coseek.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search
 from coseek.synthesis.graph import Chain, HopGraph, random_hop
 from coseek.synthesis.names import key_of
+from coseek.synthesis.passage_groups import linked_passages, single_passages
 from coseek.synthesis.proposal_gates import proposal_verdicts
-from coseek.synthesis.proposals import MANY_FAULTS, Proposal, QuestionProposer, linked_passages, single_passages
+from coseek.synthesis.proposals import MANY_FAULTS, Proposal, QuestionProposer
 from coseek.synthesis.question_text import question_of, reads_naturally, single_questions
 from coseek.synthesis.self_play import Proposer, Solver
 from coseek.synthesis.settings import Split, SynthesisSettings
@@ -132,8 +133,6 @@ class QuestionMaker:
 
     def _kept(self, hops: int) -> Iterator[DrawnQuestion]:
         """Candidates that pass all gates; models are given batches."""
-        if not self._quota(hops):
-            return
         if self._proposer is not None:
             for batch in self._proposed(hops, self._proposer):
                 yield from self._owned(self._read(batch))
@@ -150,18 +149,18 @@ class QuestionMaker:
         settings, graph = self._settings, self._graph
         seed = f"{settings.seed} proposals {hops}"
         limits = settings.proposals, settings.limit or 2 * self._quota(hops), settings.reply_tokens
-        groups = single_passages(graph.corpus) if hops == 1 else linked_passages(graph.passages)
+        groups = single_passages(graph.corpus) if hops == 1 else list(linked_passages(graph.passages))
         for batch in proposer.propose(graph.corpus, groups, seed, *limits):
             kept: list[DrawnQuestion] = []
             for one in batch:
-                verdicts = proposal_verdicts(graph, one, settings.depth)
-                key = key_of(one.question)
-                if self._passes(verdicts):
-                    if key in self._asked:
-                        self.dropped["duplicate: the same question again"] += 1
-                        continue
-                    self._asked.add(key)
-                    kept.append(DrawnQuestion(one.rows, one.question, verdicts, proposal=one))
+                verdicts, key = proposal_verdicts(graph, one, settings.depth), key_of(one.question)
+                if not self._passes(verdicts):
+                    continue
+                if key in self._asked:
+                    self.dropped["duplicate: the same question again"] += 1
+                    continue
+                self._asked.add(key)
+                kept.append(DrawnQuestion(one.rows, one.question, verdicts, proposal=one))
             yield kept
 
     def _owned(self, batch: Sequence[DrawnQuestion]) -> Iterator[DrawnQuestion]:
@@ -224,16 +223,10 @@ class QuestionMaker:
         self._asked.add(question)
         verdicts = {"follows": follows(self._graph, chain)}
         if verdicts["follows"].passed:
-            verdicts |= self._asked_verdicts(chain, question)
+            verdicts["closed_book"] = closed_book(self._graph, chain, question)
+            verdicts["one_search"] = one_search(self._graph, chain, question, self._settings.depth)
         rows = tuple(hop.row for hop in chain)
         return DrawnQuestion(rows, question, verdicts, chain) if self._passes(verdicts) else None
-
-    def _asked_verdicts(self, chain: Chain, question: str) -> dict[str, GateVerdict]:
-        """The verdicts that depend on the words of the question."""
-        return {
-            "closed_book": closed_book(self._graph, chain, question),
-            "one_search": one_search(self._graph, chain, question, self._settings.depth),
-        }
 
     def _passes(self, verdicts: dict[str, GateVerdict]) -> bool:
         """Whether all gates are passed; the first that is not is counted."""

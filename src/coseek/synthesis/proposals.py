@@ -1,7 +1,7 @@
 """Proposals: questions and answers that a language model writes about one passage, or about two that are linked.
 
-A reply is one JSON object. A reply that is not is asked for once more. Failures of the model are counted; they are
-neither questions nor reasons to drop any.
+A reply is one JSON object; a reply that cannot be read is requested once more. Failures of the model are counted; they
+are neither questions nor reasons to drop any.
 """
 
 import random
@@ -21,8 +21,7 @@ from coseek.graders.structured_output import RETRIES, OutputRequest, ParsedOutpu
 from coseek.models.model_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
-from coseek.retrieval.lexical.analyzer import words
-from coseek.synthesis.links import links
+from coseek.synthesis.passage_groups import PassageGroup
 
 PROMPTS = Path(__file__).parent / "prompts"
 _PASSAGES = {"count", "passages"}
@@ -31,8 +30,6 @@ _FIELDS = {
 }  # fmt: skip
 _MAX_WORDS = 400
 """Words of one passage that are shown."""
-_LEAST_WORDS = 5
-"""Words of a passage that is asked about."""
 _TOGETHER = 32
 """Requests that a model is given together."""
 MANY_FAULTS = 8
@@ -66,26 +63,6 @@ class Proposal:
     """The questions of the two steps, where the model wrote them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassageGroup:
-    """What a request shows: one passage, or two that a name links."""
-
-    rows: tuple[int, ...]
-    link: str = ""
-    rank: int = 0
-    """Pairs whose second passage is titled by the link come before the others."""
-
-
-def single_passages(corpus: Corpus) -> list[PassageGroup]:
-    """Every passage that is long enough to be asked about."""
-    return [PassageGroup((row,)) for row, one in enumerate(corpus) if len(words(one.text)) >= _LEAST_WORDS]
-
-
-def linked_passages(passages: Sequence[Passage]) -> list[PassageGroup]:
-    """Every linked pair of titled passages."""
-    return [PassageGroup((one.first, one.second), one.name, int(not one.titled)) for one in links(passages)]
-
-
 @dataclass
 class QuestionProposer:
     """A model that proposes questions, with its prompts. Counts its calls."""
@@ -107,7 +84,7 @@ class QuestionProposer:
 
     @property
     def tally(self) -> dict[str, int]:
-        """What came of the calls."""
+        """Counts of the calls by their outcome."""
         failed = sum(self.counts.faults.values())
         return {
             "requests": self.requests, "retries": self.counts.counts[RETRIES], "unreadable": self.unreadable,
@@ -169,19 +146,16 @@ def read_proposals(text: str, most: int) -> tuple[Proposal, ...] | Unreadable:
         return Unreadable('no object with a list "questions"')
     found: list[Proposal] = []
     for row in rows[:most]:
-        question, answer = (row.get("question"), row.get("answer")) if isinstance(row, dict) else (None, None)
+        fields = row if isinstance(row, dict) else {}
+        question, answer = fields.get("question"), fields.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
             return Unreadable('a question without the texts "question" and "answer"')
-        steps = _texts(row.get("steps")) if isinstance(row, dict) else ()
-        found.append(Proposal((), _tidy(question), _tidy(answer), steps=steps))
+        found.append(Proposal((), one_line(question), one_line(answer), steps=_texts(fields.get("steps"))))
     return tuple(found)
 
 
 def _texts(value: Json) -> tuple[str, ...]:
     """The texts of a list of texts; empty for anything else."""
-    texts = [_tidy(one) for one in value if isinstance(one, str)] if isinstance(value, list) else []
-    return tuple(texts) if isinstance(value, list) and len(texts) == len(value) else ()
-
-
-def _tidy(text: str) -> str:
-    return " ".join(text.split())
+    items = value if isinstance(value, list) else []
+    texts = tuple(one_line(item) for item in items if isinstance(item, str))
+    return texts if len(texts) == len(items) else ()
