@@ -18,11 +18,13 @@ from safetensors.torch import load_file
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, train_few, weights_of
 from tests.training.tiny_labels import label, write_labels
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import write_json
 from coseek.core.progress import NoProgress
+from coseek.core.stops import PendingStop
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
@@ -40,7 +42,9 @@ from coseek.training.encoder.recipe import (
     load_retriever_recipe,
     retriever_recipe_names,
 )
-from coseek.training.encoder.trainer import STATE, WEIGHTS, drop_old_checkpoints, last_checkpoint
+from coseek.training.encoder.trainer import STATE, WEIGHTS, SaveOnStop, drop_old_checkpoints, last_checkpoint
+from coseek.training.trainer import run_state
+from coseek.training.trainer.workers import ALONE
 
 ROOT = Path(__file__).parents[2]
 
@@ -369,6 +373,20 @@ def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(
     assert progress.updates[0] == 4
     got = weights_of(resumed.encoder_folder)
     assert all(torch.equal(whole[name], got[name]) for name in whole)
+
+
+def test_a_checkpoint_by_time_is_due_only_after_twenty_times_what_the_last_one_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_state, "SAVE_S", 0.0)
+    settings = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    saving, state, first, second = SaveOnStop(PendingStop(), ALONE), TrainerState(), TrainerControl(), TrainerControl()
+    saving.on_step_end(settings, state, first)
+    time.sleep(0.1)  # as a checkpoint takes
+    saving.on_save(settings, state, first)
+    time.sleep(0.01)
+    saving.on_step_end(settings, state, second)
+    assert first.should_save and not second.should_save
 
 
 @pytest.mark.slow

@@ -234,6 +234,7 @@ class SaveOnStop(TrainerCallback):
 
     def __init__(self, stop: PendingStop, workers: Workers) -> None:
         self._stop, self._workers, self._clock = stop, workers, SaveClock()
+        self._began = time.monotonic()
         self.stopped = False
         """Whether the training ended early; `PendingStop.act` is then due."""
 
@@ -244,9 +245,16 @@ class SaveOnStop(TrainerCallback):
         if self.stopped or self._workers.agree(lambda: self._clock.is_due):
             control.should_save = True
         control.should_training_stop = control.should_training_stop or self.stopped
+        self._began = time.monotonic()
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """An evaluation stands between a step and its checkpoint."""
+        self._began = time.monotonic()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._clock.saved(time.monotonic())
+        self._clock.saved(self._began)
 
 
 def arguments(
