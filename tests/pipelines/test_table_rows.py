@@ -17,7 +17,7 @@ from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_results import cell_folder, train_and_measure
 from coseek.pipelines.dry_run import small_model
-from coseek.pipelines.estimate import shape_of_folder
+from coseek.pipelines.estimate import shape_of
 from coseek.pipelines.question_sets import QuestionSet
 from coseek.pipelines.table_rows import pairs_of, rows_of
 from coseek.pipelines.together_recipe import load_together_recipe
@@ -77,17 +77,11 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model with a chat template and a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("chat") / "model"
     recipe = load_recipe("from-nothing", ["policy.folder=base", "prompt_template=default"])
-    small_model(recipe, shape_of_folder(Path(str(recipe_folder())))[0], recipe.load_protocol(), folder)
+    small_model(recipe, shape_of(recipe)[0], recipe.load_protocol(), folder)
     tokenizer = HfTokenizer.load(folder)
     tokenizer.fast.chat_template = CHAT
     tokenizer.save(folder)
     return folder
-
-
-def recipe_folder() -> Path:
-    from coseek.models.shipped import model_path
-
-    return model_path("base")
 
 
 def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_path: Path, chat_model: Path) -> None:

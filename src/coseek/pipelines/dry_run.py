@@ -33,7 +33,7 @@ from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import texts_in
-from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, work_of
+from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, shown_gib, work_of
 from coseek.pipelines.fitting import FULL, started_with, way_out_here, with_processes
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
@@ -132,10 +132,10 @@ class DryRun:
         machine = self.recipe.machine
         for look in self.looks:
             stage = f" {look.name}" if look.name else ""
-            needed = look.memory.needed / GIB
-            parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in look.memory.parts.items() if value)
+            needed = shown_gib(look.memory.needed)
+            parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in look.memory.parts.items() if value)
             rows += [
-                (f"memory{stage}", f"{needed:.3g} GiB a device, of {machine.memory_gib:g}", f"{self._started}{parts}"),
+                (f"memory{stage}", f"{needed} GiB a device, of {machine.memory_gib:g}", f"{self._started}{parts}"),
                 *([self._meant(look.meant)] if look.meant is not None else []),
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
                 (f"time{stage}", f"{duration(look.work.total_s)} at most", _said_of(look.work)),
@@ -160,7 +160,7 @@ class DryRun:
 
     def _meant(self, memory: Memory) -> tuple[str, str, str]:
         devices = self.recipe.machine.devices
-        what = f"{memory.needed / GIB:.3g} GiB with {devices} processes"
+        what = f"{shown_gib(memory.needed)} GiB with {devices} processes"
         return "", what, f"machine.devices of the recipe; start it with {started_with(devices)}"
 
 

@@ -40,6 +40,11 @@ QWEN25: Mapping[str, Shape] = {
 """Published shapes of Qwen2.5, for models that are not downloaded yet."""
 
 
+def shown_gib(size: float) -> str:
+    """Bytes in GiB, as text of at least three digits: `0.251`, `59.9`, `1,083`."""
+    return f"{size / GIB:,.0f}" if size >= 1000 * GIB else f"{size / GIB:.3g}"
+
+
 def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
     """The policy's shape and its source. Raises `DataError` for an unknown shape."""
     if recipe.policy.folder is None:

@@ -5,12 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.models.shape import Shape
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.estimate import local_graders, memory_of, shape_of
+from coseek.pipelines.estimate import local_graders, memory_of, shape_of, shown_gib
 from coseek.pipelines.stages import stages_of
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.trainer.activations import GIB
@@ -56,13 +57,12 @@ def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> Non
             continue
         with suppress(DataError):  # an unknown shape
             shape, _ = shape_of(stage)
-            needed = memory_of(with_processes(stage, processes), shape).needed / GIB
-            if needed > available_gib:
-                count = "1 process" if processes == 1 else f"{processes} processes"
+            needed = memory_of(with_processes(stage, processes), shape).needed
+            if needed > available_gib * GIB:
                 way = way_out_here(stage, shape, processes) or "take a machine with more memory"
                 raise SettingError(
-                    f"with {count} the training needs about {needed:.3g} GiB on each device, and there are "
-                    f"{available_gib:.3g}: {way} (machine.check=false trains all the same)"
+                    f"with {counted(processes, 'process')} the training needs about {shown_gib(needed)} GiB on each "
+                    f"device, and there are {available_gib:.3g}: {way} (machine.check=false trains all the same)"
                 )
 
 

@@ -22,7 +22,7 @@ from coseek.measure.table import Table
 from coseek.models.shape import shape_of_config
 from coseek.pipelines.dry_run import duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
-from coseek.pipelines.estimate import encoder_memory
+from coseek.pipelines.estimate import encoder_memory, shown_gib
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.trainer.activations import GIB
@@ -76,18 +76,18 @@ class RetrieverDryRun:
 
     def table(self) -> Table:
         """The findings as rows of part, value and detail."""
-        training, whole = self.recipe.training, sum(self.memory.values()) / GIB
-        parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in self.memory.items())
+        training, whole = self.recipe.training, shown_gib(sum(self.memory.values()))
+        parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.memory.items())
         rows = [
             ("model", f"{self.parameters / 1e6:.3g} million weights", self.encoder),
             ("labels", f"{self.rows:,} rows", f"{counted(self.steps, 'update')} of {training.batch_size} rows"),
-            ("memory", f"{whole:.3g} GiB at most", f"{parts}, with every text at its full length"),
+            ("memory", f"{whole} GiB at most", f"{parts}, with every text at its full length"),
         ]
         if self.update_s is None or self.peak is None:
             rows.append(("update", "not made", "the encoder is large, and there is no accelerator"))
         else:
             rows += [
-                ("update", f"{self.update_s:.3g} s", f"{self.peak / GIB:.3g} GiB at its peak, measured"),
+                ("update", f"{self.update_s:.3g} s", f"{shown_gib(self.peak)} GiB at its peak, measured"),
                 ("time", f"{duration(self.steps * self.update_s)} for the updates", "at the speed of that update"),
             ]
         rows.append(("evaluation", f"{self.searches:,} searches", f"{self.held_out:,} held-out turns each time"))
@@ -109,23 +109,16 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
         steps = updates.steps or max(1, round(order.steps(updates.epochs) * count / len(rows)))
         model = training.open(training.start_folder)
         parameters = sum(one.numel() for one in model.parameters())
-        held = training.material.held_out
-        turns = 0 if held is None else sum(len(group) for group in held.groups.values())
-        found = RetrieverDryRun(
-            recipe, str(training.start_folder), parameters, count, turns, steps, memory_of(recipe, training, parameters)
-        )
         del model
+        held, card, start = training.material.held_out, training.card, training.start_folder
+        turns = 0 if held is None else len(held.labels)
+        shape = shape_of_config(read_json(start / "config.json", foreign=True))
+        memory = encoder_memory(recipe, shape, parameters, card.query_tokens, card.passage_tokens)
+        found = RetrieverDryRun(recipe, str(start), parameters, count, turns, steps, memory)
         if parameters > LARGEST and accelerators()[0] is None:
             return found
         seconds, peak = one_update(training, folder / "update")
         return replace(found, update_s=seconds, peak=peak)
-
-
-def memory_of(recipe: RetrieverRecipe, training: RetrieverTraining, parameters: int) -> dict[str, float]:
-    """Bytes of an opened encoder's training; see `encoder_memory`."""
-    card = training.card
-    shape = shape_of_config(read_json(training.start_folder / "config.json", foreign=True))
-    return encoder_memory(recipe, shape, parameters, card.query_tokens, card.passage_tokens)
 
 
 def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]:

@@ -11,11 +11,13 @@ from pathlib import Path
 from coseek.core.address import is_url
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json
+from coseek.graders.judge import is_world
+from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
 from coseek.models.shape import shape_of_config
 from coseek.models.shipped import model_path
 from coseek.pipelines.dry_run import DryRun, dry_run
-from coseek.pipelines.estimate import encoder_memory, shape_of_folder
+from coseek.pipelines.estimate import encoder_memory, shape_of_folder, shown_gib
 from coseek.pipelines.together.checks import check_labels, own_settings, terms_of
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.vectors.encoder import encoder_folder
@@ -45,8 +47,9 @@ class TogetherDryRun:
     recipe: TogetherRecipe
     agent: DryRun
     work: RoundWork
-    scorer: float
-    """Bytes of a local scorer in each process; 0 for a server, an oracle or none."""
+    scorer: float | None
+    """Bytes of a local scorer in each process; 0 for a server or an oracle, and without a scorer; `None` for a model of
+    unknown shape."""
     encoder: dict[str, float]
     """Bytes of the retriever's training; empty where its encoder is not there."""
     problems: tuple[str, ...] = ()
@@ -62,13 +65,17 @@ class TogetherDryRun:
         """The agent's findings, then those of a round."""
         yield self.agent.table()
         recipe, work = self.recipe, self.work
-        scorer = f"{self.scorer / GIB:.3g} GiB in each process that labels" if self.scorer else "no local model"
-        parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in self.encoder.items())
-        needed = f"{sum(self.encoder.values()) / GIB:.3g} GiB at most" if self.encoder else "unknown"
+        scorer = "no local model"
+        if self.scorer is None:
+            scorer = "a local model of unknown size"
+        elif self.scorer:
+            scorer = f"{shown_gib(self.scorer)} GiB in each process that labels"
+        parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.encoder.items())
+        needed = f"{shown_gib(sum(self.encoder.values()))} GiB at most" if self.encoder else "unknown"
         rows = (
             ("runs to label", f"{work.runs:,} a round", f"{recipe.labels.questions:,} questions, at most"),
             ("searches", f"{work.searches:,} a round", f"{work.candidates} candidates each"),
-            ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'none'}: {scorer}"),
+            ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {scorer}"),
             ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
             ("retriever", needed, parts or "its encoder is not there, or is made by the training"),
             ("rounds", f"{recipe.rounds}", f"labels by {recipe.labels.method}; each trains agent and retriever"),
@@ -84,7 +91,7 @@ class TogetherDryRun:
             "labels": {
                 "runs": work.runs, "searches": work.searches, "candidates": work.candidates,
                 "scorer_calls": work.scorer_calls, "continuations": work.continuations,
-                "scorer_gib": self.scorer / GIB,
+                "scorer_gib": None if self.scorer is None else self.scorer / GIB,
             },
             "retriever": {
                 **{f"{name}_gib": value / GIB for name, value in self.encoder.items()},
@@ -123,18 +130,21 @@ def work_of(recipe: TogetherRecipe) -> RoundWork:
     return RoundWork(runs, searches, candidates, searches * windows if scored else 0, searches * continued)
 
 
-def _scorer_bytes(recipe: TogetherRecipe) -> float:
-    """Bytes of the scorer's weights, where it is a local model of a known shape."""
+def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
+    """Bytes of a local scorer's weights; `None` for a model of unknown shape."""
     name = recipe.labels.scorer
-    if name is None or is_url(name) or name in ("oracle", "gold"):
-        return 0.0
-    path = model_path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if (
+        name is None
+        or is_url(name)
+        or name in (ORACLE, GOLD)
+        or is_world(Path(name))
+        or name.endswith((".yaml", ".yml"))
+    ):
         return 0.0
     try:
-        return 2.0 * shape_of_folder(path)[0].parameters
+        return 2.0 * shape_of_folder(model_path(name))[0].parameters
     except DataError:
-        return 0.0
+        return None
 
 
 def _encoder_memory(recipe: TogetherRecipe) -> dict[str, float]:
