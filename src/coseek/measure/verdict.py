@@ -5,7 +5,7 @@ gives p < .05, after Holm's correction for all comparisons of one line. Everythi
 says nothing, not "no difference".
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -89,12 +89,10 @@ def claims_of(scores: Scores, metrics: Sequence[str], group: str = ALL) -> list[
     return found
 
 
-def claim_of(scores: Scores, run: str, against: str, metric: str, where: str = "") -> PairedClaim | None:
-    """The claim of one comparison; `None` if it was not made."""
-    for one in scores.comparisons:
-        if (one.run, one.against, one.group) == (run, against, ALL):
-            return PairedClaim(run, against, metric, one.metrics.get(metric), where)
-    return None
+def claims_between(scores: Scores, pairs: Iterable[tuple[str, str]], metric: str, where: str = "") -> list[PairedClaim]:
+    """The claims of those pairs of runs that were compared, in the order of `pairs`."""
+    compared = {(one.run, one.against): one.metrics.get(metric) for one in scores.comparisons if one.group == ALL}
+    return [PairedClaim(*pair, metric, compared[pair], where) for pair in pairs if pair in compared]
 
 
 def _outcome(difference: Difference | None, p: float) -> Outcome:

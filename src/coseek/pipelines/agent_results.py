@@ -44,7 +44,7 @@ from coseek.measure.table import (
     scores_json,
     show,
 )
-from coseek.measure.verdict import Outcome, PairedClaim, claim_of, overall, verdict
+from coseek.measure.verdict import Outcome, claims_between, overall, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
@@ -210,15 +210,10 @@ def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, T
     return {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
 
 
-def claims_by_training(training: AgentTraining, scores: dict[str, Scores]) -> list[PairedClaim]:
-    """Whether the trained policy is better than the one before, on each set, in the headline metric."""
-    named = ((name, claim_of(found, "after", "before", metric_of(training), name)) for name, found in scores.items())
-    return [claim for _, claim in named if claim is not None]
-
-
 def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
     """The notes below the headline: the verdict, who answers, and the monitor's alarms."""
-    claims = claims_by_training(training, scores)
+    pair, metric = ("after", "before"), metric_of(training)
+    claims = [claim for name, found in scores.items() for claim in claims_between(found, [pair], metric, name)]
     notes = [verdict(claims), "Means with 95 % bootstrap intervals over questions."]
     training.worse = overall(claims) is Outcome.WORSE
     if training.worse:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder
 from coseek.data.dataset import Dataset
@@ -18,7 +19,6 @@ from coseek.world.world import make_world
 
 SET_ASIDE = 0.1
 """Share of the training questions that a missing dev or test split gets."""
-_USUAL = {"dev": "dev", "test": "test"}
 
 
 def check_data_folder(name: str, setting: str = "", split: str = "train", usual: str = "train") -> None:
@@ -73,14 +73,14 @@ def missing_splits(dataset: Dataset, data: DataSettings) -> list[str]:
     names = {"dev": data.dev, "test": data.test}
     missing = [name for name in dict.fromkeys(names.values()) if not _has_questions(dataset, name)]
     for setting, name in names.items():
-        if name in missing and name not in dataset.splits and name != _USUAL[setting]:
+        if name in missing and name not in dataset.splits and name != setting:
             raise SettingError(f"{dataset.lacks(name)} (data.{setting})")
     if not missing:
         return []
     count = len(load_questions(dataset.split_path(data.train))) if data.train in dataset.splits else 0
     if count <= len(missing):
         raise DataError(
-            f"{dataset.folder} has {count} training question{'' if count == 1 else 's'} and none in its split "
+            f"{dataset.folder} has {counted(count, 'training question')} and none in its split "
             f"{' and '.join(missing)}; training needs all of them: make more questions (coseek data synthesize DIR "
             "--out OUT --generator MODEL_OR_URL), add documents, or name splits that it has with data.dev=SPLIT "
             "data.test=SPLIT"

@@ -37,7 +37,7 @@ from coseek.hardware.speed import precision_of
 from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Table, scores_json
-from coseek.measure.verdict import PairedClaim, outcomes
+from coseek.measure.verdict import Outcome, PairedClaim, outcomes
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities
@@ -253,13 +253,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if began is None and self.evaluator is not None and self.workers.first:
             # Stored, since the untrained weights are gone after training.
             held = self.evaluator.held_out
-            turns = sum(len(group) for group in held.groups.values())
             self.progress.say(
-                f"measuring the encoder before training: {turns:,} turns over {len(held.pool):,} passages"
+                f"measuring the encoder before training: {len(held.labels):,} turns over {len(held.pool):,} passages"
             )
-            found = {"before": self.evaluator.evaluate(model)}
+            found = {BEFORE: self.evaluator.evaluate(model)}
             if self.recipe.held_out.bm25:
-                found["BM25"] = self.evaluator.bm25()
+                found[BM25] = self.evaluator.bm25()
             write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
         trainer = self._trainer(model, order, steps, began)
         if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
@@ -413,7 +412,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def _judge(self, claims: Sequence[PairedClaim]) -> None:
         """Choose the searcher to go on with: both together, the trained encoder alone, BM25; the encoder before, if
         training made it worse."""
-        lost = {(one.run, one.against) for one, said in zip(claims, outcomes(claims), strict=True) if said == "worse"}
+        judged = zip(claims, outcomes(claims), strict=True)
+        lost = {(claim.run, claim.against) for claim, outcome in judged if outcome is Outcome.WORSE}
         if (TRAINED, BEFORE) in lost:
             self.kept = BEFORE
         elif self.data is not None:

@@ -45,7 +45,7 @@ from coseek.hub.card import shown_table
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
-from coseek.measure.verdict import claim_of, verdict
+from coseek.measure.verdict import claims_between, verdict
 from coseek.models.laptop import make_policy
 from coseek.models.local_text import LocalTextModel
 from coseek.models.new_tokens import add_tokens
@@ -251,8 +251,8 @@ class ReaderTraining(TrainingRun[R], ABC):
     def reading_table(self, scores: Scores) -> Table:
         """EM by hops, and whether training helped."""
         usual = f"gold among {self.recipe.table.passages}"
-        claim = claim_of(scores, usual, f"before, {usual}", "em")
-        return replace(group_table(scores), notes=(verdict([claim] if claim else []),))  # a laptop world is one set
+        claims = claims_between(scores, [(usual, f"before, {usual}")], "em")
+        return replace(group_table(scores), notes=(verdict(claims),))  # a laptop world is one set
 
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json`; returns the table."""

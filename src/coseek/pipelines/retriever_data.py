@@ -27,7 +27,7 @@ from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores
 from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.measure.table import Table, main_table
-from coseek.measure.verdict import PairedClaim, claim_of, verdict
+from coseek.measure.verdict import PairedClaim, claims_between, verdict
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_run import check_gold
 from coseek.pipelines.data_folder import make_questions, own_questions
@@ -168,8 +168,7 @@ class RetrieverData:
 
 def question_claims(scores: Scores, where: str = "") -> list[PairedClaim]:
     """Whether training helped, and what the trained encoder and both together are beside BM25."""
-    found = (claim_of(scores, run, against, METRICS[0], where) for run, against in PAIRS)
-    return [claim for claim in found if claim is not None]
+    return claims_between(scores, PAIRS, METRICS[0], where)
 
 
 def by_rules(retriever: Retriever, questions: Sequence[Question]) -> Iterator[Answered]:

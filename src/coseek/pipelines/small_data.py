@@ -1,5 +1,6 @@
 """A small part of imported data, for a dry run: what the training would see of it is seen there, too."""
 
+from itertools import islice
 from pathlib import Path
 
 from coseek.core.files import JsonObject
@@ -33,12 +34,11 @@ def small_data(recipe: AgentRecipe, folder: Path) -> Path | None:
         # Without a path a question can be neither demonstrated by the expert nor renamed.
         with_path = [one for one in found if gold_path(one)]
         kept[split] = draw(with_path or found, count, recipe.seed)
-    gold = {ident for questions in kept.values() for one in questions for ident in one.gold_ids}
-    passages = list(whole.corpus)
-    cut = [one for one in passages if one.id in gold]
-    cut += [one for one in passages if one.id not in gold][:OTHERS]
+    corpus = whole.corpus
+    gold = dict.fromkeys(ident for questions in kept.values() for one in questions for ident in one.gold_ids)
+    others = islice((passage for passage in corpus if passage.id not in gold), OTHERS)
     place = folder / "cut"
-    Corpus(cut).save(place / "corpus.jsonl")
+    Corpus([*map(corpus.by_id, filter(corpus.has, gold)), *others]).save(place / "corpus.jsonl")
     for split, questions in kept.items():
         save_questions(place / f"questions.{split}.jsonl", questions)
     return place

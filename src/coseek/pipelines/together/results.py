@@ -10,7 +10,7 @@ from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, Scores, summaries_of
 from coseek.measure.table import Table, dataset_table, scores_json, show
-from coseek.measure.verdict import PairedClaim, claim_of, verdict
+from coseek.measure.verdict import PairedClaim, claims_between, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences
 from coseek.pipelines.policy_card import write_policy_card
@@ -69,8 +69,7 @@ class Results:
         """Whether the last pair is better than the first, and than the last agent over the recipe's own retriever."""
         steps = [Pair(*place).name(self.pairs.beside) for place in way(self.rounds)]
         beside = [Pair(self.rounds, None).name(self.pairs.beside)] if self.course.recipe.pairs.beside else []
-        found = (claim_of(self.scores, steps[-1], other, self.pairs.metric) for other in (steps[0], *beside))
-        return [claim for claim in found if claim is not None]
+        return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *beside)], self.pairs.metric)
 
     def decisions(self) -> list[str]:
         """Sentences about early stopping and the best round."""

@@ -34,7 +34,7 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
                 for metric in metrics
             ]
             rows.append((name, group, str(len(turns)), *cells))
-    if "before" in found and "trained" in found:
+    if BEFORE in found and TRAINED in found:
         everything = places(held_out)[ALL]
         changes = (change(found, metric, recipe.seed) for metric in metrics)
         cells = ["–" if one is None else str(one.difference) for one in changes]
