@@ -15,7 +15,7 @@ TOOLS  := build/tools-env
 .PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl
 
 help:
-	@echo "make demo         install the core alone (60 MB, no torch), then watch a question being answered"
+	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make test-core    test what needs no torch, in .venv-core-PYTHON for each Python (PYTHONS=…)"

@@ -27,7 +27,6 @@ OUT = ROOT / "build"
 REFERENCE = "docs/reference"
 API = f"{REFERENCE}/api.md"
 """Written here from docstrings; the other pages are files of the repository."""
-NEWLINE = "\n"
 COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "bench/results", "examples")
 LOADING = {"script", "link", "img", "iframe", "source", "video", "audio", "object", "embed", "image", "use", "track"}
 """Elements whose addresses a browser fetches by itself."""
@@ -118,8 +117,8 @@ def index_for_programs(pages: Path) -> str:
             lines += ["", f"## {section}", ""]
             for link in [links] if isinstance(links, str) else links:
                 text = (pages / link).read_text(encoding="utf-8")
-                lines.append(f"- [{text.partition(NEWLINE)[0].lstrip('# ')}]({link}): {opening(pages / link)}")
-    return NEWLINE.join(lines) + NEWLINE
+                lines.append(f"- [{text.splitlines()[0].lstrip('# ')}]({link}): {opening(pages / link)}")
+    return "\n".join(lines) + "\n"
 
 
 def opening(page: Path) -> str:
@@ -137,7 +136,7 @@ def api_twin() -> str:
         offered = getattr(coseek, name)
         signature = str(inspect.signature(offered)) if inspect.isfunction(offered) else ""
         parts += [f"## {name}", f"`{name}{signature}`" if signature else "A type.", inspect.getdoc(offered) or ""]
-    return "\n\n".join(parts) + NEWLINE
+    return "\n\n".join(parts) + "\n"
 
 
 class Addresses(HTMLParser):

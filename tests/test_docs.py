@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,8 @@ from bench.road import HEADER, rows
 from tests.source_tree import PACKAGE, ROOT
 from tests.test_architecture import LAYERS
 
-from coseek.cli.main import COMMANDS
-from coseek.core.registry import find_plugin, plugin_names
+from coseek.cli.main import COMMANDS, program_of
+from coseek.core.registry import plugin_names
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
@@ -94,7 +95,7 @@ COMMAND_LINES = pytest.mark.parametrize(
 @COMMAND_LINES
 def test_every_command_line_parses_as_the_program_would(page: str, arguments: list[str]) -> None:
     assert arguments[0] in plugin_names(COMMANDS), page
-    program = typer.main.get_command(find_plugin("command", COMMANDS, arguments[0]).app)
+    program = program_of(arguments[0])
     context = program.make_context("coseek", arguments[1:])
     if isinstance(program, typer.core.TyperGroup):
         name, command, rest = program.resolve_command(context, [*context._protected_args, *context.args])
@@ -121,6 +122,13 @@ def test_every_recipe_has_a_line_in_the_documentation() -> None:
     written = {name for page in PAGES for name in re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8"))}
     names = {*recipe_names(), *retriever_recipe_names(), *together_recipe_names()}
     assert [name for name in sorted(names) if not {f"`{name}`", f"`{name.removesuffix('-laptop')}`"} & written] == []
+
+
+def test_every_extra_has_a_place_in_the_documentation() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "reference" / "extras.md").read_text(encoding="utf-8")
+    ours = {"dev", "mutation", "docs"}
+    assert [name for name in project["optional-dependencies"] if name not in ours and f"`{name}`" not in page] == []
 
 
 def test_the_page_on_the_architecture_has_the_layers_of_the_test() -> None:

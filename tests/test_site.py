@@ -38,6 +38,14 @@ def test_a_program_finds_every_page_as_markdown_from_llms_txt(tmp_path: Path) ->
     assert "## rollout\n" in library and "samples: int = 1" in library and ":::" not in library
 
 
+def test_no_page_links_to_a_file_that_the_site_leaves_out(tmp_path: Path) -> None:
+    stage(tmp_path)
+    for page in tmp_path.rglob("*.md"):
+        prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", prose):
+            assert (page.parent / link).exists(), f"{page.relative_to(tmp_path)} links to {link}"
+
+
 FETCHES = [
     '<script src="https://cdn.example/x.js"></script>',
     '<link rel="stylesheet" href="//fonts.example/css">',

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from coseek.cli.main import COMMANDS, described
-from coseek.cli.server_options import with_server_options
-from coseek.cli.volume import with_volume
-from coseek.core.registry import find_plugin, plugin_names
+from coseek.cli.main import COMMANDS, described, program_of
+from coseek.core.registry import plugin_names
 
 _app = typer.Typer()
 
@@ -28,9 +26,7 @@ def complete(arguments: Sequence[str]) -> int:
     for name in plugin_names(COMMANDS):
         group.commands[name] = TyperCommand(name, help=described(name)[1])
         if [name] == named:
-            group.commands[name] = with_server_options(
-                with_volume(typer.main.get_command(find_plugin("command", COMMANDS, name).app))
-            )
+            group.commands[name] = program_of(name)
     try:
         group.main([*arguments], prog_name="coseek")
     except SystemExit as done:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import typer
 from pydantic import ValidationError
+from typer.core import TyperCommand, TyperGroup
 
 from coseek import __version__
 from coseek.cli.home import with_home
@@ -181,8 +182,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     set_volume(Volume.NORMAL)
     try:
         with missing_extras(f"`coseek {name}`"):
-            app: typer.Typer = find_plugin("command", COMMANDS, name).app
-            program = with_home(with_server_options(with_volume(typer.main.get_command(app))))
+            program = program_of(name)
             # Not `program.main`, which handles Ctrl-C and closed pipes in its own way.
             with program.make_context(f"coseek {name}", list(arguments)) as context:
                 hush_libraries()
@@ -194,6 +194,13 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         path = where.command_path if where else f"coseek {name}"
         raise UserError(f"{error.format_message().rstrip('.')}{given(error)}; see `{path} --help`") from None
     return code if isinstance(code, int) else 0
+
+
+def program_of(name: str) -> TyperCommand | TyperGroup:
+    """Return a command's program, with the options that commands share."""
+    program = typer.main.get_command(find_plugin("command", COMMANDS, name).app)
+    assert isinstance(program, TyperCommand | TyperGroup)
+    return with_home(with_server_options(with_volume(program)))
 
 
 def hush_libraries() -> None:
