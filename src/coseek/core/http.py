@@ -50,7 +50,7 @@ _AROUND_ERROR = frozenset(
 )
 """Fields of an answer that holds nothing but an error."""
 _TRANSIENT = {"rate_limit_exceeded": 429, "rate_limit_error": 429, "resource_exhausted": 429, "overloaded_error": 503}
-"""Names of errors that pass → status."""
+"""Name of a temporary error → its HTTP status."""
 _LEAST_KEY = 16
 """Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
 
@@ -140,7 +140,7 @@ class _Request:
     rank: int
     """Calls of a lower rank are sent first where calls wait."""
     attempts: int | None = None
-    """At most; by default as the settings say."""
+    """Maximum number of attempts; default: that of the settings."""
 
 
 class HttpClient:
@@ -308,8 +308,8 @@ class HttpClient:
         raise self._refusal(response.status, answer.header("retry-after"), text)
 
     def _decoded(self, text: bytes, coding: str) -> bytes:
-        """A compressed body, which some servers send to clients that do not take any. A body that would be longer than
-        `most_bytes` is refused before it is unpacked."""
+        """Decompress a body, since some servers compress without being asked. At most `most_bytes` are unpacked; a
+        longer body is refused."""
         if coding not in ("gzip", "x-gzip", "deflate"):
             raise self._failed(f"it answered in the encoding {coding[:40]!r}, which was not asked for")
         unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by the header
@@ -319,6 +319,8 @@ class HttpClient:
             raise _TransientFault(f"its answer is not {coding}, as it says") from None
         if len(whole) > self._most_bytes:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        if text and not unpacking.eof:
+            raise _TransientFault(f"its answer is {coding} that breaks off")
         return whole
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
@@ -336,17 +338,17 @@ class HttpClient:
         return self._failed(what, status)
 
     def _object(self, answer: "_Answer") -> JsonObject:
-        """The JSON object of an answer. Raises the server's error where a proxy sends it with the status 200."""
-        found = _object(answer.text)
-        error = found.get("error")
-        if not error or found.get("choices") or not set(found) <= _AROUND_ERROR:
-            return found
-        named = error if isinstance(error, dict) else found
-        code = next((one for name in ("code", "status", "type") if (one := _status(named.get(name)))), None)
-        said = next((one for one in (named.get("message"), error) if isinstance(one, str)), json.dumps(error))
-        if code is not None:
-            raise self._refusal(code, answer.header("retry-after"), said.encode())
-        raise self._failed(f"it answered: {self.quoted(said)}")
+        """The JSON object of an answer. Raises the server's error if a proxy sends it with the status 200."""
+        row = _object(answer.text)
+        error = row.get("error")
+        if not error or row.get("choices") or not set(row) <= _AROUND_ERROR:
+            return row
+        holder = error if isinstance(error, dict) else row
+        status = next((code for name in ("code", "status", "type") if (code := _status(holder.get(name)))), None)
+        message = next((text for text in (holder.get("message"), error) if isinstance(text, str)), json.dumps(error))
+        if status is not None:
+            raise self._refusal(status, answer.header("retry-after"), message.encode())
+        raise self._failed(f"it answered: {self.quoted(message)}")
 
     def _failed(self, what: str, status: int | None = None) -> HttpFailure:
         return HttpFailure(f"{self._name}: {what}", status)
@@ -441,15 +443,15 @@ def _json(text: bytes) -> Json:
 
 def _object(text: bytes) -> JsonObject:
     answer = _json(text)
-    if isinstance(answer, list) and len(answer) == 1 and isinstance(one := answer[0], dict) and one.get("error"):
-        return one  # as Gemini's interface sends errors
+    if isinstance(answer, list) and len(answer) == 1 and isinstance(row := answer[0], dict) and row.get("error"):
+        return row  # as Gemini's interface sends errors
     if not isinstance(answer, dict):
         raise _TransientFault("its answer is JSON, but no object")
     return answer
 
 
 def _status(value: Json) -> int | None:
-    """The HTTP status of an error, a number, its digits or a name; `None` for anything else."""
+    """The HTTP status of an error that is written as a number, as digits or as a name; `None` for anything else."""
     text = value.lower() if isinstance(value, str) else ""
     number = int(text) if text.isascii() and text.isdigit() else _TRANSIENT.get(text, value)
     return number if type(number) is int and 400 <= number < 600 else None
