@@ -16,7 +16,7 @@ LIMITS = WIDE.model_copy(update={"passages_per_search": 2})
 def test_citations_are_resolved_over_all_searches_and_those_of_nothing_are_dropped_and_counted() -> None:
     said = "Eve knows a cat [3], called Bob [4, 2][9]. Ada is older [0][1]; the pool is [12] deep."
     run = play("cited", "<search>Eve</search>", f"<answer>{said}</answer>", limits=LIMITS)
-    assert [text.count(f"[{number}] ") for number, text in enumerate(observations(run)[:1], 1)] == [1]
+    assert observations(run)[0].count("[1] ") == 1
     assert "[3] Eve" in observations(run)[1] and "[1]" not in observations(run)[1]
     found = cited_answer(run)
     assert found is not None

@@ -3,6 +3,7 @@
 import pytest
 from tests.agents.playing import WIDE, Shelf, play
 
+from coseek.agents.limits import Limits
 from coseek.agents.replies import OUTSIDE, reply_in_words
 from coseek.agents.sources import sources_of, used_sentences
 from coseek.data.passage import Corpus, Passage
@@ -26,7 +27,7 @@ def test_a_turn_that_goes_round_in_circles_is_answered_with_a_sentence() -> None
         ((SEARCH,), WIDE.model_copy(update={"max_tokens": 400}), StopReason.TOKEN_LIMIT),
     ],
 )
-def test_every_end_without_an_answer_is_told_in_plain_words(turns, limits, stop) -> None:  # type: ignore[no-untyped-def]
+def test_every_end_without_an_answer_has_a_sentence(turns: tuple[str, ...], limits: Limits, stop: StopReason) -> None:
     run = play("search-r1", *turns, limits=limits)
     assert run.stop is stop
     said = reply_in_words(run)

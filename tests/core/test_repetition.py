@@ -2,13 +2,13 @@
 
 import random
 
-from coseek.core.repetition import RepetitionFilter, goes_round, without_repetition
+from coseek.core.repetition import RepetitionFilter, has_loop, without_repetition
 
 LOOP = "<think> Julenta , mayor" + " painter Seminary" * 48
 
 
 def test_a_loop_is_shortened_and_what_follows_it_is_not() -> None:
-    assert len(without_repetition(LOOP)) < 100 and goes_round(LOOP)
+    assert len(without_repetition(LOOP)) < 100 and has_loop(LOOP)
     assert without_repetition(f"{LOOP}</think><search> x</search>").endswith("…</think><search> x</search>")
 
 

@@ -17,7 +17,7 @@ from functools import cache
 
 import pytest
 
-from coseek.core.marks import visible
+from coseek.core.marks import without_invisible
 from coseek.measure.answers import exact_match, f1
 
 COUNTS = pytest.mark.parametrize("count", [3_000, pytest.param(50_000, marks=pytest.mark.slow)])
@@ -66,7 +66,9 @@ def pairs(count: int) -> list[tuple[str, str]]:
 def bag(answer: str) -> list[str]:
     """The words that are left of an answer."""
     kept = "".join(
-        character for character in visible(answer).lower() if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+        character
+        for character in without_invisible(answer).lower()
+        if character not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
     )
     words: list[str] = []
     run = ""

@@ -102,8 +102,8 @@ def settings_for(
 ) -> AgentSettings:
     """Build an agent's settings, with its own protocol and prompt template as defaults.
 
-    `untrained` is the protocol of a model that was trained for none. Raises `UserError` for a name that is no agent,
-    and for a protocol with tools in Python files that only the model's folder names.
+    `untrained` is the default protocol of a model without a card. Raises `UserError` for an unknown agent, and for a
+    protocol with tools in Python files that only the model's folder names.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
     tree: JsonObject = _file(file) if file else {"name": name}
@@ -313,7 +313,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
     model.words_of = TurnWriter(grammar, reopens=model.served.dialect == "chat")
     if in_bytes and dialect_of(model.served.dialect).EXACT:
         raise SettingError(
-            f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
+            f"{settings.name} exchanges token ids, which are not bytes; name the model's own folder with --tokenizer"
         )
     if in_bytes:
         model.ids_per_token = BYTES_PER_TOKEN

@@ -238,7 +238,7 @@ class Grammar:
 
     def parse(self, text: str, opened: Tag | None = None) -> list[Span]:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems. `opened` is
-        a tag that the prompt has opened; an agent that opens it once more at once opens it once."""
+        a tag that the prompt has opened; an opening mark with which the agent repeats it is ignored."""
         spans: list[Span] = []
         if opened is not None and text.lstrip().startswith(opened.opening):
             opened = None

@@ -311,13 +311,13 @@ class PromptTemplate:
     def _asked(self, tokenizer: Tokenizer, question: Question) -> str:
         """The question, after the earlier messages of its conversation, if any, as `role: content`, one message a
         line."""
-        asked = question.question
+        text = question.question
         if self.file.question_spelling == "separated":
-            asked = separated(asked, lambda word: len(tokenizer.encode_data(f" {word}")) == 1)
+            text = separated(text, lambda word: len(tokenizer.encode_data(f" {word}")) == 1)
         if not (earlier := _own_messages(question, EARLIER)):
-            return asked
+            return text
         lines = [f"{role}: {' '.join(content.split())}\n" for role, content in earlier]
-        return f"{''.join(lines)}user: {asked}"
+        return f"{''.join(lines)}user: {text}"
 
     def _data(self, tokenizer: Tokenizer, text: str) -> list[int]:
         if self.file.space_before and not text.startswith(" "):
@@ -332,13 +332,13 @@ class PromptTemplate:
 
 
 def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
-    """The path and the templates of a prompt template, over those of the one that it extends."""
+    """The path and the fields of a prompt template, merged over those of the template that it extends."""
     own = FOLDER / name / f"{protocol}.yaml"
     path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
     tree = read_yaml(path, "prompt_template file")
     if not (base := str(tree.pop("extends", None) or "")):
         return path, tree
-    if base not in {one.stem for one in FOLDER.glob("*.yaml")} or path == FOLDER / f"{base}.yaml":
+    if base not in {file.stem for file in FOLDER.glob("*.yaml")} or path == FOLDER / f"{base}.yaml":
         raise SettingError(f"{path}: extends names a prompt template of the package, not {base!r}")
     return path, {**_read(base, protocol)[1], **tree}
 
@@ -347,15 +347,15 @@ def _pieces(template: str) -> Iterator[tuple[bool, str]]:
     """Yield (is a field, text) in order. Doubled braces are written as single ones; `}}` that closes no `{{` stays, so
     that JSON may also stand as it is."""
     literal, depth, start = "", 0, 0
-    for found in _BRACES.finditer(template):
-        literal += template[start : found.start()]
-        start = found.end()
-        if (field := found.group(1)) is not None:
+    for braces in _BRACES.finditer(template):
+        literal += template[start : braces.start()]
+        start = braces.end()
+        if (field := braces[1]) is not None:
             if literal:
                 yield False, literal
             yield True, field
             literal = ""
-        elif found.group() == "{{":
+        elif braces[0] == "{{":
             depth += 1
             literal += "{"
         else:

@@ -6,7 +6,7 @@ A run's own answer, its tokens and its grades are never changed.
 from coseek.agents.served_context import served_context
 from coseek.agents.sources import reply_of
 from coseek.core.counted import counted
-from coseek.core.repetition import goes_round
+from coseek.core.repetition import has_loop
 from coseek.core.spelling import as_written
 from coseek.data.trajectory import Author, StopReason, Trajectory
 
@@ -27,7 +27,7 @@ _WITHOUT_ANSWER = {
 
 def reply_in_words(run: Trajectory) -> str:
     """The answer as people write it, or a sentence for a run without one. Never empty."""
-    if goes_round(run.answer or "") or (run.answer is None and goes_round(last_turn(run))):
+    if has_loop(last_turn(run) if run.answer is None else run.answer):
         return OUTSIDE
     if run.stop is StopReason.COMPLETE:
         count = len(served_context(run))

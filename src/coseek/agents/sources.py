@@ -1,4 +1,4 @@
-"""Sources: the passages that an answer rests on, the sentences in them, and what is shown where it rests on none.
+"""Sources: the passages that an answer rests on, the sentences in them, and what to show without such passages.
 
 An agent of the protocol `cited` names the passages of its answer by number. Any other answer rests on the passages that
 hold it word for word.
@@ -19,9 +19,9 @@ from coseek.retrieval.lexical.analyzer import has_words
 CITED = "cited"
 """The protocol whose answers cite passages by number."""
 MOST = 5
-"""Sources of an answer that cites none."""
+"""Maximum number of sources of an answer without citations."""
 MOST_SENTENCES = 4
-"""Sentences in a row that an answer may span."""
+"""Maximum number of consecutive sentences that an answer may span."""
 _CITATIONS = re.compile(r"([ \t]?)((?:\[[0-9]{1,4}(?:[ \t]?[,;][ \t]?[0-9]{1,4}){0,20}\])++)")
 """Citations in a row, with the blank before them."""
 _NUMBER = re.compile("[0-9]+")
@@ -45,10 +45,10 @@ def cited_answer(run: Trajectory) -> CitedAnswer | None:
     shown, numbers, dropped = numbered_documents(run.searches), dict[str, int](), 0
     cited: list[Passage] = []
 
-    def renumbered(found: re.Match[str]) -> str:
+    def renumbered(citations: re.Match[str]) -> str:
         nonlocal dropped
         marks: list[str] = []
-        for number in map(int, _NUMBER.findall(found[2])):
+        for number in map(int, _NUMBER.findall(citations[2])):
             if not 1 <= number <= len(shown):
                 dropped += 1
                 continue
@@ -56,7 +56,7 @@ def cited_answer(run: Trajectory) -> CitedAnswer | None:
             if passage.id not in numbers:
                 cited.append(passage)
             marks.append(f"[{numbers.setdefault(passage.id, len(cited))}]")
-        return found[1] + "".join(dict.fromkeys(marks)) if marks else ""
+        return citations[1] + "".join(dict.fromkeys(marks)) if marks else ""
 
     text = _CITATIONS.sub(renumbered, run.answer).strip()
     return CitedAnswer(text, tuple(cited), dropped)
@@ -70,9 +70,8 @@ def reply_of(run: Trajectory) -> str:
 
 
 def sources_of(run: Trajectory) -> list[Passage]:
-    """The passages that an answer cites, in the order of its citations. Of an answer that cites none, those that hold
-    it word for word, best first; where none does, those that it served; at most `MOST`. Empty where the agent
-    declined."""
+    """The passages that an answer cites, in the order of its citations. Without citations at most `MOST` passages that
+    hold it word for word, best first, or, if no passage does, that the run served. Empty if the agent declined."""
     if run.declined:
         return []
     if (cited := cited_answer(run)) is not None and cited.passages:
@@ -87,8 +86,8 @@ def holds(passage: Passage, answer: str) -> bool:
 
 
 def used_sentences(run: Trajectory, passages: Sequence[Passage]) -> list[str]:
-    """For each passage the sentence that the answer rests on: one with the answer, else one that names a passage with
-    the answer, which is a step towards it. "" where a passage has neither."""
+    """For each passage the sentence that the answer rests on: a sentence with the answer, else one with the title of a
+    passage with the answer, which is a step towards it. "" for a passage with neither."""
     answer = run.answer or ""
     titles = [passage.title for passage in passages if holds(passage, answer)]
     return [

@@ -1,4 +1,4 @@
-"""A circuit breaker: stops calls to a server that fails."""
+"""Circuit breaker: stops calls to a server that fails."""
 
 import threading
 import time

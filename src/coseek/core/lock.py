@@ -142,9 +142,9 @@ def _take(path: Path, place: Path, way_out: str) -> _Hold:
 
 def is_being_written(folder: Path) -> bool:
     """Whether a process holds the folder's lock, without taking it. A process of another machine counts as alive."""
-    if (found := _pid_and_node(folder / NAME)) is None:
+    if (holder := _pid_and_node(folder / NAME)) is None:
         return False
-    pid, node = found
+    pid, node = holder
     if node != platform.node():
         return True
     try:
@@ -157,7 +157,7 @@ def is_being_written(folder: Path) -> bool:
 
 
 def _pid_and_node(path: Path) -> tuple[int, str] | None:
-    """The process id and machine in a lock file; `None` where it holds none."""
+    """The process id and machine in a lock file; `None` if it holds neither."""
     try:
         pid, _, node = path.read_text(encoding="utf-8").strip().partition(" on ")
     except (OSError, UnicodeDecodeError):
@@ -167,9 +167,9 @@ def _pid_and_node(path: Path) -> tuple[int, str] | None:
 
 def _holder(path: Path) -> str:
     """The process id and machine in a lock file, for the error; empty where it holds none."""
-    if (found := _pid_and_node(path)) is None:
+    if (holder := _pid_and_node(path)) is None:
         return ""
-    pid, node = found
+    pid, node = holder
     return f" ({pid})" if node == platform.node() else f" ({pid} on {node[:80]})"
 
 

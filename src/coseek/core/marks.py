@@ -26,7 +26,7 @@ ZERO_WIDTH = re.compile(f"[{_ZERO_WIDTH}]+")
 line, Unicode's Default_Ignorable_Code_Point."""
 
 
-def visible(text: str) -> str:
+def without_invisible(text: str) -> str:
     """Remove the characters that are displayed as nothing."""
     return text if text.isascii() else ZERO_WIDTH.sub("", text).replace(SOFT_HYPHEN, "")
 

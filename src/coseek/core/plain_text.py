@@ -35,13 +35,13 @@ _ODD_SIGN = re.compile(
     r"[^\W\d_](?:[\xb2\xb3\xb9]|[^\w\s\x00-\x7f\u2019\xb7\xad\u2013\u2014\u2026\xa0])[^\W\d_]"
     r"|[a-zß-öø-ÿ][À-ÖØ-Þ\u0152\u0160\u0178\u017d]|[ªº][^\W\d_]|[\x80-\x9f]"
 )
-"""A sign inside a word, a capital behind a small letter, or a control character: signs of another encoding."""
+"""A sign inside a word, a capital after a small letter, or a control character: signs of another encoding."""
 _MOST_ACCENTED, _MOST_KNOWN, _SAMPLE = 0.5, 0.95, 200_000
 _AS_BROWSERS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "iso8859-11": "cp874",
     "gb2312": "gbk", "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
-"""Declared encoding → its superset, which browsers read instead: most texts that declare the one are the other."""
+"""Declared encoding → the superset of it that browsers use, since most texts that declare the former are the latter."""
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """CJK characters, as the inside of a character class."""
 WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
@@ -49,7 +49,7 @@ WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
 No match starts inside white space, so trailing blanks are scanned once."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
-"""Ends a sentence. A line that goes on in lower case is one that was wrapped."""
+"""Ends a sentence. A line that continues in lower case was wrapped."""
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
@@ -60,7 +60,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """A text, and how it was decoded."""
+    """A text and the encoding that it was decoded with."""
 
     text: str
     encoding: str
@@ -89,7 +89,7 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
     said = _META.search(body[:4096]) if is_page else None
     for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
         if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
-            return _replacing(body, said_encoding(body, charset))
+            return _replacing(body, declared_encoding(body, charset))
     if _mostly_utf8(body):
         return _replacing(body, "utf-8")
     name = _latin_encoding(body)
@@ -102,12 +102,12 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
     return replace(found, encoding=name, is_guess=True)
 
 
-def said_encoding(body: bytes, charset: str) -> str:
-    """The encoding of a text that declares the known encoding `charset`: its superset where the text is one in that,
-    and UTF-8 where UTF-8 text is declared as Western European, whose letters hardly ever make valid UTF-8."""
-    known = codecs.lookup(charset).name
-    wider = _AS_BROWSERS.get(known, charset)
-    western = wider == "cp1252" or known == "cp1252"
+def declared_encoding(body: bytes, charset: str) -> str:
+    """The encoding to decode a text with that declares the encoding `charset`: the superset that browsers use, if it
+    decodes the text. UTF-8 that is declared as Western European is UTF-8: letters of the latter hardly ever make it."""
+    name = codecs.lookup(charset).name
+    wider = _AS_BROWSERS.get(name, charset)
+    western = "cp1252" in (wider, name)
     for name in ("utf-8", wider) if western else (wider,):
         with suppress(UnicodeDecodeError):
             body.decode(name)
@@ -148,7 +148,7 @@ def _latin_encoding(body: bytes) -> str:
             continue
         if name == "cp1252" and "\xa4" in text:  # the euro of ISO 8859-15; hardly anybody writes the general sign
             continue
-        if any(sum(one in alphabet for one in accented) >= _MOST_KNOWN * len(accented) for alphabet in alphabets):
+        if any(sum(letter in alphabet for letter in accented) >= _MOST_KNOWN * len(accented) for alphabet in alphabets):
             return name
     return ""
 

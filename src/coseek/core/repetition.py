@@ -11,9 +11,9 @@ from coseek.core.plain_text import CJK
 LONGEST = 12
 """Words of the longest unit that is recognised."""
 TIMES = 4
-"""Times that a unit occurs in a row before the text counts as a loop."""
+"""Number of repetitions in a row from which on a text counts as a loop."""
 LEAST = 8
-"""Words of a loop, at least: "no, no, no, no" is none."""
+"""Minimum number of words of a loop: "no, no, no, no" has fewer."""
 _PIECE = re.compile(rf"[\W_]+|[{CJK}]|[^\W_{CJK}]{{1,100}}")
 """A word, or what stands between words."""
 MORE = "…"
@@ -65,7 +65,7 @@ class RepetitionFilter:
         self._words = [*self._words[1 - LONGEST :], word]
         return any(
             self._same[period] >= max((TIMES - 1) * period, LEAST - period)
-            and not all(one.isdigit() for one in self._words[-period:])
+            and not all(number.isdigit() for number in self._words[-period:])
             for period in range(1, LONGEST + 1)
         )
 
@@ -76,7 +76,7 @@ def without_repetition(text: str) -> str:
     return shown.add(text) + shown.end()
 
 
-def goes_round(text: str) -> bool:
+def has_loop(text: str) -> bool:
     """Whether the text has a loop."""
     shown = RepetitionFilter()
     shown.add(text)

@@ -38,7 +38,7 @@ class Settings(BaseModel):
 
 
 def _at_home(value: object) -> object:
-    """A text that begins with `~/` is a path, in whatever setting."""
+    """Expand `~/` at the beginning of a text, which is a path in whatever setting."""
     if isinstance(value, list):
         return [_at_home(each) for each in value]
     return expand_home(value) if isinstance(value, str) else value

@@ -15,7 +15,7 @@ _LOWER_FIRST = frozenset(("the", "whoever"))
 _FINAL = " \t\r\n.?!,;:…"
 _APOSTROPHES = str.maketrans("‘’‛ʼ`´", "''''''")
 _QUOTES = re.compile(r"[\"“”„‟«»‹›]|(?<!\w)'|'(?!\w)")
-"""Quotation marks, which laptop worlds do not write. An apostrophe inside a word is none."""
+"""Quotation marks, which laptop worlds do not write. Apostrophes inside words are not among them."""
 _POSSESSIVE = re.compile(r"(?<=\w)'s\b")
 _MARK = re.compile(r"(?<=\d)[.,:](?=\d)|(?<=\w)-(?=\w)|(?<=\w)'(?=\w)|([^\w\s])")
 """A mark; without a group where it is a part of its number or word."""
@@ -30,7 +30,7 @@ _BLANK_AFTER = re.compile(r"(?<=[(#])\s+")
 def separated(text: str, is_token: Callable[[str], bool]) -> str:
     """Spell a typed question as laptop worlds do: a capital first, blanks around every mark, one mark at the end.
 
-    `is_token` tells whether a word is one token of the policy. A question without any capital gets those of the names
+    `is_token` returns whether a word is one token of the policy. A question without any capital gets those of the names
     that the policy knows. Of a question that is spelled so already only outer blanks are removed.
     """
     text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES).replace("…", " … "))

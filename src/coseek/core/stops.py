@@ -14,7 +14,7 @@ _NOTE = b"\nstopping: this step ends and is saved first (once more: stop at once
 
 @dataclass(slots=True)
 class PendingStop:
-    """A stop that was asked for and has not happened yet."""
+    """A requested stop that has not happened yet."""
 
     signal: int | None = None
 
@@ -23,7 +23,8 @@ class PendingStop:
         return self.signal is not None
 
     def act(self) -> None:
-        """Stop as the signal would have; a process that got none stops as others did by Ctrl-C."""
+        """Stop as the signal would have. A process without a signal, which stops with another one, raises
+        `KeyboardInterrupt`."""
         if self.signal is not None:
             signal.raise_signal(self.signal)
         raise KeyboardInterrupt

@@ -6,7 +6,7 @@ import string
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
-from coseek.core.marks import visible
+from coseek.core.marks import without_invisible
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -49,4 +49,4 @@ def normalise(text: str) -> str:
     formats are unchanged, without NFKC, so that values are comparable with the papers'. Characters that are displayed
     as nothing (soft hyphens, zero-width blanks) are removed first, which the papers' scripts do not do.
     """
-    return " ".join(_ARTICLES.sub(" ", visible(text).lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", without_invisible(text).lower().translate(_PUNCTUATION)).split())

@@ -29,8 +29,6 @@ OWN_PROMPT = "generator.yaml"
 """File of a model folder with the prompt that the model was trained on; it is then the default prompt."""
 
 
-SPENT = "max_answer_tokens"
-"""The setting of the tokens that a generator may write."""
 AnswerPart: TypeAlias = Literal["whole", "first_line"]
 
 
@@ -146,19 +144,21 @@ class Generator:
         """One answer per context, in order. Equal contexts are generated once; a failure affects no other context."""
         texts = generate_each(self.model, [context.prompt for context in contexts], self.max_answer_tokens)
         return [
-            self.read(text) if isinstance(text, str) else GeneratorOutput(None, fault=fault_of(text, SPENT))
+            self.read(text)
+            if isinstance(text, str)
+            else GeneratorOutput(None, fault=fault_of(text, "max_answer_tokens"))
             for text in texts
         ]
 
     def read(self, text: str) -> GeneratorOutput:
         """The answer in an output without its reasoning: all of it or its first line, after the mark if the prompt has
-        one."""
-        behind = visible_after(text, self.prompt.answer_after)
-        if behind is None:
+        a mark."""
+        answer = visible_after(text, self.prompt.answer_after)
+        if answer is None:
             return GeneratorOutput(None, text)
         if (self.settings.answer or self.prompt.answer) == "whole":
-            return GeneratorOutput(behind.strip() or None, text)
-        lines = (line.strip() for line in behind.splitlines())
+            return GeneratorOutput(answer.strip() or None, text)
+        lines = (line.strip() for line in answer.splitlines())
         return GeneratorOutput(next((line for line in lines if line), None), text)
 
 
@@ -185,5 +185,5 @@ def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
 
 def fault_of(error: ModelError, limit: str) -> str:
     """The message of an error; `limit` is the setting of the tokens that a model may write."""
-    said = str(error) or "the model failed without a word"
-    return f"{said}, or {limit}" if isinstance(error, OutOfTokens) else said
+    message = str(error) or "the model failed without a word"
+    return f"{message}, or {limit}" if isinstance(error, OutOfTokens) else message

@@ -34,8 +34,8 @@ class Unreadable:
 
 def after_mark(text: str, mark: str) -> str | Unreadable:
     """The visible text after the last `mark`, for models that reason first; all of it for an empty mark."""
-    behind = visible_after(text, mark)
-    return Unreadable(f"no {mark!r}") if behind is None else behind
+    answer = visible_after(text, mark)
+    return Unreadable(f"no {mark!r}") if answer is None else answer
 
 
 def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ...] | Unreadable:

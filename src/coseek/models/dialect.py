@@ -217,14 +217,14 @@ def item(value: Json, *path: str | int) -> Json:
 
 
 def choice_of(answer: JsonObject) -> JsonObject:
-    """The first choice of an answer. Raises `ValueError` for an error in it or beside it: what the model had written by
-    then is no turn."""
+    """The first choice of an answer. Raises `ValueError` for an error in or beside it: text before an error is not a
+    turn."""
     choice = item(answer, "choices", 0)
     if not isinstance(choice, dict):
         raise ValueError("its answer holds no message")
     if error := choice.get("error") or answer.get("error"):
-        said = error.get("message", error) if isinstance(error, dict) else error
-        raise ValueError(f"it answered: {said if isinstance(said, str) else json.dumps(said):.200}")
+        message = error.get("message", error) if isinstance(error, dict) else error
+        raise ValueError(f"it answered: {message if isinstance(message, str) else json.dumps(message):.200}")
     return choice
 
 

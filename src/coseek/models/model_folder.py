@@ -90,7 +90,7 @@ def check_tensors(path: Path) -> None:
     size = path.stat().st_size
     tensors, begin = _header(path)
     try:
-        ends = [_end_of(one) for one in tensors.values()]
+        ends = [_end_of(tensor) for tensor in tensors.values()]
     except WRONG_SHAPE as error:
         raise _no_safetensors(path, error) from None
     if (there := size - begin) != (named := max(ends, default=0)):
@@ -99,7 +99,8 @@ def check_tensors(path: Path) -> None:
 
 def tensor_types(path: Path) -> dict[str, str]:
     """The number type of each tensor of a safetensors file: `F32`, `BF16`, `I8`, … Raises `DataError`."""
-    return {name: str(one.get("dtype")) for name, one in _header(path)[0].items() if isinstance(one, dict)}
+    tensors, _ = _header(path)
+    return {name: str(tensor.get("dtype")) for name, tensor in tensors.items() if isinstance(tensor, dict)}
 
 
 def _header(path: Path) -> tuple[JsonObject, int]:
@@ -109,7 +110,7 @@ def _header(path: Path) -> tuple[JsonObject, int]:
         head = file.read(length) if length <= min(_LONGEST_HEAD, path.stat().st_size - 8) else b""
     try:
         tensors = cast(JsonObject, parse_lenient(head.decode("utf-8")))
-        return {name: one for name, one in tensors.items() if name != "__metadata__"}, 8 + length
+        return {name: tensor for name, tensor in tensors.items() if name != "__metadata__"}, 8 + length
     except WRONG_SHAPE as error:
         raise _no_safetensors(path, error) from None
 

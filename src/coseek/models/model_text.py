@@ -3,7 +3,7 @@
 Read are one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict: no`;
 `correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, and a JSON object with such a label. Reasoning and code
 fences are left out. Text that says both, or neither, has no verdict: it is never guessed. Nor is what a judge quotes or
-reports its verdict: a response that says "the answer is yes" is no yes.
+reports its verdict: a response that says "the answer is yes" is not a yes.
 """
 
 import re
@@ -65,8 +65,8 @@ def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) ->
 def _marked(text: str) -> set[bool]:
     r"""The verdict in `\boxed{…}`, or between the tags of an answer or a verdict, that a text ends with."""
     bare = _QUOTED.sub("", text).rstrip(" \t\n.$*)]\\")
-    last = [found for found in _BOXED.finditer(bare) if found.end() == len(bare)]
-    words = (_word(_TEXT.sub(r"\1", found[1] or found[2])) for found in last)
+    last = [box for box in _BOXED.finditer(bare) if box.end() == len(bare)]
+    words = (_word(_TEXT.sub(r"\1", box[1] or box[2])) for box in last)
     return {word for word in words if word is not None}
 
 

@@ -25,8 +25,8 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     """Write the model of `source` with one token for each tag and each word to `folder`, atomically.
 
     The vector of a tag is close to the mean of the known ones: as distant as other words, it would disturb the model.
-    That of a word lies around the sum of its pieces' vectors, as long as a known one is on average. Known tokens keep
-    their ids and vectors, so that adding them again changes nothing. `words` are as `spelt_words` returns them.
+    The vector of a word is near the sum of its pieces' vectors, with the mean length of the known ones. Known tokens
+    keep their ids and vectors, so that adding them again changes nothing. `words` are as `spelt_words` returns them.
     """
     import torch
 
@@ -79,8 +79,8 @@ def _check_ids(old: Mapping[str, int], size: int, after: HfTokenizer) -> None:
 
 def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
     """The `most` frequent words of `texts` that the tokenizer of a model folder cuts into pieces, each with the space
-    before it, in the tokenizer's own alphabet. Words that were added before count among the `most`, and are left out:
-    for the same texts there is nothing more to add. Raises `SettingError` for a tokenizer that is no BPE of words."""
+    before it, in the tokenizer's own alphabet. Words that were added before count among the `most` and are skipped, so
+    that the same texts add nothing twice. Raises `SettingError` for a tokenizer that is no BPE of words."""
     from tokenizers.models import BPE
 
     if not most:
@@ -118,7 +118,7 @@ def _with_words(tokenizer: HfTokenizer, words: Sequence[str]) -> HfTokenizer:
         tree = read_json_object(file, foreign=True)
         model = cast("dict[str, object]", tree["model"])
         vocab = cast("dict[str, int]", model["vocab"])
-        # An added token gets the id that the vocabulary says, and would else be moved behind the new words.
+        # An added token gets the id that the vocabulary says, and would otherwise be moved after the new words.
         for token in cast("list[dict[str, object]]", tree["added_tokens"]):
             vocab.setdefault(str(token["content"]), cast(int, token["id"]))
         vocab |= {word: tokenizer.size + number for number, word in enumerate(words)}

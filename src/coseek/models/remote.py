@@ -46,7 +46,7 @@ class RemoteModelSettings(ServerSettings):
 
 
 _MOSTLY = 0.75
-"""Share of the sent tokens that a server counts at least: a tokenizer of a related model counts about as many."""
+"""Minimum share of the sent tokens that a server must have read; a related model's tokenizer counts about as many."""
 _UNCOUNTED = 64
 """Tokens by which counts may differ."""
 _MOST_REPEATS = 2
@@ -73,7 +73,7 @@ class ServerInfo:
     model: str
     paths: ServerPaths = field(default_factory=lambda: ServerPaths(""))
     owner: str = ""
-    """Who owns the model by the server's list, which tells the kinds of servers apart; "" where that is not known."""
+    """`owned_by` in the server's list of models, by which kinds of servers differ; "" if unknown."""
 
     @property
     def neutral(self) -> JsonObject:
@@ -160,8 +160,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return super()._why(row, error) + hint
 
     def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:
-        """Raise `ValueError` where the server read much less than it was sent: some cut a long prompt and say
-        nothing."""
+        """Raise `ValueError` if the server read much less than it was sent: some cut long prompts silently."""
         sent = sum(len(part.ids) for part in row.parts)
         if tokens is None or tokens[0] == 0 or isinstance(self.tokenizer, ByteTokenizer):
             return
@@ -215,8 +214,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
 
 
 def _check_repeats(row: _RemoteRow, written: ServerTurn) -> None:
-    """Raise `ValueError` where a server takes the same calls out of the text again and again: its model does not see
-    what they found, and each turn is paid for."""
+    """Raise `ValueError` if a server takes the same calls out of the text again and again: its model does not see their
+    results, and each turn is paid for."""
     row.repeats = row.repeats + 1 if written.calls and written.calls == row.calls else 0
     row.calls = written.calls
     if row.repeats >= _MOST_REPEATS:

@@ -81,9 +81,9 @@ class RemoteTextModel:
     @property
     def identity(self) -> str:
         """A digest of the server's URL and of everything besides the prompt that is sent."""
-        asked = self.settings
-        more = [one for one in (self._send, asked.reasoning_tokens, self.served.neutral) if one]
-        return _digest([self.calls.base, asked.dialect, self.served.model, self.temperature, asked.seed or 0, *more])
+        settings, model = self.settings, self.served.model
+        changes = [each for each in (self._send, settings.reasoning_tokens, self.served.neutral) if each]
+        return _digest([self.calls.base, settings.dialect, model, self.temperature, settings.seed or 0, *changes])
 
     @property
     def concurrency(self) -> int:
@@ -193,9 +193,9 @@ def server_settings(name: str, kind: type[S]) -> S | None:
     if path.suffix not in (".yaml", ".yml"):
         return None
     tree = read_yaml(path, "model file", "`name: value` lines, `url` among them")
-    if isinstance(given := tree.get("url"), str) and "#" in given:
-        url, behind = split_settings(given)
-        tree = {**behind, **tree, "url": url}
+    if isinstance(address := tree.get("url"), str) and "#" in address:
+        url, settings = split_settings(address)
+        tree = {**settings, **tree, "url": url}
     return make_settings(kind, tree, path)
 
 

@@ -38,14 +38,14 @@ NEUTRAL: Mapping[str, JsonObject] = {
     "organization_owner": {"repeat_penalty": 1.0},  # LM Studio
 }
 """Owner in a server's model list → fields that undo what the model's own generation settings add: a penalty for
-repetitions makes greedy decoding another one. Servers that are asked for text and take ids have these fields anyway."""
+repetitions changes greedy decoding. Requests with ids have these fields anyway."""
 FIXED: Mapping[str, str] = {
     "library": (
         "Ollama adds the repetition penalty of the model's Modelfile, which no request can change: for greedy decoding "
         "set `PARAMETER repeat_penalty 1.0` there"
     )
 }
-"""Owner → what is added that a request cannot undo."""
+"""Owner → what the server adds that no request can undo."""
 
 
 class ServerSettings(Settings):
@@ -64,7 +64,7 @@ class ServerSettings(Settings):
 
 
 def split_settings(url: str) -> tuple[str, JsonObject]:
-    """Split a server's URL from the settings behind its `#`, which are never sent.
+    """Split a server's URL from the settings after its `#`, which are never sent.
 
     `http://HOST#model=qwen3:8b&send.seed=null` gives the URL and `{model: qwen3:8b, send: {seed: null}}`. Values are
     YAML; `&`, `#` and `%` are percent-encoded. Raises `SettingError`.
@@ -74,7 +74,7 @@ def split_settings(url: str) -> tuple[str, JsonObject]:
 
 
 def with_settings(url: str, settings: JsonObject) -> str:
-    """Put settings of one level (`{"model": …, "send.seed": None}`) behind a URL, for `split_settings`."""
+    """Append settings of one level (`{"model": …, "send.seed": None}`) to a URL, for `split_settings`."""
     texts = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
     parts = [quote(text, safe='=:/" ') for text in texts]
     return f"{url}{'&' if '#' in url else '#'}{'&'.join(parts)}" if parts else url
@@ -129,7 +129,7 @@ def refused_field(error: HttpFailure, body: Mapping[str, object]) -> str:
     error."""
     if error.status not in _REFUSALS:
         return ""
-    named = {found[1] or found[2] for found in _NAMED.finditer(str(error))}
+    named = {match[1] or match[2] for match in _NAMED.finditer(str(error))}
     for name in body:
         if name in _INPUT or name not in named:
             continue

@@ -72,8 +72,8 @@ class HfTokenizer:
         return max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
     def _check_ids(self, file: Path) -> None:
-        """Raise `DataError` for an added token that the library gave another id than the file says, as it does behind a
-        gap: the token would be read and written with the vector of another one."""
+        """Raise `DataError` for an added token to which the library gave another id than the file, as it does after a
+        gap in the ids: the token would be read and written with the vector of another one."""
         for content, token in (added_tokens(file) or {}).items():
             loaded, ident = self._trusted.token_to_id(content), token.get("id")
             if loaded is not None and loaded != ident:

@@ -148,7 +148,7 @@ def _other(load: Load) -> str:
 
 def _check_ignored(folder: Path, load: Load) -> None:
     """Refuse weights that were left out although the model has their layer: adapters, biases or scales that the
-    configuration does not mention. A whole part that is not used here (another head, an image encoder) is no mistake.
+    configuration does not mention. A whole part that is not used here (another head, an image encoder) is accepted.
     """
     layers = dict(load.model.named_modules())
     # A layer of the model, or a tensor below one: `q_proj.bias`, `q_proj.lora_A.weight`.

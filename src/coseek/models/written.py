@@ -22,7 +22,7 @@ _PAIRS = (
     ("Here is my thought process:", "Here is my response:"),  # Granite
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
-"""Opening and closing marks of reasoning that are no tags."""
+"""Opening and closing marks of reasoning that are not tags."""
 _NAME = r"(?:\w{1,12}[:_])?(?:think(?:ing|_fast|_faster)?|thoughts?|reasoning)"
 """A tag of reasoning, which some models prefix: `seed:think`, `longcat_think`."""
 _OPENS = "|".join(
@@ -34,7 +34,7 @@ _CLOSES = "|".join(
     + tuple(re.escape(end) for _, end in _PAIRS)
 )
 _LONGEST = 64
-"""Characters in which a mark at the end of a text lies."""
+"""Maximum number of characters of a mark at the end of a text."""
 MARK = re.compile(f"(?P<closes>{_CLOSES})|{_OPENS}", re.I)
 """A mark of reasoning; the group `closes` is one that closes it."""
 _FRAMES = re.compile(
@@ -70,7 +70,7 @@ class ToolCallText:
 
     @property
     def is_malformed(self) -> bool:
-        """Whether the arguments are a broken piece of JSON, and no words."""
+        """Whether the arguments are broken JSON rather than words."""
         return isinstance(self.arguments, str) and _JSON_LIKE.search(self.arguments) is not None
 
     @property
@@ -152,7 +152,7 @@ def opened_at_end(text: str) -> str:
 
 
 def after_opened(text: str) -> str | None:
-    """What stands after the reasoning that was opened in front of a text; `None` where it is not closed."""
+    """The text after reasoning that was opened in front of it; `None` if the reasoning is not closed."""
     end = next((mark for mark in MARK.finditer(text) if mark["closes"] is not None), None)
     return None if end is None else text[end.end() :]
 
@@ -214,7 +214,7 @@ def reasoning_in(message: JsonObject) -> str:
 
 
 def refusal_in(message: JsonObject) -> str:
-    """The model's refusal, which a server returns instead of content."""
+    """The model's refusal, which a server returns instead of content; "" without one."""
     if isinstance(refusal := message.get("refusal"), str):
         return refusal
     refusals = (part.get("refusal") for part in _parts(message))

@@ -1,6 +1,6 @@
 """Search: the queries of a call, given to the rollout's retriever in one batch. What they find is the evidence."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -49,14 +49,10 @@ def run(requests: Sequence[ToolRequest], settings: SearchSettings, context: Tool
         for request in requests
     ]
     depths = [context.limits.passages_of(request.turn) for request in requests]
-    hits = {
-        k: iter(
-            _search(
-                [query for queries, own in zip(asked, depths, strict=True) if own == k for query in queries], k, context
-            )
-        )
-        for k in dict.fromkeys(depths)
-    }
+    hits: dict[int, Iterator[Search]] = {}
+    for k in dict.fromkeys(depths):
+        batch = [query for queries, depth in zip(asked, depths, strict=True) if depth == k for query in queries]
+        hits[k] = iter(_search(batch, k, context))
     return [
         TurnSearches(queries, tuple(replace(next(hits[k]), turn=request.turn) for _ in queries))
         for request, queries, k in zip(requests, asked, depths, strict=True)

@@ -13,7 +13,7 @@ from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.plain_text import DecodedText, decode, said_encoding
+from coseek.core.plain_text import DecodedText, declared_encoding, decode
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.documents.document import (
     Document,
@@ -174,7 +174,7 @@ def parse_mail(data: bytes) -> EmailMessage:
 
 def _decoded(payload: bytes, charset: str | None) -> DecodedText:
     try:
-        name = said_encoding(payload, charset or "utf-8")
+        name = declared_encoding(payload, charset or "utf-8")
         return DecodedText(payload.decode(name), name)
     except (LookupError, UnicodeDecodeError):
         return decoded_text(payload)
