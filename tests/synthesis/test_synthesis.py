@@ -146,6 +146,19 @@ def chained(*more: tuple[str, str], **instead: str) -> tuple[HopGraph, Chain]:
     return graph, (first, next(hop for hop in graph.hops("ada stone") if hop.target == "ulm"))
 
 
+@pytest.mark.parametrize(
+    ("phrase", "asked"),
+    [
+        ("works for", "work for"), ("teaches", "teach"), ("goes to", "go to"), ("studies at", "study at"),
+        ("lies in", "lie in"),
+    ],
+)  # fmt: skip
+def test_a_verb_in_the_present_is_asked_for_with_its_infinitive(phrase: str, asked: str) -> None:
+    pairs = (("Red Line", "Ulm"), ("Blue Line", "Bern"), ("Green Line", "Graz"))
+    graph = HopGraph(Corpus(Passage(line, line, f"{line} {phrase} {town}.") for line, town in pairs), support=2)
+    assert question_of(graph, tuple(graph.hops("red line"))) == f"What does Red Line {asked}?"
+
+
 def test_a_chain_of_two_passages_passes_and_neither_alone_leads_to_the_answer() -> None:
     graph, chain = chained()
     assert question_of(graph, chain) == "Red Hour is directed by a director. Where is this director born?"

@@ -32,8 +32,8 @@ def question_of(graph: HopGraph, chain: Chain) -> str:
     for place, hop in enumerate(chain):
         kind = graph.type_of(hop)
         if place + 1 == len(chain):
-            in_place = f"{_sentence(graph, hop, known, _asked(hop, kind))}?"
-            said.append(_fronted(graph, hop, known, _asked(hop, kind)) or in_place)
+            asked = _asked(hop, kind)
+            said.append(_fronted(graph, hop, known, asked) or f"{_sentence(graph, hop, known, asked)}?")
         else:
             new = f"{_ORDER[met[kind]]}{kind}"
             said.append(_sentence(graph, hop, known, f"{_article(new)}{new}") + ".")
@@ -117,10 +117,10 @@ def _with_do(known: str, cut: Sequence[str], asked: str) -> str:
 
 
 def _infinitive(verb: str) -> str:
-    """The infinitive of a verb in the third person: `works`, `teaches`, `studies`, `lies`."""
+    """The infinitive of a verb in the third person: `works`, `teaches`, `goes`, `studies`, `lies`."""
     if verb.endswith("ies") and len(verb) > _SHORT_VERB:
         return f"{verb[:-3]}y"
-    return verb[:-2] if verb.endswith(("ches", "shes", "sses", "xes", "zzes")) else verb[:-1]
+    return verb[:-2] if verb.endswith(("ches", "shes", "sses", "xes", "zzes", "oes")) else verb[:-1]
 
 
 def _sentence(graph: HopGraph, hop: Hop, known: str, new: str) -> str:
