@@ -56,6 +56,7 @@ from coseek.retrieval.retrievers.simulated import parse_documents, without_tags
 from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut
 from coseek.retrieval.web.provider import plain
+from coseek.traces.calls import answer_in, calls_in
 from coseek.traces.message_forms import chat_messages
 
 SOURCES = Path(coseek.__file__).parent
@@ -79,7 +80,8 @@ UNITS = [
     *("}", "[", "[1", "[1,", "[1] ", "[ ", "]", "(", " (", "()", "(\n", ")", "0", "9 ", "1,", "1.", ",", ";", "-", "*"),
     *("#", "!", "?", "!?", '!"', ".", "a.", "abc. ", "Doc 1: ", "'", '"', "&", "&#9", "&#", "_", "a", "a ", "a|b", "|"),
     *("\u0301", "a\u0301"),
-    *("Human", "\u00e9", "\u4e2d", "\u2028", "\ue000", "[SEP]", "[ SEP ", "yes", '"question', "https://"),
+    *("<answer>", "<tool_call>{", "<tool_call>{} ", "Human", "\u00e9", "\u4e2d", "\u2028", "\ue000"),
+    *("[SEP]", "[ SEP ", "yes", '"question', "https://"),
 ]
 """What a hostile text repeats."""
 WHOLE = [
@@ -230,6 +232,8 @@ def read_messages(text: str) -> None:
         chat_messages(
             [{"role": role, "content": text}, {"role": role, "content": f"<search>a</search>{text}"}], Counter()
         )
+        calls_in({"role": role, "content": text})
+    answer_in(text)
 
 
 def read_documents(text: str) -> None:

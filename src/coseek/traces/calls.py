@@ -12,9 +12,11 @@ from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.models import written
 from coseek.models.written import ToolCallText, split_reasoning, visible
 
-_WRITTEN = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE)
+_WRITTEN = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
+_ANSWER = re.compile(
+    r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE
+)
+"""A tag ends before the next one of its name, so that tags without an end are read in linear time."""
 
 
 def text_of(content: Json) -> str:

@@ -131,11 +131,11 @@ def questions_before(messages: Sequence[JsonObject], at: int) -> int:
 
 def _asks(messages: Sequence[JsonObject], at: int) -> bool:
     """Whether a user's message is a question: the first one, or one behind a message without calls."""
-    before = [row for row in messages[:at] if row["role"] in ("assistant", "tool", "function")]
-    if not before:
+    before = next((row for row in reversed(messages[:at]) if row["role"] in ("assistant", "tool", "function")), None)
+    if before is None:
         return True
     observed = _OBSERVED.match(text_of(messages[at].get("content"))) is not None
-    return before[-1]["role"] == "assistant" and not calls_in(before[-1]) and not observed
+    return before["role"] == "assistant" and not calls_in(before) and not observed
 
 
 def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[ChatTurn]]:
@@ -308,7 +308,7 @@ class _Writer:
         for call in calls:
             if call.is_malformed:
                 self.reader.unread["calls with arguments that are not JSON, which are no queries"] += 1
-            elif self.reader.is_search(call.name) and not self._queries(call):
+            elif self.reader.is_search(call.name) and not self.reader.queries(call):
                 self.reader.unread["searches without a query that can be read (query_argument=NAME)"] += 1
 
     def finish(self, seed: int) -> Trajectory:
@@ -394,7 +394,7 @@ class _Writer:
         unshown = True  # what coseek found after the last turn has hits and no text
         results = {number: at for at, number in matched.items()}
         for place, call in enumerate(calls):
-            if place in results and (queries := self._queries(call)):
+            if place in results and (queries := self.reader.queries(call)):
                 message = messages[results[place]]
                 self._searched(message, queries, number)
                 if not message.get("fault"):
@@ -408,7 +408,7 @@ class _Writer:
                 continue
             call = calls[matched[at]]
             self.reader.tools[call.name] += 1
-            if not self._queries(call):
+            if not self.reader.queries(call):
                 blocks.append((TOOL, self.reader.shown(text)))
                 self.calls.append(Call(number, call.name, call.object, text))
             elif messages[at].get("fault"):
@@ -435,12 +435,9 @@ class _Writer:
             ]
         self.reader.counts["searches"] += len(queries)
 
-    def _queries(self, call: ToolCallText) -> tuple[str, ...]:
-        return self.reader.queries(call)
-
     def _called(self, call: ToolCallText) -> str:
         """A call in the protocol's tags. Searches are written as calls of the protocol's own tool."""
-        queries = self._queries(call)
+        queries = self.reader.queries(call)
         row: JsonObject = {"name": call.name, "arguments": call.arguments}
         if queries:
             row = {"name": "search", "arguments": {"query": [*queries]}}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 from coseek.core.errors import DataError
@@ -65,15 +66,12 @@ def _parsed(value: Json) -> Json:
 
 
 def _unwrapped(value: Json) -> Json:
-    if isinstance(value, dict):
-        found = next((value[key] for key in LISTS if isinstance(value.get(key), list)), None)
-        inner = [value[key] for key in _AROUND if isinstance(value.get(key), dict)]
-        return (
-            found
-            if found is not None
-            else next((one for one in map(_unwrapped, inner) if isinstance(one, list)), value)
-        )
-    return value
+    """The list of passages in an object, or in an object inside it; any other value as it is."""
+    if not isinstance(value, dict):
+        return value
+    lists = (value[key] for key in LISTS if isinstance(value.get(key), list))
+    inner = (_unwrapped(value[key]) for key in _AROUND if isinstance(value.get(key), dict))
+    return next(chain(lists, (each for each in inner if isinstance(each, list))), value)
 
 
 def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:

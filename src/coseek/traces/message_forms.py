@@ -132,20 +132,21 @@ def _said(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
     if isinstance(content, list):
         yield from _blocks(item, content, unread)
         return
-    if isinstance(content, str) and _parted(reasoning_and_words(item)[1], _SEARCH)[1:] and not written.calls_in(item):
+    words = reasoning_and_words(item)[1]
+    if isinstance(content, str) and _parted(words, _SEARCH)[1:] and not written.calls_in(item):
         for at, piece in enumerate(_parted(content, _RESPONSE)):
-            said = _parted(piece, _SEARCH)
-            words = "".join(said[::2]).strip()
-            queries = map(str.strip, said[1::2])
-            calls: list[Json] = [{"function": {"name": "search", "arguments": {"query": one}}} for one in queries]
+            parts = _parted(piece, _SEARCH)
+            rest = "".join(parts[::2]).strip()
+            queries = map(str.strip, parts[1::2])
+            calls: list[Json] = [{"function": {"name": "search", "arguments": {"query": query}}} for query in queries]
             if at % 2:
                 yield {"role": "tool", "content": piece.strip()}
             elif calls:
-                yield {**item, "content": words, "tool_calls": calls}
-            elif words:
-                yield {**item, "content": words}
+                yield {**item, "content": rest, "tool_calls": calls}
+            elif rest:
+                yield {**item, "content": rest}
         return
-    if _TEXT_CALL.search(reasoning_and_words(item)[1]):
+    if _TEXT_CALL.search(words):
         unread["messages with calls in their text that cannot be read"] += 1
     yield item
 
@@ -219,9 +220,11 @@ def _item(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
 
 
 def _called(ident: Json, name: Json, arguments: Json) -> JsonObject:
-    function: JsonObject = {"name": name, "arguments": arguments}
-    call: JsonObject = {"id": ident, "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call], _PIECE: True}
+    return {"role": "assistant", "content": "", "tool_calls": [_call(ident, name, arguments)], _PIECE: True}
+
+
+def _call(ident: Json, name: Json, arguments: Json) -> JsonObject:
+    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _blocks(item: JsonObject, content: list[Json], unread: Counter[str]) -> Iterator[Json]:
@@ -236,32 +239,29 @@ def _blocks(item: JsonObject, content: list[Json], unread: Counter[str]) -> Iter
     rest: JsonObject = {name: value for name, value in item.items() if name != "content"}
     texts: list[Json] = []
     thoughts: list[str] = []
-    held: JsonObject = {}
+    calls: list[Json] = []
 
     def message() -> Iterator[JsonObject]:
-        if texts or held:
-            yield {**rest, "content": text_of([*texts]), **held}
+        if texts or thoughts or calls:
+            reasoning: JsonObject = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+            called: JsonObject = {"tool_calls": [*calls]} if calls else {}
+            yield {**rest, "content": text_of([*texts]), **reasoning, **called}
         texts.clear()
-        held.clear()
         thoughts.clear()
+        calls.clear()
 
     for part, kind in zip(content, kinds, strict=True):
         if not isinstance(part, dict) or kind in _TEXT:
             texts.append(part)
         elif kind in _CALLS:
-            row = _called(part.get("id", part.get("toolCallId")), part.get("name", part.get("toolName")), _given(part))
-            held["tool_calls"] = [*cast(list[Json], held.get("tool_calls", [])), *cast(list[Json], row["tool_calls"])]
+            ident, name = part.get("id", part.get("toolCallId")), part.get("name", part.get("toolName"))
+            calls.append(_call(ident, name, part.get("input", part.get("args"))))
         elif kind in _THOUGHTS:
             thoughts.append(text_of(part.get("thinking", part.get("text"))))
-            held["reasoning_content"] = "\n".join(thoughts)
         elif _is_result(kind):
             yield from message()
             yield _result_message(part)
     yield from message()
-
-
-def _given(part: JsonObject) -> Json:
-    return part.get("input", part.get("args"))
 
 
 def _is_result(kind: Json) -> bool:
