@@ -468,3 +468,14 @@ def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_
     assert sum("Straße führt früh über" in one.text for one in passages) == 6
     assert made.report["guessed_encodings"] == {"windows-1252": 4}
     assert unread(made) == {"notes/f.txt": "in part: 1 bytes are no utf-8 text"}
+
+
+def test_a_mail_that_lost_bytes_is_read_in_part_and_half_a_sign_does_not_cost_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "mails"
+    folder.mkdir()
+    head = b"From: a@x.org\nSubject: s\nContent-Type: text/%s; charset=%s\n\n"
+    (folder / "a.eml").write_bytes(head % (b"plain", b"utf-8") + "Die Straße führt. ".encode() * 9 + b"\xff")
+    (folder / "b.eml").write_bytes(head % (b"html", b"utf-7") + b"<p>Orlen lies +2AA- on the Tave.</p>")
+    passages, made = imported(folder, tmp_path / "out")
+    assert [one.text.partition("\n")[2].strip()[:9] for one in passages] == ["Die Straß", "Orlen lie"]
+    assert unread(made) == {"mails/a.eml": "in part: 1 bytes are no utf-8 text"}

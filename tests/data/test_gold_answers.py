@@ -131,7 +131,8 @@ def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_i
     assert gold == ["Right. End.", "Bob is a man. Two."]  # and a missing sentence is no text `None`
     row["supporting_facts"] = [["Ada", 0]]
     made = import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / "both")
-    assert len(Dataset(tmp_path / "both").questions("test")[0].gold_ids) == 2 and made.notes["distractors"] == 0
+    (question,) = Dataset(tmp_path / "both").questions("test")
+    assert (len(question.gold_ids), question.hops, made.notes["distractors"]) == (2, 1, 0)  # one title is one hop
     assert "supporting titles that name several own passages, of which all are gold" in made.notes
 
 

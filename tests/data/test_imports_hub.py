@@ -55,6 +55,8 @@ def test_evidence_of_2wiki_in_columns_is_a_gold_path(tmp_path: Path) -> None:
         import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / f"{number}")
         assert questions(tmp_path / f"{number}") == questions(tmp_path / "0")
     assert questions(tmp_path / "0")[0].meta["path"]
+    with pytest.raises(DataError, match="item 1: 'evidences' must be a list"):
+        import_data("2wiki", [write(tmp_path / "q.json", [{**own, "evidences": "Ada, spouse, Bob"}])], tmp_path / "bad")
 
 
 def test_columns_of_unequal_length_are_refused(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ class Question:
 
 def _text_of(meta: JsonObject, *names: str) -> str | None:
     """The first of these fields that holds a text or a number."""
-    value = next((meta[name] for name in names if meta.get(name) is not None), None)
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        return read_text(value, "meta", "it")
+    for name in names:
+        if isinstance(value := meta.get(name), str | int | float) and not isinstance(value, bool):
+            return read_text(value, name, "it")
     return None
 
 

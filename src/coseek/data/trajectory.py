@@ -235,8 +235,8 @@ class Trajectory:
     """The protocol that an imported log names, where its segments are written in the tags of another."""
 
     def __repr__(self) -> str:
-        said = f"{self.question.question.strip()!r}, {self.answer!r}, {self.stop}, {len(self.searches)} searches"
-        return f"Trajectory({said}, {self.protocol})"
+        outcome = f"{self.answer!r}, {self.stop}, {len(self.searches)} searches"
+        return f"Trajectory({self.question.question.strip()!r}, {outcome}, {self.protocol})"
 
     @property
     def agent_protocol(self) -> str:

@@ -55,15 +55,14 @@ def read_qrels(path: Path) -> Qrels:
         columns = _tabbed(line.rstrip("\r\n"))
         beir = len(columns) == 3
         columns = columns if beir else _FIELD.findall(line)
-        if beir and number == 1 and not _is_whole(columns[2]):
+        if beir and number == 1 and _whole(columns[2]) is None:
             continue  # the header
         if not beir and len(columns) != 4:
             raise DataError(f"{where}: {len(columns)} columns; qrels have 4: question, 0, passage, grade")
-        question, passage, grade = columns[0], columns[-2], columns[-1]
-        if not _is_whole(grade):
-            raise DataError(f"{where}: the grade {grade!r} is not a whole number")
-        grades = qrels.setdefault(question, {})
-        if grades.setdefault(passage, _whole(grade)) != _whole(grade):
+        question, passage, grade = columns[0], columns[-2], _whole(columns[-1])
+        if grade is None:
+            raise DataError(f"{where}: the grade {columns[-1]!r} is not a whole number")
+        if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
             raise DataError(f"{where}: {passage!r} has another grade for {question!r} further up; keep one of them")
     if not qrels:
         raise DataError(f"{path} holds no judgements; it needs at least one line")
@@ -160,9 +159,7 @@ def _tabbed(line: str) -> list[str]:
     return quoted if len(quoted) == 3 else line.split("\t")
 
 
-def _whole(text: str) -> int:
-    return int(text.strip().partition(".")[0])
-
-
-def _is_whole(text: str) -> bool:
-    return _WHOLE.fullmatch(text.strip()) is not None
+def _whole(text: str) -> int | None:
+    """The whole number that a text holds; `None` without one."""
+    number = _WHOLE.fullmatch(text.strip())
+    return None if number is None else int(number[1])

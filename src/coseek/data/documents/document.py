@@ -122,6 +122,11 @@ def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
     return found
 
 
+def undecoded(text: DecodedText) -> list[str]:
+    """The fault of a text that lost bytes; empty for any other."""
+    return [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []
+
+
 def paragraphs(text: str) -> Iterator[str]:
     """Stretches of lines between blank lines."""
     yield from (part.strip("\n") for part in _PARAGRAPH.split(text) if part.strip())

@@ -169,11 +169,12 @@ def _page_part(root: "_Element") -> "_Element":
     Headers, footers and asides do not count. Some pages mark a small part as `main`, and some have several.
     """
     body = next(iter(root.xpath("//body")), root)
-    mains = [one for one in root.xpath(_MAINS) if _words(one, ())]
+    mains = [(main, count) for main in root.xpath(_MAINS) if (count := _words(main, ()))]
     if len(mains) != 1:
         return body
-    beside = _words(body, _LANDMARKS) - _words(mains[0], _LANDMARKS)
-    return mains[0] if beside <= _MOST_BESIDE * _words(mains[0], ()) else body
+    ((main, count),) = mains
+    beside = _words(body, _LANDMARKS) - _words(main, _LANDMARKS)
+    return main if beside <= _MOST_BESIDE * count else body
 
 
 def _words(part: "_Element", without: Collection[str]) -> int:

@@ -23,6 +23,7 @@ from coseek.data.documents.document import (
     decoded_text,
     paragraphs,
     text_of,
+    undecoded,
 )
 from coseek.data.documents.free_name import free_name
 from coseek.data.documents.markup import read_html
@@ -139,21 +140,20 @@ def read_mail(data: bytes, name: str) -> Document:
             meta["date"] = parsedate_to_datetime(str(mail["date"])).isoformat()
         except (ValueError, TypeError, IndexError):
             meta["date"] = str(meta["date"])[:40]
-    blocks, guessed = ["\n".join(heads)] if heads else [], ""
+    blocks, body = ["\n".join(heads)] if heads else [], DecodedText("", "")
     if text is not None:
         payload = text.get_payload(decode=True)
         if not isinstance(payload, bytes):
             raise DocumentFault("its text cannot be decoded")
+        body = _decoded(payload, text.get_content_charset())
         if text.get_content_subtype() == "html":
-            body = _decoded(payload, text.get_content_charset())
-            page = codecs.BOM_UTF8 + body.text.encode()
+            page = codecs.BOM_UTF8 + body.text.encode("utf-8", "replace")
             blocks += [block for section in read_html(page, name).sections for block in section.blocks]
         else:
-            body = _decoded(payload, text.get_content_charset())
             blocks += paragraphs(clean(body.text))
-        guessed = body.encoding if body.is_guess else ""
     title = " ".join(clean(_header(mail, "subject")).split())
-    return Document(title, [Section(tuple(blocks))], meta, guessed=guessed)
+    guessed = body.encoding if body.is_guess else ""
+    return Document(title, [Section(tuple(blocks))], meta, undecoded(body), guessed)
 
 
 def _header(mail: EmailMessage, name: str) -> str:

@@ -26,7 +26,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.documents.archive import ArchiveBudget, DocumentSettings, Member, members
 from coseek.data.documents.converted import Convertible
-from coseek.data.documents.document import Document, DocumentFault, clean, decoded_text
+from coseek.data.documents.document import Document, DocumentFault, clean, decoded_text, undecoded
 from coseek.data.documents.readers import ARCHIVES, TEXTS, converted_kind, kind_of, reader_of
 from coseek.data.documents.split import count_words, split
 from coseek.data.documents.token_count import counter
@@ -139,10 +139,9 @@ def _as_utf8(kind: str, data: bytes) -> tuple[bytes, str, list[str]]:
     if kind not in TEXTS:
         return data, "", []
     found = decoded_text(data, is_page=kind == "html")
-    lost = [f"{found.lost:,} bytes are no {found.encoding or 'UTF-8'} text"] if found.lost else []
     if not found.is_guess:
-        return data, "", lost
-    return found.text.encode("utf-8", "replace"), found.encoding, lost
+        return data, "", undecoded(found)
+    return found.text.encode("utf-8", "replace"), found.encoding, undecoded(found)
 
 
 def _passages(document: Document, path: str, settings: DocumentSettings) -> Iterator[tuple[JsonObject, int]]:

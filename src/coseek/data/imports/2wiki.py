@@ -46,7 +46,7 @@ def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
     """The question with its gold path, where every gold title names one passage."""
     ids = [ident for each in gold.values() for ident in each]
     evidences = _evidences(row)
-    question = question_of(row, ids, len(ids) or None)
+    question = question_of(row, ids, len(gold) or None)
     if evidences:
         question = replace(question, meta={**question.meta, "evidences": [[*one] for one in evidences]})
     if len(ids) > len(gold):
@@ -57,10 +57,12 @@ def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
 
 
 def _evidences(row: SourceRow) -> list[Evidence]:
+    if not row.has("evidences"):
+        return []
     found: list[Evidence] = []
-    given: Json = row.parsed("evidences") if row.has("evidences") else []
-    items: list[Json] = [each.value for each in row.rows("evidences")] if isinstance(given, dict) else []
-    for item in given if isinstance(given, list) else items:
+    in_columns = isinstance(row.parsed("evidences"), dict)
+    items: list[Json] = [each.value for each in row.rows("evidences")] if in_columns else row.items("evidences")
+    for item in items:
         match item:
             case [str() as subject, str() as relation, str() as value]:
                 found.append(Evidence(subject, relation, value))

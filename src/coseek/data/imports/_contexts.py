@@ -74,7 +74,7 @@ def own_gold(row: SourceRow, shelf: PassageCollector, notes: Counter[str]) -> di
     return gold
 
 
-def question_of(row: SourceRow, gold_ids: Sequence[str], hops: int | None, *meta: str) -> Question:
+def question_of(row: SourceRow, gold_ids: Sequence[str], hops: int | None) -> Question:
     """A question of this layout."""
     pairs: list[Json] = [[*pair] for pair in _fact_pairs(row)]
     facts: dict[str, Json] = {"supporting_facts": pairs} if pairs else {}
@@ -84,7 +84,7 @@ def question_of(row: SourceRow, gold_ids: Sequence[str], hops: int | None, *meta
         answers=row.answers("answer"),
         gold_ids=tuple(gold_ids),
         hops=hops,
-        meta={**row.meta("type", "level"), **facts, **row.meta(*meta)},
+        meta={**row.meta("type", "level"), **facts},
     )
 
 

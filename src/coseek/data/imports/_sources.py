@@ -69,10 +69,6 @@ class SourceRow:
             made.append(SourceRow(f"{self.where}, {name} {number}", each))
         return made
 
-    def texts(self, name: str) -> list[str]:
-        """The strings of the list under `name`, or the one string."""
-        return list(self.answers(name))
-
     def answers(self, name: str) -> tuple[str, ...]:
         """Gold answers under `name` (`read_answers`), also a list that is JSON in a text; none where it is missing."""
         found = self.value.get(name)

@@ -11,7 +11,6 @@ passages stay in `meta.relevance`, since BEIR counts them, too. A query with the
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from pathlib import Path
 
 from coseek.core.errors import DataError
@@ -49,7 +48,6 @@ def read(sources: Sequence[Path]) -> ImportedData:
     counts = {UNJUDGED: len(texts.keys() - used), ABSENT_QUERY: len(named[ABSENT_QUERY])}
     notes = {name: count for name, count in counts.items() if count}
     wanted = {ident for rows in qrels.values() for grades in rows.values() for ident in grades} | used
-    made = ImportedData((), (), notes, splits, named=named)
 
     def passages() -> Iterator[Passage]:
         present: set[str] = set()
@@ -67,7 +65,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
         counts = {ABSENT_PASSAGE: len(named[ABSENT_PASSAGE]), OWN: len(own)}
         notes.update({name: count for name, count in counts.items() if count})
 
-    return replace(made, passages=passages())
+    return ImportedData(passages(), (), notes, splits, named=named)
 
 
 def _queries(path: Path) -> dict[str, str]:
