@@ -11,8 +11,8 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Search, Visit
 from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import answer_in_passage, opened_next
-from coseek.labels.makers.answer_in_passage import AnswerSettings
 from coseek.labels.makers.opened_next import OpenedSettings
+from coseek.labels.rule_maker import RuleSettings
 from coseek.labels.used_passages import used
 from coseek.measure.answers import cover_match
 from coseek.retrieval.query import Query
@@ -68,7 +68,7 @@ def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_pas
 def sets_of(folder: Path, maker: str, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
     made_of = parts(folder)
     opened = (
-        answer_in_passage.open(AnswerSettings.model_validate(settings), made_of)
+        answer_in_passage.open(RuleSettings.model_validate(settings), made_of)
         if maker == "answer"
         else opened_next.open(OpenedSettings.model_validate(settings), made_of)
     )

@@ -33,7 +33,7 @@ class RuleSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class RuledTurn:
-    """What the rule says of a turn."""
+    """The positives of a turn, and the passages to keep out of its negatives."""
 
     positives: Sequence[Passage]
     """Best first."""

@@ -23,16 +23,10 @@ Use: TypeAlias = Literal["opened", "selected", "query", "answer"]
 def shown_before(turn: SearchTurn) -> dict[str, Passage]:
     """By id what searches and visits of earlier turns returned. Searches of one turn run at once, so none of them is
     earlier than another."""
-    before = [one for one in turn.trajectory.searches[: turn.search] if is_earlier(one, turn)]
     now = turn.trajectory.searches[turn.search].turn
+    before = [search for search in turn.trajectory.searches[: turn.search] if now is None or search.turn != now]
     visits = [visit for visit in turn.trajectory.visits if now is not None and visit.turn < now]
     return met_passages(before, visits)
-
-
-def is_earlier(search: Search, turn: SearchTurn) -> bool:
-    """Whether a search before this one belongs to another turn."""
-    now = turn.trajectory.searches[turn.search].turn
-    return now is None or search.turn != now
 
 
 def used(turn: SearchTurn, use: Use) -> list[Passage]:

@@ -15,12 +15,7 @@ from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings
 from coseek.labels.used_passages import shown_before
 from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable
 
-
-class AnswerSettings(RuleSettings):
-    """Candidates, positives and negatives."""
-
-
-SETTINGS = AnswerSettings
+SETTINGS = RuleSettings
 
 
 def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
@@ -37,10 +32,10 @@ def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     return RuledTurn(positives, holders) if positives else "all-shown"
 
 
-def terms(settings: AnswerSettings) -> MakerRequirements:
+def terms(settings: RuleSettings) -> MakerRequirements:
     return MakerRequirements()
 
 
-def open(settings: AnswerSettings, parts: LabelResources) -> RuleMaker:
+def open(settings: RuleSettings, parts: LabelResources) -> RuleMaker:
     _ = parts.retriever
     return RuleMaker("answer-in-passage", settings, parts, judge)
