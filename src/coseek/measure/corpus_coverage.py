@@ -142,18 +142,17 @@ class CoverageSummary:
 
     @classmethod
     def of(cls, rows: Sequence[QuestionCoverage]) -> "CoverageSummary":
-        gold = {id(row): gold_passages(row.question) for row in rows}
-        judged = [row for row in rows if gold[id(row)]]
+        judged = [(row, len(gold)) for row in rows if (gold := gold_passages(row.question))]
         answered = [row for row in rows if row.question.answers]
         absent = sum(row.answer is False for row in answered)
         return cls(
             questions=len(rows),
             with_gold=len(judged),
-            gold_missing=sum(bool(row.missing_gold) for row in judged),
+            gold_missing=sum(bool(row.missing_gold) for row, _ in judged),
             with_answers=len(answered),
             undecidable=sum(row.answer is None for row in answered),
             answer_absent=absent,
-            recall_lost=fmean(len(row.missing_gold) / len(gold[id(row)]) for row in judged) if judged else None,
+            recall_lost=fmean(len(row.missing_gold) / gold for row, gold in judged) if judged else None,
             em_lost=absent / len(answered) if answered else None,
         )
 
@@ -240,7 +239,6 @@ def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Q
     for split, question in questions:
         golds = [words[answer] for answer in question.answers]
         held = any(gold in finder.found for gold in golds) if any(map(is_decidable, golds)) else None
-        rows.append(
-            QuestionCoverage(split, question, tuple(one for one in gold_passages(question) if one in missing), held)
-        )
+        missing_gold = tuple(ident for ident in gold_passages(question) if ident in missing)
+        rows.append(QuestionCoverage(split, question, missing_gold, held))
     return CorpusCoverage(count, tuple(rows))

@@ -80,10 +80,10 @@ def _search(
     retriever: Retriever, asked: Sequence[Question], depth: int, queries: Mapping[str, Query] | None
 ) -> Iterator[tuple[Question, list[Hit]]]:
     # By default the same query as an agent's whose first search is the question itself.
-    known = queries or {}
-    texts = [known.get(one.id) or Query(one.question, question=one.question) for one in asked]
+    given = queries or {}
+    batch = [given.get(question.id) or Query(question.question, question=question.question) for question in asked]
     deeper = any(question.own_passage is not None for question in asked)
-    found = retriever.search(texts, depth + deeper)
+    found = retriever.search(batch, depth + deeper)
     if fault := next(filter(None, map(fault_of_hits, found)), ""):
         raise RetrieverError(fault)
     return zip(asked, found, strict=True)

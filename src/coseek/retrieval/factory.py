@@ -10,6 +10,7 @@ A module of `coseek.retrieval.retrievers` that needs no index defines two names:
     depth: 50
 """
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,8 +118,7 @@ _INTERFACE = ("name", "corpus", "identity", "seen", "search")
 
 def _has(part: object, name: str) -> bool:
     """Whether an object has an attribute. A property is not computed, which may read a whole index."""
-    own = name in getattr(part, "__dict__", ()) or any(name in vars(kind) for kind in type(part).__mro__)
-    return own or hasattr(part, name)
+    return inspect.getattr_static(part, name, None) is not None or hasattr(part, name)
 
 
 def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:

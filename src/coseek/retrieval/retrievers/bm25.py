@@ -361,14 +361,16 @@ def _read_counts(folder: Path) -> WordCounts:
     starts_V1, lengths_N = (cast(Ints, read_array(folder / f"{name}.npy", "i")) for name in ("starts", "lengths"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
-    vocabulary = _read_words(folder)
+    vocabulary = WordList.read(folder / VOCABULARY)
     _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P))
     return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    vocabulary = _read_words(folder)
+    version, vocabulary = _version(folder), WordList.read(folder / VOCABULARY)
+    if version != ANALYZER:
+        _check_words(folder, vocabulary)
     weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
@@ -377,7 +379,7 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     if len(maxima_V) != len(vocabulary):
         raise DataError(f"maxima.npy does not fit the other files of {folder}; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
-    return Bm25(corpus, settings, postings, _numbered(vocabulary), _version(folder))
+    return Bm25(corpus, settings, postings, _numbered(vocabulary), version)
 
 
 def _version(folder: Path) -> int:
@@ -390,12 +392,9 @@ def _version(folder: Path) -> int:
     return ANALYZER
 
 
-def _read_words(folder: Path) -> WordList:
-    """The vocabulary. Raises `DataError` if version 1 wrote it and too many of its words cannot be found any more:
-    torn at the vowel signs of a script of India, whole sentences of a script without blanks, or pointed Arabic."""
-    vocabulary = WordList.read(folder / VOCABULARY)
-    if _version(folder) == ANALYZER:
-        return vocabulary
+def _check_words(folder: Path, vocabulary: WordList) -> None:
+    """Raise `DataError` if no query finds too many words of version 1 any more: torn at the vowel signs of a script of
+    India, whole sentences of a script without blanks, or pointed Arabic."""
     signed = vocabulary.between("\u0900", "\u10a0")
     if len(signed) > max(_FEW_WORDS, _FEW * len(vocabulary)) and "".join(signed).isalnum():
         raise DataError(f"{folder} was made when words ended at vowel signs, as in {signed[0]!r}; {WAY_OUT}")
@@ -406,7 +405,6 @@ def _read_words(folder: Path) -> WordList:
             f"{folder} was made when {lost[0]!r} was one word, which BM25 now splits or spells without vowel points; "
             f"{WAY_OUT}"
         )
-    return vocabulary
 
 
 def _numbered(vocabulary: WordList) -> dict[str, int]:

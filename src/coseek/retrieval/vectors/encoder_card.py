@@ -136,9 +136,10 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
     config = _object(folder / "config_sentence_transformers.json")
     said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
     prompts = _prompts(folder, config)
+    chosen = _chosen(config, prompts)
     undecided = [
         (side, names)
-        for side, names in _chosen(config, prompts)
+        for side, names in chosen
         if given.get(f"{side}_prompt") is None and said.get(f"{side}_prompt") is None
     ]
     for side, names in undecided:
@@ -149,7 +150,7 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
                 f"settings of the index or of the training, or in {folder / CARD}), '' for none"
             )
     words = [*chain(*_INSIDE.values())]
-    used = {name for _, names in _chosen(config, prompts) for name in names}
+    used = {name for _, names in chosen for name in names}
     left = [name for name in prompts if name not in used and not any(word in name.lower() for word in words)]
     sides = [side for side, names in undecided if not names]
     if left and sides:
