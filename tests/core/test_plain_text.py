@@ -2,7 +2,7 @@
 
 import pytest
 
-from coseek.core.plain_text import decode, decoded
+from coseek.core.plain_text import DecodedText, decode, decoded
 
 WESTERN = [
     "Müller, Köln",
@@ -56,3 +56,11 @@ def test_a_few_broken_bytes_do_not_make_utf_8_another_encoding() -> None:
     assert found.text.count("Straße") == 20 and (found.encoding, found.lost, found.is_guess) == ("utf-8", 1, False)
     wrong = "<meta charset=utf-8>Die Straße führt über den Fluss".encode("cp1252")
     assert "Straße" in decode(wrong, "text/html; charset=utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_replacement_character_in_a_text_is_no_lost_byte(encoding: str) -> None:
+    text = "The caf\ufffd opens at nine."
+    assert decoded(text.encode(encoding)) == DecodedText(text, encoding)
+    broken = decoded(("Straße " * 9 + "\ufffd").encode() + b"\xff")
+    assert (broken.encoding, broken.lost) == ("utf-8", 1)

@@ -479,3 +479,9 @@ def test_a_mail_that_lost_bytes_is_read_in_part_and_half_a_sign_does_not_cost_th
     passages, made = imported(folder, tmp_path / "out")
     assert [one.text.partition("\n")[2].strip()[:9] for one in passages] == ["Die Straß", "Orlen lie"]
     assert unread(made) == {"mails/a.eml": "in part: 1 bytes are no utf-8 text"}
+
+
+def test_half_a_sign_at_the_end_of_a_text_in_utf_16_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Orlen lies on the Tave.".encode("utf-16-le") + b"x")
+    _, made = imported(tmp_path / "a.txt", tmp_path / "out")
+    assert unread(made) == {"a.txt": "in part: 1 bytes are no utf-16-le text"}

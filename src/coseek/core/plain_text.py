@@ -83,22 +83,22 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
     """
     for mark, name in _MARKS:
         if body.startswith(mark):
-            return _replacing(body, name)
+            return decoded_as(body, name)
     header = Message()
     header["Content-Type"] = content_type
     said = _META.search(body[:4096]) if is_page else None
     for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
         if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
-            return _replacing(body, declared_encoding(body, charset))
+            return decoded_as(body, declared_encoding(body, charset))
     if _mostly_utf8(body):
-        return _replacing(body, "utf-8")
+        return decoded_as(body, "utf-8")
     name = _latin_encoding(body)
     if not name:
         from charset_normalizer import from_bytes
 
         best = from_bytes(body[:100_000], cp_exclusion=_RARE).best()
         name = best.encoding if best else ""
-    found = _replacing(body, name or "utf-8")
+    found = decoded_as(body, name or "utf-8")
     return replace(found, encoding=name, is_guess=True)
 
 
@@ -115,9 +115,11 @@ def declared_encoding(body: bytes, charset: str) -> str:
     return charset
 
 
-def _replacing(body: bytes, name: str) -> DecodedText:
+def decoded_as(body: bytes, name: str) -> DecodedText:
+    """Decode by the known encoding `name`, with U+FFFD for bytes that it does not have."""
     text = body.decode(name, errors="replace")
-    return DecodedText(text, name, lost=text.count("\ufffd"))
+    own = body.decode(name, errors="ignore").count("\ufffd") if "\ufffd" in text else 0
+    return DecodedText(text, name, lost=text.count("\ufffd") - own)
 
 
 def _is_utf8(charset: str) -> bool:
@@ -126,9 +128,8 @@ def _is_utf8(charset: str) -> bool:
 
 def _mostly_utf8(body: bytes) -> bool:
     """Whether a text is UTF-8, perhaps with a few broken bytes: another encoding hardly has valid pairs of bytes."""
-    text = body.decode("utf-8", errors="replace")
-    lost = text.count("\ufffd")
-    return not lost or sum(letter > "\x7f" for letter in text) - lost > 2 * lost
+    found = decoded_as(body, "utf-8")
+    return not found.lost or sum(letter > "\x7f" and letter != "\ufffd" for letter in found.text) > 2 * found.lost
 
 
 def _latin_encoding(body: bytes) -> str:

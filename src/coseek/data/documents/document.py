@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coseek.core.files import JsonObject
-from coseek.core.plain_text import DecodedText, decoded
+from coseek.core.plain_text import DecodedText, decoded, decoded_as
 
 TIGHT = "\n"
 """Joins the rows of a table and the items of a list, which are one block."""
@@ -102,18 +102,19 @@ def clean(text: str) -> str:
 
 
 def text_of(data: bytes, is_page: bool = False) -> str:
-    """Decode a text, or a page that may say its encoding. Raises `DocumentFault` for what is no text."""
+    """Decode as `decoded_text` does, and remove what files and terminals cannot hold (`clean`)."""
     return clean(decoded_text(data, is_page).text)
 
 
 def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
-    """A text with how it was decoded. Raises `DocumentFault` for what is no text, or in no encoding that is known."""
+    """Decode a text, or a page that may declare its encoding. Raises `DocumentFault` for binary data, and for an
+    unknown encoding."""
     head = data[:_HEAD_BYTES]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return decoded(data)
     for start, name in ((1, "utf-16-le"), (0, "utf-16-be")):  # without a mark, every other byte of Latin text is 0
         if len(head) >= 8 and head[start::2].count(0) > 0.8 * len(head[start::2]):
-            return DecodedText(data.decode(name, errors="replace"), name)
+            return decoded_as(data, name)
     if b"\x00" in head or len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head):
         raise DocumentFault("it is not text")
     found = decoded(data, is_page=is_page)
