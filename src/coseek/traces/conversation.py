@@ -105,7 +105,7 @@ class ChatTurn:
 def question_at(messages: Sequence[JsonObject], given: str | None = None) -> int | None:
     """The position of the user's message that asks: the last question that an assistant's message follows.
 
-    A user's message behind a call is no question but what the agent read. With `given`, the message that is this
+    A user's message after a call is what the agent read, and no question. With `given`, the message that is this
     question, else the first that contains it, else the first. `None` without a user's message with text.
     """
     said = {at: text_of(row.get("content")).strip() for at, row in enumerate(messages) if row["role"] == "user"}
@@ -130,7 +130,7 @@ def questions_before(messages: Sequence[JsonObject], at: int) -> int:
 
 
 def _asks(messages: Sequence[JsonObject], at: int) -> bool:
-    """Whether a user's message is a question: the first one, or one behind a message without calls."""
+    """Whether a user's message is a question: the first one, or one after a message without calls."""
     before = next((row for row in reversed(messages[:at]) if row["role"] in ("assistant", "tool", "function")), None)
     if before is None:
         return True
@@ -141,7 +141,7 @@ def _asks(messages: Sequence[JsonObject], at: int) -> bool:
 def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[ChatTurn]]:
     """The number of messages that the agent read first, and its turns. What stands before the question is read.
 
-    Messages of the assistant with nothing between them are one turn, except final words behind a call that has no
+    Messages of the assistant with nothing between them are one turn, except final words after a call that has no
     result.
     """
     roles = [message["role"] for message in messages]
@@ -162,15 +162,15 @@ def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[C
 
 
 def _ends_after_call(messages: Sequence[JsonObject], before: int, at: int) -> bool:
-    """Whether a message is the words behind a call to which no result follows."""
+    """Whether a message holds the words after a call that has no result."""
     following = messages[at + 1]["role"] if at + 1 < len(messages) else None
     answered = following in ("tool", "function", "assistant")
     return bool(calls_in(messages[before])) and not calls_in(messages[at]) and not answered
 
 
 def _remarks(messages: Sequence[JsonObject], last: ChatTurn) -> int:
-    """Number of the messages behind an answer that only thank for it, or ask what nobody answered; 0 where others are
-    among them."""
+    """Number of user messages after the answer, which only thank for it or ask what nobody answered; 0 if other
+    messages are among them."""
     plain = all(
         messages[at]["role"] == "user" and not _OBSERVED.match(text_of(messages[at].get("content")))
         for at in last.behind
@@ -223,7 +223,7 @@ class ConversationReader:
             and chat.stop in (None, StopReason.ANSWERED, StopReason.DECLINED)
             and (remarks := _remarks(chat.messages, turns[-1]))
         ):
-            self.unread["words of a user behind the answer"] += remarks
+            self.unread["messages of a user after the answer"] += remarks
             turns[-1] = ChatTurn(turns[-1].written, ())
         run = _Writer(self, chat)
         run.prompt(begin)

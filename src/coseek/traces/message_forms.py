@@ -127,7 +127,7 @@ def _named(item: JsonObject, unread: Counter[str]) -> JsonObject:
 
 
 def _said(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
-    """The messages of an assistant's one: it may hold searches in its text, and what they found."""
+    """Split a message of an assistant whose text holds searches and their results."""
     content = item.get("content")
     if isinstance(content, list):
         yield from _blocks(item, content, unread)
@@ -152,8 +152,8 @@ def _said(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
 
 
 def _parted(text: str, opening: re.Pattern[str]) -> list[str]:
-    """What stands outside tags and inside them, in turns, first and last outside. A tag ends at the first closing tag
-    of its name, else it is text. Runs in linear time."""
+    """Split a text at its tags: texts outside and inside them alternate, and the first and the last are outside. A tag
+    ends at the first closing tag of its name; a tag without one is text. Runs in linear time."""
     pieces: list[str] = []
     at, unclosed = 0, set[str]()
     for tag in opening.finditer(text):
@@ -170,7 +170,7 @@ def _parted(text: str, opening: re.Pattern[str]) -> list[str]:
 
 
 def _fault_in(item: JsonObject) -> str:
-    """The fault that a tool's message tells: as LangChain's status, MCP's mark, or an object that is only an error."""
+    """The fault in a tool's message: LangChain's status, MCP's mark, or an object that is only an error."""
     text = text_of(item.get("content"))
     with suppress(InvalidJson):
         value = parse_strict(text) if text.lstrip()[:1] == "{" else None
@@ -182,7 +182,7 @@ def _fault_in(item: JsonObject) -> str:
 
 
 def _langchain(item: JsonObject) -> JsonObject | None:
-    """A message of LangChain, in any of its dumps, with its role."""
+    """Convert a message of LangChain, in any of its dumps. Returns `None` for anything else."""
     kind, data = item.get("type"), item.get("data")
     if kind == "constructor" and isinstance(path := item.get("id"), list) and path:
         kind, data = path[-1], item.get("kwargs")
@@ -193,7 +193,7 @@ def _langchain(item: JsonObject) -> JsonObject | None:
 
 
 def _item(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
-    """The message of an item of Responses."""
+    """Convert an item of Responses."""
     kind, ident = item.get("type"), item.get("call_id", item.get("id"))
     if kind in ("function_call", "custom_tool_call"):
         arguments = item.get("arguments", item.get("input"))
@@ -228,7 +228,7 @@ def _call(ident: Json, name: Json, arguments: Json) -> JsonObject:
 
 
 def _blocks(item: JsonObject, content: list[Json], unread: Counter[str]) -> Iterator[Json]:
-    """The messages of one with content blocks: a call is its own field, a result a message of its own."""
+    """Split a message with content blocks: calls become a field, and each result a message."""
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     for kind in kinds:
         if not (kind in _TEXT or kind in _CALLS or kind in _THOUGHTS or _is_result(kind)):

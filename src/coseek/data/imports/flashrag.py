@@ -6,7 +6,7 @@ FlashRAG's questions are `{"id", "question", "golden_answers"}` in files `SET/tr
 no answers. A row without an id gets a digest of its question.
 
 Where a row has `choices` (or `options`), its answers are positions in them (from 0), their labels (A, B …) or their
-texts, and `answerKey` is a label; the gold answers are the chosen texts, and the choices are written behind the
+texts, and `answerKey` is a label; the gold answers are the chosen texts, and the choices are appended to the
 question and kept in `meta.choices`.
 """
 
@@ -105,7 +105,7 @@ def _question(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> 
     if choices:
         answers = _chosen(row, answers, choices)
         texts = [text for _, text in choices]
-        notes["multiple-choice questions, their choices written behind the question"] += 1
+        notes["multiple-choice questions, their choices appended to the question"] += 1
     return Question(
         id=_id(row, dataset, split, text),
         question=f"{text} Choices: {' | '.join(texts)}" if choices else text,
@@ -211,7 +211,7 @@ def _numbers(value: Json) -> bool:
 def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
     """The question in the user's last message: the rest of the last line that begins with `Question:`, or holds it.
 
-    A sentence behind the question, such as an instruction about the format of the answer, is left out and counted.
+    A sentence after the question, such as an instruction about the format of the answer, is left out and counted.
     """
     given = row.parsed("prompt")
     messages = row.rows("prompt") if isinstance(given, list) else []
@@ -223,5 +223,5 @@ def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
     line = marked[-1][1].strip()
     tail = _TAIL.search(line)
     if tail is not None:
-        notes["instructions behind the question of a prompt, left out"] += 1
+        notes["instructions after the question of a prompt, left out"] += 1
     return line[: tail.start()] if tail else line
