@@ -13,7 +13,7 @@ from tests.models.model_servers import KINDS, Kind, answers
 
 from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.rollout import Limits, rollout
-from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.errors import RetrieverError, SettingError, UserError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
@@ -25,6 +25,7 @@ from coseek.graders.judge import Claim, JudgeSettings
 from coseek.models.local_text import open_text_model
 from coseek.models.model import EpisodeState, Request, TurnEnd
 from coseek.models.remote import RemoteModelSettings, open_remote
+from coseek.models.remote_text import RemoteTextModelSettings, named_server
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import FixedRetriever
 
@@ -272,6 +273,21 @@ def test_a_server_that_is_asked_for_text_needs_no_tokenizer(kind: Kind, tmp_path
         assert (run.stop, run.answer, len(run.searches)) == (StopReason.ANSWERED, "Orlen", 1), run.stop_detail
         sent = [asked.body for asked in there.asked if asked.method == "POST"]
         assert all(body.get("max_tokens", body.get("max_completion_tokens")) == 4000 for body in sent)
+
+
+def test_settings_of_a_server_are_merged_wherever_they_stand_and_none_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("url: http://127.0.0.1:9#patience.attempts=2\nmodel: m\nserver: {patience: {timeout_s: 3}}\n")
+    server = settings_for(str(path)).server
+    assert server is not None and server.model == "m"
+    assert (server.patience.attempts, server.patience.timeout_s) == (2, 3.0)
+    path.write_text("url: http://127.0.0.1:9#patience.attempts=2\nmodel: m\npatience: {timeout_s: 3}\n")
+    assert named_server(str(path)) == RemoteTextModelSettings(
+        url="http://127.0.0.1:9", model="m", patience=server.patience
+    )
+    path.write_text("url: http://127.0.0.1:9\nmodel: m\nserver: 3\n")
+    with pytest.raises(UserError, match="server"):
+        settings_for(str(path))
 
 
 def test_a_served_policy_of_ours_is_not_asked_for_text_without_a_word(tmp_path: Path) -> None:

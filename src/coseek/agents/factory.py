@@ -31,7 +31,7 @@ from coseek.core.hub import fetch_command, missing
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.role_marks import without_role_marks
-from coseek.core.settings import make_settings
+from coseek.core.settings import make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory_checks import Decode
 from coseek.hardware.placement import Placement
@@ -113,8 +113,7 @@ def settings_for(
     if is_url(url := tree.get("name")):
         tree["name"], beside = split_settings(url)
         if beside:
-            server = tree.get("server")
-            tree["server"] = {**(server if isinstance(server, dict) else {}), **beside}
+            set_path(tree, ["server"], beside, AgentSettings)
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
     own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
     if untrained is not None and card == AgentCard() and not is_scripted(str(tree["name"])):
@@ -171,10 +170,12 @@ def _file(path: Path) -> JsonObject:
 def _server_file(tree: JsonObject) -> JsonObject:
     """The settings of an agent in a file with a `url`, where those of the server may stand beside it, as in the file of
     a text model."""
-    beside = {name: tree[name] for name in RemoteModelSettings.model_fields if name in tree}
-    server = tree.get("server")
-    rest = {name: value for name, value in tree.items() if name not in (*beside, "url")}
-    return {**rest, "server": {**beside, **server} if isinstance(server, dict) else beside}
+    fields = RemoteModelSettings.model_fields
+    whole = {name: value for name, value in tree.items() if name not in fields and name != "url"}
+    whole["server"] = {name: value for name, value in tree.items() if name in fields}
+    if (group := tree.get("server")) is not None:
+        set_path(whole, ["server"], group, AgentSettings)
+    return whole
 
 
 BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)

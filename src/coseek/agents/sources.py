@@ -99,6 +99,8 @@ def _first_with(passage: Passage, wanted: Sequence[str]) -> str:
     """The fewest sentences in a row that hold one of the texts, the first of them first."""
     spans = sentence_spans(passage.text)
     for text in wanted:
+        if not has_words(passage.text, text):  # as in most passages: its sentences need no look
+            continue
         for count in range(1, MOST_SENTENCES + 1):
             for (start, _), (_, end) in zip(spans, spans[count - 1 :], strict=False):
                 if has_words(passage.text[start:end], text):

@@ -57,8 +57,8 @@ _DECODED = 512
 @dataclass(slots=True)
 class _RemoteRow(CalledRow):
     parts: list[RowSegment] = field(default_factory=list)
-    body: JsonObject = field(default_factory=dict)
-    """The request of the latest turn."""
+    sent: tuple[str, ...] = ()
+    """Fields of the latest turn's request."""
     calls: tuple[ToolCallText, ...] = ()
     """Tool calls that the server took out of the latest turn's text."""
     repeats: int = 0
@@ -135,8 +135,9 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         most = self._allowed(request.max_tokens)
         ask = TurnRequest(self.served.model, tuple(row.parts), most, stops, self.temperature, request.seed)
         row.version = self.version
-        row.body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
-        return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), row.body, request.rank)
+        body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
+        row.sent = tuple(body)
+        return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), body, request.rank)
 
     def _part(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
         """A stretch as it is sent: by its ids, or by its text, in which a server reads marks."""
@@ -156,7 +157,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return max(1, ids // self.ids_per_token)
 
     def _why(self, row: _RemoteRow, error: Exception) -> str:
-        hint = refused_field(error, row.body) if isinstance(error, HttpFailure) else ""
+        hint = refused_field(error, row.sent) if isinstance(error, HttpFailure) else ""
         return super()._why(row, error) + hint
 
     def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:

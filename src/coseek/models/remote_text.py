@@ -25,7 +25,7 @@ from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.http import HttpClient, HttpFailure
-from coseek.core.settings import Settings, make_settings
+from coseek.core.settings import Settings, make_settings, merge_settings
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
 from coseek.models.remote import ServerInfo, detect_server
 from coseek.models.server import ServerSettings, open_client, refused_field, split_settings, with_changes
@@ -195,7 +195,7 @@ def server_settings(name: str, kind: type[S]) -> S | None:
     tree = read_yaml(path, "model file", "`name: value` lines, `url` among them")
     if isinstance(address := tree.get("url"), str) and "#" in address:
         url, settings = split_settings(address)
-        tree = {**settings, **tree, "url": url}
+        tree = {**merge_settings(kind, tree, settings), "url": url}
     return make_settings(kind, tree, path)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote, unquote
@@ -124,13 +124,13 @@ def with_changes(body: JsonObject, send: Mapping[str, object]) -> JsonObject:
     return {**changed, **added}
 
 
-def refused_field(error: HttpFailure, body: Mapping[str, object]) -> str:
-    """The setting that would omit or rename the field that a server refuses, as the end of a sentence; "" for another
-    error."""
+def refused_field(error: HttpFailure, fields: Iterable[str]) -> str:
+    """The setting that would omit or rename the one of a request's `fields` that a server refuses, as the end of a
+    sentence; "" for another error."""
     if error.status not in _REFUSALS:
         return ""
     named = {match[1] or match[2] for match in _NAMED.finditer(str(error))}
-    for name in body:
+    for name in fields:
         if name in _INPUT or name not in named:
             continue
         new = _RENAMES.get(name, "")
