@@ -205,7 +205,10 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
 
 
 def _is_message(value: Json) -> bool:
-    return isinstance(value, dict) and ("role" in value or ("messages" not in value and value.get("type") in ITEMS))
+    if not isinstance(value, dict) or "role" in value:
+        return isinstance(value, dict)
+    kind = value.get("type")
+    return "messages" not in value and isinstance(kind, str) and kind in ITEMS
 
 
 def _messages_in(row: JsonObject) -> Json:
