@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -369,3 +370,12 @@ def sync(path: Path) -> None:
         if file.is_file():
             with file.open("rb") as written:
                 os.fsync(written.fileno())
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Hard-link the files of a folder to another one; copy them if the file system has no links."""
+    for file in filter(Path.is_file, source.iterdir()):
+        try:
+            os.link(file, target / file.name)
+        except OSError:
+            shutil.copyfile(file, target / file.name)

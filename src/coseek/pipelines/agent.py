@@ -30,7 +30,6 @@ from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
@@ -64,7 +63,7 @@ from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import learner_placement
+from coseek.training.trainer.lora import load_learner
 from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
@@ -299,8 +298,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _network(self, name: str, settings: LearnerSettings) -> PreTrainedModel:
         """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
-        folder = self.policy_folder(name)
-        return load_model(folder, learner_placement(self.recipe, settings, self.workers, hidden_size(folder)))
+        return load_learner(self.policy_folder(name), self.recipe, settings, self.workers)
 
     def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
         """A sampler of a policy in training, at temperature 1."""

@@ -1,13 +1,11 @@
 """Data folder: a user's data set, checked before anything is trained, with questions made from it where it has none."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import atomic_folder
+from coseek.core.files import atomic_folder, link_files
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.question import Question, load_questions, save_questions
@@ -106,11 +104,7 @@ def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) 
         left = [one for one in left if one.id not in taken]
 
     def fill(part: Path) -> None:
-        for file in filter(Path.is_file, dataset.folder.iterdir()):
-            try:
-                os.link(file, part / file.name)  # a corpus may be large
-            except OSError:  # another file system
-                shutil.copyfile(file, part / file.name)
+        link_files(dataset.folder, part)  # a corpus may be large
         for name, asked in {train: left, **splits}.items():
             save_questions(part / f"questions.{name}.jsonl", asked)
 

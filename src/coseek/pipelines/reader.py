@@ -51,7 +51,6 @@ from coseek.models.local_text import LocalTextModel
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import ReaderRecipe
@@ -60,7 +59,7 @@ from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import learner_placement
+from coseek.training.trainer.lora import load_learner
 from coseek.training.trainer.policy import Policy
 from coseek.world.world import World, make_world
 
@@ -118,9 +117,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             self.make_start()
         if self.workers.agree(self.trained_folder.exists):
             return
-        width = hidden_size(self.start_folder)
-        placement = learner_placement(self.recipe, self.recipe.sft.learner, self.workers, width)
-        model = load_model(self.start_folder, placement)
+        model = load_learner(self.start_folder, self.recipe, self.recipe.sft.learner, self.workers)
         policy = Policy(model, self.recipe.sft.learner, 0, workers=self.workers)
         generator = self.generator_of(model, "in training")
         outcome = train_sft(

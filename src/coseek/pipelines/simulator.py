@@ -22,8 +22,6 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.placement import Placement
 from coseek.hub.card import base_model_of
 from coseek.models.local_text import around_prompt
-from coseek.models.pretrained import load_model
-from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.run_record import TrainingRun
@@ -33,7 +31,7 @@ from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPro
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.sft.loop import train_sft
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import learner_placement
+from coseek.training.trainer.lora import load_learner
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import ALONE
 
@@ -66,8 +64,7 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
         learner = self.recipe.sft.learner
         placement = Placement(device=self.recipe.device, attention=self.recipe.attention, precision=learner.precision)
-        network = load_model(start, learner_placement(placement, learner, ALONE, hidden_size(start)))
-        policy = Policy(network, learner, 0)
+        policy = Policy(load_learner(start, placement, learner, ALONE), learner, 0)
         seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
 
         def draw(done: float, rng: random.Random) -> Trajectory:

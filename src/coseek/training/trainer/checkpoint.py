@@ -11,7 +11,6 @@ The last two steps are kept. A checkpoint is valid only if every sha256 matches;
 No worker gathers or reads more than its own shards, whatever number of workers wrote the checkpoint.
 """
 
-import os
 import re
 import shutil
 import warnings
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DiskFault, RunError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, read_json
+from coseek.core.files import JsonObject, atomic_folder, link_files, read_json
 from coseek.core.parts import recover_folder, sweep
 from coseek.data.checkpoint_manifest import file_sum, write_manifest
 from coseek.training.trainer.learner import LearnerState
@@ -186,24 +185,15 @@ def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
         return
     try:
         if waiting is not None and step - waiting >= patience:
-            atomic_folder(folder / HEALTHY, lambda part: _link(candidate, part))
+            atomic_folder(folder / HEALTHY, lambda part: link_files(candidate, part))
             waiting = None
         if waiting is None:
-            atomic_folder(candidate, lambda part: _link(folder / f"step-{step:06d}", part))
+            atomic_folder(candidate, lambda part: link_files(folder / f"step-{step:06d}", part))
     except OSError as error:
         raise DiskFault(
             f"{folder / HEALTHY} could not be written ({error.strerror or error}); the one before it is kept; "
             "make room there and go on with --resume"
         ) from None
-
-
-def _link(source: Path, part: Path) -> None:
-    """Hard-link the files of a checkpoint to `part`; copy them if the file system has no links."""
-    for file in source.iterdir():
-        try:
-            os.link(file, part / file.name)
-        except OSError:
-            shutil.copyfile(file, part / file.name)
 
 
 def _step_of(path: Path) -> int | None:

@@ -14,6 +14,8 @@ from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.models.lora import LoraLinear, adapted_layers
+from coseek.models.pretrained import load_model
+from coseek.models.shape import hidden_size
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.workers import Workers, whole
 
@@ -34,6 +36,11 @@ def learner_placement(placement: Placement, settings: LearnerSettings, workers: 
     if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
         return whole
     return whole.model_copy(update={"precision": "bfloat16"})
+
+
+def load_learner(folder: Path, placement: Placement, settings: LearnerSettings, workers: Workers) -> PreTrainedModel:
+    """Load a model that is trained, as `learner_placement` says."""
+    return load_model(folder, learner_placement(placement, settings, workers, hidden_size(folder)))
 
 
 def attach(
