@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.cli.commands.new import TEMPLATES
-from coseek.pipelines.part_trials import TRIALS
+from coseek.pipelines.part_trials import KINDS
 
 
 @pytest.mark.parametrize("part", sorted(TEMPLATES))
@@ -104,4 +104,4 @@ def test_a_library_that_is_not_installed_is_no_fault_of_the_part(
 
 
 def test_every_kind_that_can_be_written_can_be_tried() -> None:
-    assert {part.replace("-", " ") for part in TEMPLATES} <= TRIALS.keys()
+    assert {part.replace("-", " ") for part in TEMPLATES} <= KINDS.keys()

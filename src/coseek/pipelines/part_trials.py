@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
-from types import ModuleType
-from typing import TypeAlias, cast
+from typing import cast
 
 from coseek.agents import factory, protocol, tool
 from coseek.agents.rollout import Agent, rollout
@@ -19,6 +19,8 @@ from coseek.core.files import Json, JsonObject, expand_home, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, running
 from coseek.core.settings import dump_settings, make_settings
 from coseek.core.spelling import as_written
+from coseek.data import imports
+from coseek.data.dataset import Dataset
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Hit
 from coseek.data.question import Question
@@ -37,22 +39,8 @@ from coseek.training import tracker
 from coseek.training.rl import algorithm
 from coseek.training.rl.settings import RlSettings
 from coseek.world.settings import WorldSettings
-from coseek.world.world import World, make_world
+from coseek.world.world import make_world
 
-CONTRACTS: Mapping[str, PluginSpec] = {
-    "reward": reward.CONTRACT,
-    "algorithm": algorithm.CONTRACT,
-    "label method": maker.CONTRACT,
-    "tool": tool.CONTRACT,
-    "retriever": retrieval.CONTRACT,
-    "query view": views.CONTRACT,
-    "scripted agent": factory.CONTRACT,
-    "data format": {"read": None},
-    "tracker": tracker.CONTRACT,
-}
-"""Kind of part → the names that its Python file must define. A kind comes before those whose names it includes."""
-YAML_KINDS: Mapping[str, str] = {"tags": "protocol", "retriever": "retriever file", "prompt": "prompt template"}
-"""A name in a YAML file → its kind; any other file is a recipe."""
 RUNS = 12
 """Questions that a trial runs."""
 EXAMPLE = "EXAMPLE"
@@ -77,25 +65,24 @@ class Bench:
     folder: Path
 
     @cached_property
-    def world(self) -> World:
-        made = make_world(WorldSettings(size="tiny", train=RUNS, dev=0, test=0))
-        made.save(self.folder / "world")
-        return made
+    def questions(self) -> list[Question]:
+        return Dataset(self.world_path).questions("train")
 
     @cached_property
-    def questions(self) -> list[Question]:
-        return self.world.questions["train"]
+    def world_path(self) -> Path:
+        """The folder of the world."""
+        make_world(WorldSettings(size="tiny", train=RUNS, dev=0, test=0)).save(self.folder / "world")
+        return self.folder / "world"
 
     @cached_property
     def index(self) -> Retriever:
-        return build_index(self.world.corpus, "bm25", self.folder / "index")
+        return build_index(self.world_path, "bm25", self.folder / "index")
 
-    @cached_property
+    @property
     def index_path(self) -> Path:
-        """The folder of an index that finds its own corpus."""
-        _ = self.world
-        build_index(self.folder / "world", "bm25", self.folder / "opened")
-        return self.folder / "opened"
+        """The folder of the index."""
+        _ = self.index
+        return self.folder / "index"
 
     def runs(self, agent: Agent) -> list[Trajectory]:
         return rollout(agent, self.index, self.questions, [0] * RUNS, factory.limits_of(agent))
@@ -118,41 +105,31 @@ def check_part(path: str | Path) -> PartTrial:
         raise SettingError(f"a part is a .py or a .yaml file, not {name}")
     kind = python_kind(name) if is_plugin_path(name) else yaml_kind(name)
     with TemporaryDirectory() as folder, running(kind, name), missing_extras(f"trying a {kind}"):
-        found = tuple(TRIALS[kind](name, Bench(Path(folder))))
-    return PartTrial(kind, found, USES[kind].format(quote(name)))
+        found = tuple(KINDS[kind].trial(name, Bench(Path(folder))))
+    return PartTrial(kind, found, KINDS[kind].use.format(quote(name)))
 
 
 def python_kind(name: str) -> str:
-    """The kind whose names a file defines; else the nearest, whose check raises with the first missing name."""
+    """The first kind whose contract a file keeps; else raises for the one with the fewest missing names."""
+    contracts = {kind: part.contract for kind, part in KINDS.items() if part.contract}
     module = load_plugin("part", name, {})
-
-    def missing(kind: str) -> int:
-        return sum(not hasattr(module, needed) for needed in CONTRACTS[kind])
-
-    there = [kind for kind in CONTRACTS if not missing(kind)]
-    near = [kind for kind in CONTRACTS if missing(kind) < len(CONTRACTS[kind])]
+    for kind, contract in contracts.items():
+        with suppress(SettingError):
+            load_plugin(kind, name, contract)
+            return kind
+    near = [kind for kind, contract in contracts.items() if any(hasattr(module, needed) for needed in contract)]
     if not near:
-        kinds = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in CONTRACTS.items())
+        kinds = "; ".join(f"{kind}: {', '.join(contract)}" for kind, contract in contracts.items())
         raise SettingError(f"{name} defines none of the names of a part. They are, by kind: {kinds}")
-    fitting = [kind for kind in there if kind_fits(module, kind)]
-    kind = (fitting or there or sorted(near, key=missing))[0]
-    load_plugin(kind, name, CONTRACTS[kind])
+    kind = min(near, key=lambda kind: sum(not hasattr(module, needed) for needed in contracts[kind]))
+    load_plugin(kind, name, contracts[kind])
     return kind
 
 
-def kind_fits(module: ModuleType, kind: str) -> bool:
-    """Whether the file's names are of the kind's types."""
-    return all(
-        wanted is None or isinstance(found, wanted) or (isinstance(found, type) and issubclass(found, wanted))
-        for needed, wanted in CONTRACTS[kind].items()
-        for found in [getattr(module, needed)]
-    )
-
-
 def yaml_kind(name: str) -> str:
-    """The kind of a YAML file, by its names."""
+    """The kind of a YAML file, by its names; without any of them, a recipe."""
     tree = read_yaml(Path(name), "part")
-    return next((kind for key, kind in YAML_KINDS.items() if key in tree), "recipe")
+    return next((kind for kind, part in KINDS.items() if part.mark and part.mark in tree), "recipe")
 
 
 def try_reward(name: str, bench: Bench) -> Iterator[str]:
@@ -160,15 +137,14 @@ def try_reward(name: str, bench: Bench) -> Iterator[str]:
     if needs := sorted({str(need) for part in made.parts for need in part.needs}):
         yield f"needs {', '.join(needs)} of a grader, which a trial has not: see `graders` of a recipe"
         return
-    paid = [(run, made.pay(run)) for run in bench.expert_runs]
-    values = [one.value for _, one in paid if isinstance(one, reward.Reward)]
-    yield f"{len(values)} runs of a script with mistakes: mean {sum(values) / len(values):.3f}, " + (
-        f"from {min(values):.3f} to {max(values):.3f}"
-    )
-    if min(values) == max(values):
+    paid = [(run, one.value) for run in bench.expert_runs if isinstance(one := made.pay(run), reward.Reward)]
+    values = [value for _, value in paid]
+    low, mean, high = min(values), sum(values) / len(values), max(values)
+    yield f"{len(values)} runs of a script with mistakes: mean {mean:.3f}, from {low:.3f} to {high:.3f}"
+    if low == high:
         yield "all runs are paid the same, so this part alone teaches nothing here"
-    run, one = paid[0]
-    yield f"{as_written(run.question.question)} → {as_written(run.answer or 'no answer')}: {getattr(one, 'value', one)}"
+    run, value = paid[0]
+    yield f"{as_written(run.question.question)} → {as_written(run.answer or 'no answer')}: {value}"
 
 
 def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
@@ -193,13 +169,13 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
 
 
 def try_label_method(name: str, bench: Bench) -> Iterator[str]:
-    module = cast(maker.MakerModule, load_plugin("label method", name, CONTRACTS["label method"]))
+    module = cast(maker.MakerModule, load_plugin("label method", name, maker.CONTRACT))
     needs = module.terms(module.SETTINGS())
     if needs.likelihood or needs.rolls_out:
         yield "needs a model, which a trial has not; its names and settings are right"
         return
     index, expert = str(bench.index_path), factory.settings_for("expert")
-    tree: dict[str, object] = {"questions": str(bench.folder / "world"), "split": "train", "retriever": index}
+    tree: dict[str, object] = {"questions": str(bench.world_path), "split": "train", "retriever": index}
     tree |= {"agent": dump_settings(expert), "limits": dump_settings(factory.limits_for(expert))}
     runs = bench.folder / "run"
     run_agent(make_settings(RunSettings, tree), runs, resume=False)
@@ -235,7 +211,7 @@ def try_tool(name: str, bench: Bench) -> Iterator[str]:
 
 
 def try_retriever(name: str, bench: Bench) -> Iterator[str]:
-    module = load_plugin("retriever", name, CONTRACTS["retriever"])
+    module = load_plugin("retriever", name, retrieval.CONTRACT)
     tree: dict[str, object] = {"retriever": str(Path(name).absolute())}
     fields = module.SETTINGS.model_fields
     given: dict[str, object] = {"over": str(bench.index_path), "parts": [str(bench.index_path)] * 2}
@@ -308,15 +284,12 @@ def try_template(name: str, bench: Bench) -> Iterator[str]:
 def try_recipe(name: str, bench: Bench) -> Iterator[str]:
     tree = read_yaml(Path(name), "recipe")
     recipe = load_recipe(name)
-    yield f"{recipe.about or 'a recipe'}"
-    own: list[str] = [
-        f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in tree.items() if key != "about"
-    ]
-    yield from own
+    yield recipe.about or "a recipe"
+    yield from (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in tree.items() if key != "about")
 
 
 def try_format(name: str, bench: Bench) -> Iterator[str]:
-    module = load_plugin("data format", name, CONTRACTS["data format"])
+    module = load_plugin("data format", name, imports.CONTRACT)
     text = getattr(module, EXAMPLE, None)
     if not isinstance(text, str):
         yield f"its names are right; define {EXAMPLE} = '…', the text of a file, to see it read"
@@ -347,35 +320,49 @@ def try_tracker(name: str, bench: Bench) -> Iterator[str]:
     yield "one row was sent" + (f", into {', '.join(sorted(path.name for path in files))}" if files else "")
 
 
-Trial: TypeAlias = Callable[[str, Bench], Iterator[str]]
-TRIALS: Mapping[str, Trial] = {
-    "reward": try_reward,
-    "algorithm": try_algorithm,
-    "label method": try_label_method,
-    "tool": try_tool,
-    "retriever": try_retriever,
-    "query view": try_view,
-    "scripted agent": try_agent,
-    "data format": try_format,
-    "tracker": try_tracker,
-    "protocol": try_protocol,
-    "retriever file": try_retriever_file,
-    "prompt template": try_template,
-    "recipe": try_recipe,
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of part."""
+
+    trial: Callable[[str, Bench], Iterator[str]]
+    """Tries a file and yields lines about what it did."""
+    use: str
+    """The command that uses it."""
+    contract: PluginSpec | None = None
+    """The names that its Python file must define; `None`: it is a YAML file."""
+    mark: str = ""
+    """A name in its YAML file."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "reward": Kind(
+        try_reward, "coseek train agent quickstart 'reward={{exact_match: 1.0, {0}: 0.1}}' --dry-run", reward.CONTRACT
+    ),
+    "algorithm": Kind(try_algorithm, "coseek train agent quickstart rl.algorithm={0} --dry-run", algorithm.CONTRACT),
+    "label method": Kind(try_label_method, "coseek label RUN --method {0} --out labels/mine", maker.CONTRACT),
+    "tool": Kind(try_tool, "in a protocol file: tools: {{mine: {{tool: {0}}}}}", tool.CONTRACT),
+    "retriever": Kind(
+        try_retriever,
+        "in a YAML file: retriever: {0}; then coseek search FILE.yaml 'a question'",
+        retrieval.CONTRACT,
+    ),
+    "query view": Kind(try_view, "coseek index DATA --out indexes/mine view={0}", views.CONTRACT),
+    "scripted agent": Kind(
+        try_agent, "coseek run DATA --split test --agent {0} --retriever INDEX --out runs/mine", factory.CONTRACT
+    ),
+    "data format": Kind(try_format, "coseek data import {0} SOURCE… --out DIR", imports.CONTRACT),
+    "tracker": Kind(try_tracker, "coseek train agent quickstart 'track=[{0}]' --dry-run", tracker.CONTRACT),
+    "protocol": Kind(
+        try_protocol,
+        "coseek run DATA --split test --agent AGENT --protocol {0} --retriever INDEX --out runs/mine",
+        mark="tags",
+    ),
+    "retriever file": Kind(try_retriever_file, "coseek search {0} 'a question'", mark="retriever"),
+    "prompt template": Kind(
+        try_template,
+        "coseek run DATA --agent AGENT --prompt-template {0} --retriever INDEX --out runs/mine",
+        mark="prompt",
+    ),
+    "recipe": Kind(try_recipe, "coseek train agent {0} --dry-run"),
 }
-USES: Mapping[str, str] = {
-    "reward": "coseek train agent quickstart 'reward={{exact_match: 1.0, {0}: 0.1}}' --dry-run",
-    "algorithm": "coseek train agent quickstart rl.algorithm={0} --dry-run",
-    "label method": "coseek label RUN --method {0} --out labels/mine",
-    "tool": "in a protocol file: tools: {{mine: {{tool: {0}}}}}",
-    "retriever": "in a YAML file: retriever: {0}; then coseek search FILE.yaml 'a question'",
-    "query view": "coseek index DATA --out indexes/mine view={0}",
-    "scripted agent": "coseek run DATA --split test --agent {0} --retriever INDEX --out runs/mine",
-    "data format": "coseek data import {0} SOURCE… --out DIR",
-    "tracker": "coseek train agent quickstart 'track=[{0}]' --dry-run",
-    "protocol": "coseek run DATA --split test --agent AGENT --protocol {0} --retriever INDEX --out runs/mine",
-    "retriever file": "coseek search {0} 'a question'",
-    "prompt template": "coseek run DATA --agent AGENT --prompt-template {0} --retriever INDEX --out runs/mine",
-    "recipe": "coseek train agent {0} --dry-run",
-}
-"""Kind → the command that uses it."""
+"""The kinds of parts. Of two whose names a file defines, the first counts."""

@@ -1,7 +1,7 @@
 """Train agents, retrievers, both together, and small readers."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
@@ -23,7 +23,7 @@ from coseek.cli.terminal import (
     training_bar,
 )
 from coseek.core.errors import SettingError
-from coseek.core.files import read_json
+from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
@@ -102,7 +102,8 @@ def train_agent(
         parent = None if base is None else Parent(Path(base).stem, load_recipe(base))
         print_settings(load_recipe(recipe, typed), as_json, prefixes, parent)
     elif dry_run:
-        rehearse(load_recipe(recipe, settings or []), as_json)
+        if is_first():
+            rehearse(load_recipe(recipe, settings or []), as_json)
     else:
         read = checked_recipe(recipe, settings or [])
         go(read, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
@@ -227,7 +228,8 @@ def train_retriever(
     read = load_retriever_recipe(recipe, settings or [], given)
     check_retriever_recipe(read)
     if dry_run:
-        rehearse_retriever(read, as_json)
+        if is_first():
+            rehearse_retriever(read, as_json)
         return
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     check_encoder_libraries()
@@ -268,7 +270,8 @@ def train_together(
         print_settings(read, as_json, prefixes)
         return
     if dry_run:
-        rehearse_together(read, as_json)
+        if is_first():
+            rehearse_together(read, as_json)
         return
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
@@ -354,18 +357,18 @@ def listed(files: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {what}" for name, what in files.items())
 
 
+def is_first() -> bool:
+    """Whether this is the only process, or the one of `torchrun` that speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
     """Print the dry run's table, and refuse where something is missing."""
-    if os.environ.get("RANK", "0") != "0":
-        return  # of `torchrun`: the first process speaks for all
     check_settings(recipe)
     from coseek.pipelines.dry_run import dry_run  # torch
 
     found = dry_run(recipe)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        stdout_console().print(found.table().rich())
+    print_estimate([found.table()], found.to_json(), as_json)
     found.refuse()
 
 
@@ -376,27 +379,27 @@ def rehearse_retriever(recipe: RetrieverRecipe, as_json: bool) -> None:
 
     with training_bar() as bar:
         found = retriever_dry_run(recipe, bar)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        stdout_console().print(found.table().rich())
+    print_estimate([found.table()], found.to_json(), as_json)
 
 
 def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
     """Print the dry run of a co-training, and refuse where something is missing."""
-    if os.environ.get("RANK", "0") != "0":
-        return
     check_settings(recipe.agent)
     check_encoder_libraries()
     from coseek.pipelines.together.dry_run import together_dry_run  # torch
 
     found = together_dry_run(recipe)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        for table in found.tables():
-            stdout_console().print(table.rich())
+    print_estimate(found.tables(), found.to_json(), as_json)
     found.refuse()
+
+
+def print_estimate(tables: Iterable[Table], tree: JsonObject, as_json: bool) -> None:
+    """Print the tables of a dry run, or its JSON."""
+    if as_json:
+        print_json(tree)
+        return
+    for table in tables:
+        stdout_console().print(table.rich())
 
 
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, check_replaceable, read_json, write_json
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside
-from coseek.core.plugins import plugin_name, running
+from coseek.core.plugins import PluginSpec, plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
@@ -27,6 +27,7 @@ from coseek.data.imports._sources import ImportedData, expand
 from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
+CONTRACT: PluginSpec = {"read": None}
 CORPUS, _CARD = "corpus.jsonl", "source.json"
 _FILES = re.compile(r"corpus\.jsonl|source\.json|questions\.[^/]*\.jsonl")
 TEST = "test"
@@ -89,7 +90,7 @@ def import_data(
     documents, whose questions stay if their gold passages do. `settings` are the format's. Raises `DataError` and
     `SettingError`; nothing is written then.
     """
-    part = cast(ImportFormat, registry.find_plugin("data format", PACKAGE, format_name, {"read": None}))
+    part = cast(ImportFormat, registry.find_plugin("data format", PACKAGE, format_name, CONTRACT))
     for name in shares or (TEST if split is None else split,):
         _check_name(name)
     if shares is not None:
