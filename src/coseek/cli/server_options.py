@@ -10,7 +10,6 @@ from coseek.cli.volume import add_options, leaves
 from coseek.core.address import is_url
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.models.server import with_settings
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., object])
@@ -34,6 +33,8 @@ def at_servers(*names: str | None) -> Iterator[str | None]:
     """
     if _given and not any(map(is_url, names)):
         raise SettingError("--model, --key-env and --no-send are for servers; name one by its URL: http://HOST:PORT")
+    from coseek.models.server import with_settings  # the HTTP client, which no help needs
+
     return (with_settings(name, _given) if is_url(name) else name for name in names)
 
 
