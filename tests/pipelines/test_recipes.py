@@ -93,7 +93,7 @@ def test_a_recipe_may_extend_one_of_ours_by_name(tmp_path: Path) -> None:
         ("extends: b.yaml", "extends itself"),
         ("extends: quickstrat", "did you mean 'quickstart'"),
         ("extends: nowhere.yaml", "there is no recipe file"),
-        ("extends: [quickstart, s3]", "names one recipe"),
+        ("extends: [quickstart, 3]", "names a recipe, or several"),
         ("extends: from-nothing\nrl: {stpes: 3}", "did you mean 'rl.steps'"),
         ("extends: from-nothing\nstages: {one: {rl: {stpes: 3}}}", "stage 'one': .*did you mean 'rl.steps'"),
         ("extends: from-nothing\nstages: {one: {rewards: {f1: 1}}}", "cannot set 'rewards'; did you mean 'reward'"),

@@ -91,12 +91,12 @@ def used_sentences(run: Trajectory, passages: Sequence[Passage]) -> list[str]:
     answer = run.answer or ""
     titles = [passage.title for passage in passages if holds(passage, answer)]
     return [
-        _first_with(passage, [answer, *(title for title in titles if title != passage.title)]) for passage in passages
+        first_with(passage, [answer, *(title for title in titles if title != passage.title)]) for passage in passages
     ]
 
 
-def _first_with(passage: Passage, wanted: Sequence[str]) -> str:
-    """The fewest sentences in a row that hold one of the texts, the first of them first."""
+def first_with(passage: Passage, wanted: Sequence[str]) -> str:
+    """The fewest sentences in a row of a passage that hold one of the texts, the first text first; "" without any."""
     spans = sentence_spans(passage.text)
     for text in wanted:
         if not has_words(passage.text, text):  # as in most passages: its sentences need no look

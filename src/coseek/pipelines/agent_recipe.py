@@ -130,9 +130,10 @@ class PolicySettings(Settings):
 class WarmStartSettings(Settings):
     """Supervised training on demonstrations."""
 
-    demonstrator: Literal["expert", "rules", "gold", "runs"] = "expert"
-    """`expert` needs laptop worlds, or questions with gold paths and `worlds: 0`; `rules` works on any corpus;
-    `gold` writes the gold answer at once, for protocols that only answer; `runs` are stored runs of any agent."""
+    demonstrator: Literal["expert", "evidence", "rules", "gold", "runs"] = "expert"
+    """`expert` needs laptop worlds, or questions with gold paths and `worlds: 0`; `evidence` needs gold passages, and
+    what it does not find is not demonstrated; `rules` works on any corpus; `gold` writes the gold answer at once, for
+    protocols that only answer; `runs` are stored runs of any agent."""
     runs: tuple[str, ...] = ()
     """Run folders of `demonstrator: runs`, of the recipe's protocol."""
     keep: KeptRunsSettings = KeptRunsSettings()
@@ -158,6 +159,9 @@ class WarmStartSettings(Settings):
     """Share of the drills that ask for facts one by one, and find some of them missing."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the questions that are also demonstrated in `direct` and `rag`, the table's baselines."""
+    reading: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the questions that are also read as a frozen generator reads: gold passages among others, in the prompt
+    `generator`. The policy can then serve as `graders.generator.model`."""
     also: dict[str, float] = Field(default={})
     """Other protocols to teach, with the share of the questions demonstrated in each."""
     sft: SftSettings = SftSettings()
@@ -379,9 +383,10 @@ def recipe_path(name: str) -> Path:
 
 
 def parent_of(name: str) -> str | None:
-    """The recipe that a recipe extends, as `load_recipe` takes it."""
+    """The recipe that a recipe extends, the first of several, as `load_recipe` takes it."""
     path = recipe_path(name)
     base = read_yaml(path, "recipe").get("extends")
+    base = base[0] if isinstance(base, list) and base else base
     return str(_base_path(base, path)) if isinstance(base, str) else None
 
 
@@ -431,14 +436,19 @@ def _read(path: Path, above: Sequence[Path]) -> JsonObject:
 
 
 def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
-    """The settings in the file `path`, merged with the recipe they extend."""
+    """The settings in the file `path`, merged with the recipe they extend; of several, each lies over those before."""
     base = tree.get("extends")
     tree = {name: value for name, value in tree.items() if name != "extends"}
     if base is None:
         return tree
-    if not isinstance(base, str):
-        raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
-    below = _with_preset(tree, _read(_base_path(base, path), above))
+    below: JsonObject = {}
+    for name in base if isinstance(base, list) else [base]:
+        if not isinstance(name, str):
+            raise SettingError(f"{path}: `extends` names a recipe, or several as a list, not {base!r}")
+        other = _read(_base_path(name, path), above)
+        stages = _stages(below.get("stages"), other.get("stages"))
+        below = {**merge_settings(AgentRecipe, below, other), "stages": stages}
+    below = _with_preset(tree, below)
     merged = merge_settings(AgentRecipe, below, tree)
     merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
     return merged

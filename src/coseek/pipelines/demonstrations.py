@@ -7,20 +7,26 @@ from itertools import chain, islice
 
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
 from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted.gold import GoldAnswerAgent
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.sources import holds
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.selection import draw
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
+from coseek.graders.context_budget import ContextBudget
+from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
+from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stored_runs import stored_demonstrations
+from coseek.retrieval.lexical.analyzer import has_words
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.synthesis.graph import HopGraph
@@ -52,7 +58,8 @@ def demonstrate(
         progress.advance(1, f"{len(kept)} runs")
         return kept
     demonstrators: dict[str, ScriptedAgent] = {
-        "expert": ExpertAgent(settings.expert), "rules": RuleAgent(), "gold": GoldAnswerAgent()
+        "expert": ExpertAgent(settings.expert), "rules": RuleAgent(), "gold": GoldAnswerAgent(),
+        "evidence": EvidenceAgent(dataset.corpus),
     }  # fmt: skip
     demonstrator = demonstrators[settings.demonstrator]
     shown: list[Trajectory] = []
@@ -76,12 +83,11 @@ def demonstrate(
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
         count = round(settings.one_shot * len(asked))
         few = asked[:count] if in_worlds else draw(asked, count, recipe.seed)  # a world's order is random
-        for name in ("direct", "rag"):
-            limits = recipe.limits.with_passages(recipe.table.rag_passages)
-            once = recipe.load_protocol(name)
-            seed = derive_seed(recipe.seed, name, number)
-            answered = [question for question in few if question.answers]
-            shown += _written(GoldAnswerAgent(), once, tokenizer, place, answered, limits, seed)
+        shown += _answered_at_once(recipe, tokenizer, place, few, number)
+        if settings.reading:
+            rng = random.Random(f"{recipe.seed}/reading/{number}")
+            some = rng.sample(asked, round(settings.reading * len(asked)))
+            shown += readings(some, dataset.corpus, place, tokenizer, recipe.table.rag_passages, rng)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             some = rng.sample(asked, round(share * len(asked)))
@@ -90,6 +96,52 @@ def demonstrate(
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
     return shown
+
+
+def _answered_at_once(
+    recipe: AgentRecipe, tokenizer: Tokenizer, retriever: Retriever, questions: Sequence[Question], number: int
+) -> Iterator[Trajectory]:
+    """The gold answers in the protocols of the table's baselines."""
+    answered = [question for question in questions if question.answers]
+    limits = recipe.limits.with_passages(recipe.table.rag_passages)
+    for name in ("direct", "rag"):
+        once, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
+        yield from _written(GoldAnswerAgent(), once, tokenizer, retriever, answered, limits, seed)
+
+
+def readings(
+    questions: Sequence[Question],
+    corpus: Corpus,
+    retriever: Retriever,
+    tokenizer: Tokenizer,
+    most: int,
+    rng: random.Random,
+) -> Iterator[Trajectory]:
+    """Questions read in the prompt of a frozen generator: their gold passages among others that a search for the
+    question finds, at most `most` in all. Questions without gold passages or answers are left out."""
+    settings = GeneratorSettings(model="")
+    prompt, budget = load_generator_prompt(settings), ContextBudget(settings.max_context_tokens)
+    able = [one for one in questions if one.gold_ids and one.answers]
+    found = retriever.search([one.question for one in able], most)
+    for question, hits in zip(able, found, strict=True):
+        gold = [corpus.by_id(ident) for ident in question.gold_ids]
+        others = [hit.passage for hit in hits if hit.passage.id not in question.gold_ids]
+        passages = [*gold, *others[: rng.randint(0, max(0, most - len(gold)))]]
+        rng.shuffle(passages)
+        asked = context_of(prompt, budget, ReadingInput(question.question, tuple(passages)))
+        yield prompted(question, "generator", asked.prompt, held_answer(question, gold), tokenizer)
+
+
+def prompted(question: Question, protocol: str, asked: str, reply: str, tokenizer: Tokenizer) -> Trajectory:
+    """A message and the reply to it, as a trajectory."""
+    before, after = chat_frame(tokenizer)
+    read = (*before, *tokenizer.encode_data(asked), *after)
+    written = (*tokenizer.encode_data(reply), tokenizer.eos_id)
+    segments = (
+        Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(read), read),
+        Segment(Author.AGENT, "", tokenizer.decode(written), written, (0.0,) * len(written)),
+    )
+    return Trajectory(question, protocol, segments, (), StopReason.COMPLETE)
 
 
 def demonstrated(recipe: AgentRecipe, questions: Sequence[Question]) -> Sequence[Question]:
@@ -161,7 +213,21 @@ def _written(
     agent = Agent(protocol, ScriptedAgentModel(demonstrator, protocol, tokenizer))
     seeds = [derive_seed(seed, question.id) for question in questions]
     runs = rollout(agent, retriever, questions, seeds, limits)
+    if isinstance(demonstrator, EvidenceAgent):
+        runs = [run for run in runs if _has_read_its_answer(run)]
     return [part for run in runs for part in (run, *notes_of(run))]
+
+
+def _has_read_its_answer(run: Trajectory) -> bool:
+    """Whether a run ended by itself, found its gold passages, and was shown the answer where one of them holds it: long
+    passages are cut."""
+    ended = run.stop in (StopReason.ANSWERED, StopReason.COMPLETE) and not run.declined
+    found = {hit.passage.id: hit.passage for search in run.searches for hit in search.hits}
+    if not ended or not set(run.question.gold_ids) <= found.keys():
+        return False
+    shown = " ".join(one.text for one in run.segments if one.author is Author.ENVIRONMENT and one.tag != PROMPT)
+    answer = held_answer(run.question, list(found.values()))
+    return has_words(shown, answer) or not any(holds(passage, answer) for passage in found.values())
 
 
 def notes_of(run: Trajectory) -> list[Trajectory]:

@@ -17,13 +17,13 @@ from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.prompt_file import load_prompt, one_line
 from coseek.data.identities import Identities, digest
 from coseek.data.run import Run
-from coseek.data.trajectory import PROMPT, Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.placement import Placement
 from coseek.hub.card import base_model_of
-from coseek.models.local_text import around_prompt
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.demonstrations import prompted
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.retrieval.llm import PROMPTS
@@ -128,11 +128,4 @@ def _example(
         f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
         for number, hit in enumerate(search.hits, start=1)
     )
-    before, after = around_prompt(tokenizer)
-    read = (*before, *tokenizer.encode_data(asked), *after)
-    written = (*tokenizer.encode_data(documents), tokenizer.eos_id)
-    segments = (
-        Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(read), read),
-        Segment(Author.AGENT, "", tokenizer.decode(written), written, (0.0,) * len(written)),
-    )
-    return Trajectory(run.question, "simulator", segments, (), StopReason.COMPLETE, seed=run.seed)
+    return prompted(run.question, "simulator", asked, documents, tokenizer)

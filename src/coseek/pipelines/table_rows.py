@@ -47,7 +47,7 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     agents = [TableRow(name, policy, own, t) for t in temperatures for name, policy in pair]
     agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
-    shown_on_data = warm is not None and warm.demonstrator in ("rules", "expert") and not warm.uses_worlds
+    shown_on_data = warm is not None and warm.demonstrator in ("rules", "evidence", "expert") and not warm.uses_worlds
     rules = [TableRow("rules", "", own, 0.0)] if shown_on_data else []
     untrained = [TableRow(f"untrained {name}", BASELINE, name, 0.0) for name in training.recipe.table.baselines]
     if by_generator(training):

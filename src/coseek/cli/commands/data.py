@@ -30,10 +30,12 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
 from coseek.data.imports._published import Deal
+from coseek.data.pool import make_pool, parse_source
 from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
+from coseek.measure.table import Table as TextTable
 from coseek.models.local_text import TextModelSettings
 from coseek.models.shipped import model_path
 from coseek.pipelines.data_folder import check_data_folder
@@ -122,6 +124,40 @@ def import_(
     if made.report:
         show_report(made.report)
     show_import(out, made)
+
+
+@app.command(epilog="Example: `coseek data pool nq=dpr:nq.jsonl.gz 2wiki:wiki/ --out data/pool`")
+def pool(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]FORMAT:SRC[,SRC]…",
+            help="Data sets in the formats of `coseek data import`; questions count as those of NAME.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    shares: Annotated[str, typer.Option(help="What becomes of every set, on average.")] = "train=.7,dev=.1,test=.2",
+    as_json: AsJson = False,
+) -> None:
+    """Make one corpus of several data sets, and splits in which nothing of the test is in the training.
+
+    Of a question that two sets ask, the first is kept. Questions that share a gold passage are in the same split.
+    Published splits hold: `test` and `dev` are tested, `train` becomes train and dev. Files that are an evaluation set
+    of their publisher are named: what is trained on the pool cannot be measured by them elsewhere.
+    """
+    made = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
+    if as_json:
+        print_json({"folder": str(out), **made.to_json()})
+        return
+    splits = [name for name in ("train", "dev", "test") if any(name in counts for counts in made.questions.values())]
+    sizes = [(name, *(f"{counts.get(split, 0):,}" for split in splits)) for name, counts in made.questions.items()]
+    stdout_console().print(TextTable(("questions of", *splits), tuple(sizes)).rich())
+    for reason, count in made.notes.items():
+        tell(f"{count:,} {reason}")
+    for file, count in made.evaluations.items():
+        tell(f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here.")
+    tell(f"{out}: {counted(made.passages, 'passage')}.")
+    tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
 
 
 @app.command(epilog="Example: `coseek data synthesize data/notes count=500 --out data/questions`")

@@ -28,8 +28,8 @@ from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
 CONTRACT: PluginSpec = {"read": None}
-CORPUS, _CARD = "corpus.jsonl", "source.json"
-_FILES = re.compile(r"corpus\.jsonl|source\.json|questions\.[^/]*\.jsonl")
+CORPUS, CARD = "corpus.jsonl", "source.json"
+FILES = re.compile(r"corpus\.jsonl|source\.json|questions\.[^/]*\.jsonl")
 TEST = "test"
 """The default split."""
 _MOST_REASONS = 5
@@ -90,19 +90,19 @@ def import_data(
     documents, whose questions stay if their gold passages do. `settings` are the format's. Raises `DataError` and
     `SettingError`; nothing is written then.
     """
-    part = cast(ImportFormat, registry.find_plugin("data format", PACKAGE, format_name, CONTRACT))
     for name in shares or (TEST if split is None else split,):
         _check_name(name)
     if shares is not None:
-        _check_shares(shares)
+        check_shares(shares)
     if deal is not None and (split is not None or shares is not None):
         raise SettingError("--train and --test deal the questions out; leave --split and --shares out")
-    files = part.files(sources) if hasattr(part, "files") else expand(sources, plugin_name(format_name))
+    part = _format(format_name)
+    files = _files(part, format_name, sources)
     if deal is not None:
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     with lock_beside(out, again=False):  # before the other splits are read: another import may be adding one
-        check_replaceable(out, _FILES.fullmatch, "an imported data set")
+        check_replaceable(out, FILES.fullmatch, "an imported data set")
         reading = _read(format_name, part, files, settings)
         found: list[ImportSummary] = []
 
@@ -127,10 +127,26 @@ def import_data(
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
-            write_json(folder / _CARD, _card(format_name, digests, found[0]))
+            write_json(folder / CARD, _card(format_name, digests, found[0]))
 
         atomic_folder(out, fill)
     return found[0]
+
+
+def read_sources(format_name: str, sources: Sequence[Path]) -> tuple[ImportedData, list[Path]]:
+    """What a format reads of files and folders, without writing anything, and the files. Raises `DataError` and
+    `SettingError`."""
+    part = _format(format_name)
+    files = _files(part, format_name, sources)
+    return _read(format_name, part, files, None), files
+
+
+def _format(name: str) -> ImportFormat:
+    return cast(ImportFormat, registry.find_plugin("data format", PACKAGE, name, CONTRACT))
+
+
+def _files(part: ImportFormat, format_name: str, sources: Sequence[Path]) -> list[Path]:
+    return part.files(sources) if hasattr(part, "files") else expand(sources, plugin_name(format_name))
 
 
 def _card(format_name: str, digests: JsonObject, made: ImportSummary) -> JsonObject:
@@ -156,9 +172,9 @@ def _format_settings(name: str, part: ImportFormat, given: Mapping[str, object] 
 
 def _replaces(out: Path, report: JsonObject | None) -> bool:
     """Whether documents replace an older import of documents."""
-    if report is None or not (out / _CARD).is_file():
+    if report is None or not (out / CARD).is_file():
         return False
-    card = read_json(out / _CARD)
+    card = read_json(out / CARD)
     return isinstance(card, dict) and "unread" in card
 
 
@@ -184,7 +200,7 @@ def parse_shares(text: str) -> dict[str, float]:
             equals = ""
         if not equals or not name.strip():
             raise SettingError(f"{part!r} is not a share; write for example train=.7,dev=.1,test=.2")
-    _check_shares(shares)
+    check_shares(shares)
     return shares
 
 
@@ -241,7 +257,8 @@ def _check_name(split: str) -> None:
         raise SettingError(f"{split!r} cannot name a split; use letters, digits, - and _")
 
 
-def _check_shares(shares: Mapping[str, float]) -> None:
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Raise `SettingError` for shares that do not sum to 1."""
     if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
         raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")

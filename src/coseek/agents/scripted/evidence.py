@@ -1,0 +1,155 @@
+"""Evidence: the demonstrator for questions with gold passages. It knows the answer, and quotes what the passages say.
+
+It searches the steps of a question where they are known (2Wiki's path, MuSiQue's decomposition), else the question as
+it stands and then the titles that the question or the passages found name. It answers once a search has found every
+gold passage, and declines otherwise.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from coseek.agents.actions import NOT_FOUND
+from coseek.agents.document_block import latest_block, shown_documents
+from coseek.agents.scripted_agent import Move
+from coseek.agents.sources import first_with, holds
+from coseek.core.plain_text import sentence_spans
+from coseek.data.gold_path import plain_name
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+from coseek.models.model import EpisodeState
+from coseek.retrieval.lexical.analyzer import has_words
+from coseek.world.plan import has_plan, plan_of
+
+PROMPT_TEMPLATE = "default"
+NEEDS = "gold passages and gold answers"
+
+LONGEST = 240
+"""Characters of a quotation."""
+_EARLIER = re.compile(r"#(\d+)")
+"""The answer of an earlier step, in MuSiQue's steps."""
+
+
+class EvidenceAgent:
+    """A scripted agent for questions with gold passages; others are declined."""
+
+    def __init__(self, corpus: Corpus | None = None) -> None:
+        """`corpus` knows the titles of passages that were not found yet; without it none is searched by title."""
+        self.corpus = corpus
+
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """The next move; a pure function of the question and the searches."""
+        question, searches = so_far.question, so_far.searches
+        seen = {hit.passage.id: hit.passage for search in searches for hit in search.hits}
+        missing = [ident for ident in question.gold_ids if ident not in seen]
+        gold = [seen[ident] for ident in question.gold_ids if ident in seen]
+        report, worth = self._report(so_far, missing), self._worth(so_far)
+        if question.gold_ids and question.answers and not missing:
+            return Move(report, answer=f" {held_answer(question, gold)}", selected=worth)
+        for need, query in self._needs(question, missing, gold):
+            if all(search.query.strip() != query for search in searches):
+                return Move(f"{report} {need}", queries=(f" {query}",), selected=worth)
+        return self.conclude(so_far, rng)
+
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """Decline, with what was found so far."""
+        return Move(" Nothing that I found answers this.", answer=f" {NOT_FOUND}", selected=self._worth(so_far))
+
+    def _report(self, so_far: EpisodeState, missing: Sequence[str]) -> str:
+        """A sentence of each gold passage that the latest search found."""
+        if not so_far.searches:
+            return ""
+        before = so_far.searches[: len(so_far.searches) - len(latest_block(so_far.searches))]
+        known = {hit.passage.id for search in before for hit in search.hits}
+        block = enumerate(shown_documents(latest_block(so_far.searches)), start=1)
+        gold = [(number, hit.passage) for number, (_, hit) in block if hit.passage.id in so_far.question.gold_ids]
+        quoted = [
+            f" [{number}] {passage.title}: {quotation(passage, self._wanted(so_far.question, passage, missing))}"
+            for number, passage in gold
+            if passage.id not in known
+        ]
+        return "".join(quoted) or " Not found."
+
+    def _needs(self, question: Question, missing: Sequence[str], gold: Sequence[Passage]) -> Iterator[tuple[str, str]]:
+        """What could be searched, best first: in words, and as a query."""
+        steps = [step for step in known_steps(question) if step.gold_id in missing]
+        yield from ((step.question, step.query) for step in steps)
+        if not any(known_steps(question)):
+            yield "I search for the question.", question.question.strip()
+        read = [question.question, *(passage.text for passage in gold)]
+        for title in self._titles(missing):
+            if any(has_words(text, title) for text in read):
+                yield f"I need {title}.", title
+
+    def _titles(self, idents: Sequence[str]) -> list[str]:
+        return [] if self.corpus is None else [plain_name(self.corpus.by_id(ident).title) for ident in idents]
+
+    def _wanted(self, question: Question, passage: Passage, missing: Sequence[str]) -> list[str]:
+        """What the quotation of a gold passage should hold: the answer of its step, the answer, or a title that is
+        still missing."""
+        of_step = [step.answer for step in known_steps(question) if step.gold_id == passage.id]
+        return [*of_step, *question.answers, *self._titles(missing)]
+
+    def _worth(self, so_far: EpisodeState) -> tuple[str, ...] | None:
+        """The gold passages found; no selection before a search."""
+        found = (hit.passage.id for search in so_far.searches for hit in search.hits)
+        gold = tuple(dict.fromkeys(ident for ident in found if ident in so_far.question.gold_ids))
+        return gold if so_far.searches else None
+
+
+def make() -> EvidenceAgent:
+    return EvidenceAgent()
+
+
+def quotation(passage: Passage, wanted: Sequence[str]) -> str:
+    """The sentence of a passage that holds one of the texts, else its first; cut around the text where it is long."""
+    text = first_with(passage, wanted)
+    if not text:
+        start, end = next(iter(sentence_spans(passage.text)), (0, 0))
+        text = passage.text[start:end]
+    text = " ".join(text.split())
+    if len(text) <= LONGEST:
+        return text
+    place = next((at for one in wanted if (at := text.lower().find(one.lower())) >= 0), 0)
+    start = text.rfind(" ", 0, max(0, place - LONGEST // 2)) + 1 if place > LONGEST // 2 else 0
+    return text[start : start + LONGEST].rpartition(" ")[0]
+
+
+def held_answer(question: Question, gold: Sequence[Passage]) -> str:
+    """The first gold answer that a gold passage holds, else the first."""
+    held = (answer for answer in question.answers if any(holds(passage, answer) for passage in gold))
+    return next(held, question.answers[0]).strip()
+
+
+class KnownStep(NamedTuple):
+    """A step of a question that is known."""
+
+    gold_id: str
+    question: str
+    query: str
+    answer: str
+
+
+def known_steps(question: Question) -> list[KnownStep]:
+    """The steps along a question's path (2Wiki, made questions) or decomposition (MuSiQue); empty without either."""
+    if has_plan(question):
+        return [
+            KnownStep(step.gold_id, step.sub_question, f"{step.mention} {step.relation}".strip(), step.sub_answer)
+            for step in plan_of(question)
+        ]
+    rows = question.meta.get("decomposition")
+    steps: list[KnownStep] = []
+    for row in rows if isinstance(rows, list) else []:
+        if not isinstance(row, dict) or "gold_id" not in row:
+            return []
+        earlier = partial(_earlier, answers=[step.answer for step in steps])
+        asked = _EARLIER.sub(earlier, str(row["question"])).replace(" >> ", " ")
+        steps.append(KnownStep(str(row["gold_id"]), asked, asked, str(row["answer"])))
+    return steps
+
+
+def _earlier(found: re.Match[str], answers: Sequence[str]) -> str:
+    place = int(found[1]) - 1
+    return answers[place] if 0 <= place < len(answers) else found[0]

@@ -1,0 +1,255 @@
+"""Pool: several published question sets over one corpus, split so that nothing of the test is in the training.
+
+A question that two sets ask counts once. Questions that share a gold passage, or one that begins alike, stand in the
+same split. Questions of a published split stay in it: `test` and `dev` are tested, `train` becomes train and dev.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from coseek.core.errors import SettingError
+from coseek.core.files import Json, JsonObject, atomic_folder, check_replaceable, write_json
+from coseek.core.fingerprint import digest_of
+from coseek.data import imports
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.dataset import check_gold_ids
+from coseek.data.gold_answers import normalise
+from coseek.data.imports._checks import checked_splits
+from coseek.data.imports._sources import ImportedData
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question, save_questions
+
+SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
+REPEATED = "questions that another one repeats, left out"
+LEAKING = "published training questions that share a gold passage with a tested one, left out"
+_EVALUATION = re.compile(r"(?<![a-z])(dev|test|val|validation|nq-open-oracle)(?![a-z])")
+"""In the name of a file: an evaluation set of its publisher. The last one's questions are NQ-Open's dev set."""
+_ALIKE = 150
+"""Characters from which two passages of one title begin alike, without case, articles and punctuation."""
+
+
+class PoolSource(NamedTuple):
+    """A data set of a pool."""
+
+    name: str
+    """What its questions are counted as; `""`: as they say themselves, else as the format."""
+    format: str
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSummary:
+    """The counts of a pool."""
+
+    passages: int
+    questions: dict[str, dict[str, int]]
+    """Data set → split → questions."""
+    notes: dict[str, int]
+    evaluations: dict[str, int]
+    """File → questions of it, where the file is an evaluation set of its publisher."""
+
+    def to_json(self) -> JsonObject:
+        counts: JsonObject = {name: {**splits} for name, splits in self.questions.items()}
+        return {
+            "passages": self.passages,
+            "questions": counts,
+            "notes": {**self.notes},
+            "evaluation_sets": {**self.evaluations},
+        }
+
+
+class Pooled(NamedTuple):
+    """A question of a pool."""
+
+    question: Question
+    published: str = ""
+    """The split of its publisher; empty where it says none."""
+    passages: frozenset[str] = frozenset()
+    """The beginnings of its gold passages."""
+
+    @property
+    def text(self) -> str:
+        return normalise(self.question.question)
+
+    @property
+    def is_tested(self) -> bool:
+        return self.published in ("test", "dev")
+
+
+def parse_source(text: str) -> PoolSource:
+    """Parse `[NAME=]FORMAT:SRC[,SRC…]`. Raises `SettingError`."""
+    head, colon, files = text.partition(":")
+    name, equals, format_name = head.rpartition("=")
+    if not (colon and format_name and files) or bool(equals) != bool(name):
+        raise SettingError(f"{text!r} is not a data set; write [NAME=]FORMAT:FILE_OR_FOLDER, such as nq=dpr:nq.jsonl")
+    return PoolSource(name, format_name, tuple(Path(file) for file in files.split(",")))
+
+
+def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, float] = SHARES) -> PoolSummary:
+    """Read the sources and write the data-set folder `out`, replacing an older pool or import.
+
+    `shares` are met on average, in every set. Raises `DataError` and `SettingError`; nothing is written then.
+    """
+    imports.check_shares(shares)
+    check_replaceable(out, imports.FILES.fullmatch, "a pool")
+    made: list[PoolSummary] = []
+
+    def fill(folder: Path) -> None:
+        shelf, evaluations, asked = _Shelf(), Counter[str](), list[Pooled]()
+        passages = _passages(sources, shelf, asked, evaluations)
+        corpus = CorpusFile.write(folder / imports.CORPUS, passages, source="the sources of the pool")
+        check_gold_ids((one.question for one in asked), corpus, "the corpus", "give the corpus of these questions")
+        whole = [one._replace(passages=frozenset(_beginnings(one.question, corpus))) for one in asked]
+        dealt, notes = deal(whole, shares)
+        splits, counts = checked_splits(dealt, shelf.notes + notes)
+        sizes: dict[str, Counter[str]] = {}
+        for name, questions in splits.items():
+            save_questions(folder / f"questions.{name}.jsonl", questions)
+            for one in questions:
+                sizes.setdefault(one.dataset or "", Counter())[name] += 1
+        made.append(PoolSummary(len(corpus), {name: dict(found) for name, found in sizes.items()}, counts, evaluations))
+        write_json(folder / imports.CARD, {"format": "pool", **made[0].to_json()})
+
+    atomic_folder(out, fill)
+    return made[0]
+
+
+def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str, list[Question]], Counter[str]]:
+    """Split → questions, and how many were left out for what reason."""
+    notes = Counter[str]()
+    kept = list(_asked_once(asked, notes))
+    groups = _groups([(f"? {one.text}", *one.passages) for one in kept])
+    tested = {group for one, group in zip(kept, groups, strict=True) if one.is_tested}
+    trained = {group for one, group in zip(kept, groups, strict=True) if one.published == "train"}
+    first: dict[int, str] = {}
+    for one, group in zip(kept, groups, strict=True):
+        first[group] = min(first.get(group, one.question.id), one.question.id)
+    untested = {name: share for name, share in shares.items() if name != "test"}
+    splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares)}
+    for one, group in zip(kept, groups, strict=True):
+        if group not in tested:
+            splits[_drawn(first[group], untested if group in trained else shares)].append(one.question)
+        elif one.published == "train":
+            notes[LEAKING] += 1
+        else:
+            splits["test"].append(one.question)
+    return {name: questions for name, questions in splits.items() if questions}, notes
+
+
+def _asked_once(asked: Sequence[Pooled], notes: Counter[str]) -> Iterator[Pooled]:
+    """Each question once: of those that repeat another the first. Those of a published test all stay."""
+    seen = {one.text for one in asked if one.is_tested}
+    for one in asked:
+        if not one.is_tested and one.text in seen:
+            notes[REPEATED] += 1
+            continue
+        seen.add(one.text)
+        yield one
+
+
+def _beginnings(question: Question, corpus: Corpus) -> Iterator[str]:
+    for passage in map(corpus.by_id, question.gold_ids):
+        yield f"{normalise(passage.title)}\n{normalise(passage.text)[:_ALIKE]}"
+
+
+def _groups(shared: Sequence[Iterable[str]]) -> list[int]:
+    """For each of several sets the number of its group; sets with a common element are in one group."""
+    parent = list(range(len(shared)))
+
+    def root(place: int) -> int:
+        while parent[place] != place:
+            parent[place] = place = parent[parent[place]]
+        return place
+
+    owner: dict[str, int] = {}
+    for place, elements in enumerate(shared):
+        for element in elements:
+            parent[root(place)] = root(owner.setdefault(element, place))
+    return [root(place) for place in range(len(shared))]
+
+
+def _drawn(ident: str, shares: Mapping[str, float]) -> str:
+    """A split by a hash of an id."""
+    place = int.from_bytes(hashlib.sha256(ident.encode()).digest()[:8], "big") / 2**64 * sum(shares.values())
+    for name, share in shares.items():
+        if place < share:
+            return name
+        place -= share
+    return [name for name, share in shares.items() if share > 0][-1]
+
+
+class _Shelf:
+    """The passages of all sets, each once."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, str] = {}
+        self._taken = set[str]()
+        self.notes = Counter[str]()
+
+    def put(self, passage: Passage) -> tuple[str, bool]:
+        """The id of a passage in the pool, and whether it is new. Passages with the same title and text, without case,
+        articles and punctuation, are one; of different passages with the same id the later gets another id."""
+        content = bytes.fromhex(digest_of(normalise(passage.title), normalise(passage.text)))
+        if (known := self._ids.get(content)) is not None:
+            self.notes["passages that an earlier set has"] += 1
+            return known, False
+        ident, number = passage.id, 1
+        while ident in self._taken:
+            number += 1
+            ident = f"{passage.id} #{number}"
+        self._ids[content] = ident
+        self._taken.add(ident)
+        return ident, True
+
+
+def _passages(
+    sources: Sequence[PoolSource], shelf: _Shelf, asked: list[Pooled], evaluations: Counter[str]
+) -> Iterator[Passage]:
+    """Yield the passages of all sets; fills `asked` with their questions."""
+    for source in sources:
+        read, files = imports.read_sources(source.format, source.files)
+        ids: dict[str, str] = {}
+        for passage in read.passages:
+            ident, new = shelf.put(passage)
+            if ident != passage.id:
+                ids[passage.id] = ident
+            if new:
+                yield replace(passage, id=ident)
+        questions = [(split, _in_pool(question, source, ids)) for split, question in _questions(read)]
+        asked += [Pooled(question, split) for split, question in questions]
+        evaluated = [file.name for file in files if _EVALUATION.search(file.name.lower())]
+        if evaluated and not any(split for split, _ in questions):
+            evaluations[", ".join(evaluated)] += len(questions)
+
+
+def _questions(read: ImportedData) -> Iterator[tuple[str, Question]]:
+    """Split of the publisher, and question."""
+    published = [(split, one) for (_, split), questions in read.published.items() for one in questions]
+    published += [(split, one) for split, questions in read.splits.items() for one in questions]
+    known = {one.id for _, one in published}
+    yield from published
+    yield from (("", one) for one in read.questions if one.id not in known)
+
+
+def _in_pool(question: Question, source: PoolSource, ids: Mapping[str, str]) -> Question:
+    """A question with its ids in the pool, and the name of its set."""
+    name = source.name or question.dataset or source.format
+    ident = question.id if question.id.startswith(f"{name}/") else f"{name}/{question.id}"
+    gold = tuple(dict.fromkeys(ids.get(one, one) for one in question.gold_ids))
+    meta = cast(JsonObject, _renamed({**question.meta}, ids)) if ids else {**question.meta}
+    return replace(question, id=ident, gold_ids=gold, meta={**meta, "dataset": name})
+
+
+def _renamed(value: Json, ids: Mapping[str, str], name: str = "") -> Json:
+    """The meta of a question with the ids of passages that it names replaced."""
+    if isinstance(value, dict):
+        keys = ids if name == "relevance" else {}
+        return {keys.get(key, key): _renamed(one, ids, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_renamed(one, ids) for one in value]
+    return ids.get(value, value) if isinstance(value, str) and name in ("passage", "gold_id") else value

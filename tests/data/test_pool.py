@@ -1,0 +1,129 @@
+"""A pool: nothing of the test is in the training, whatever the sets share."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import write_jsonl
+from coseek.data.dataset import Dataset
+from coseek.data.gold_answers import normalise
+from coseek.data.gold_path import gold_path
+from coseek.data.pool import SHARES, Pooled, PoolSource, deal, make_pool, parse_source
+from coseek.data.question import Question
+
+POOLED = st.builds(
+    lambda number, text, passages, published: Pooled(Question(f"q{number}", f"Who is {text}?"), published, passages),
+    st.integers(0, 10**6),
+    st.integers(0, 12),
+    st.frozensets(st.integers(0, 12).map(str), max_size=2),
+    st.sampled_from(["", "", "train", "dev", "test"]),
+)
+
+
+@given(st.lists(POOLED, max_size=40))
+def test_no_tested_question_and_no_passage_of_one_is_trained_on(asked: list[Pooled]) -> None:
+    splits, left_out = deal(asked, SHARES)
+    place = {id(question): split for split, questions in splits.items() for question in questions}
+    kept = [(one, place[id(one.question)]) for one in asked if id(one.question) in place]
+    for (one, here), (other, there) in product(kept, kept):
+        if here != there:
+            assert one.text != other.text
+            assert not one.passages & other.passages
+    assert all(split == "test" for one, split in kept if one.is_tested)
+    assert all(split != "test" for one, split in kept if one.published == "train")
+    assert len(kept) + left_out.total() == len(asked)
+
+
+def test_shares_are_met_and_a_split_of_one_question_does_not_depend_on_the_others() -> None:
+    asked = [Pooled(Question(f"q{number}", f"Who is {number}?")) for number in range(1000)]
+    splits, _ = deal(asked, SHARES)
+    assert {name: round(len(questions) / 1000, 1) for name, questions in splits.items()} == SHARES
+    some, _ = deal(asked[:100], SHARES)
+    assert all(question in splits[name] for name, questions in some.items() for question in questions)
+
+
+def oracle_file(path: Path, *rows: tuple[str, str, str]) -> Path:
+    """Questions with their title and passage, in DPR's layout."""
+    write_jsonl(
+        path,
+        (
+            {"question": asked, "answers": ["x"], "ctxs": [{"title": title, "text": text, "isgold": True}]}
+            for asked, title, text in rows
+        ),
+    )
+    return path
+
+
+def test_the_same_id_of_another_passage_is_not_taken_for_it_and_paths_follow(tmp_path: Path) -> None:
+    first = oracle_file(tmp_path / "a.jsonl", ("Who made Rome?", "Rome", "Rome was made by one."))
+    second = tmp_path / "b.json"
+    second.write_text(json.dumps([{
+        "_id": "w", "question": "Where was the maker of Rome born?", "answer": "Alba", "type": "bridge",
+        "supporting_facts": [["Rome", 0], ["Rem", 0]],
+        "context": [["Rome", ["Rome is another text."]], ["Rem", ["Rem was born in Alba."]]],
+        "evidences": [["Rome", "maker", "Rem"], ["Rem", "place of birth", "Alba"]],
+    }]))  # fmt: skip
+    made = make_pool(
+        [PoolSource("nq", "dpr", (first,)), PoolSource("", "2wiki", (second,))], tmp_path / "pool", {"train": 1.0}
+    )
+    assert made.questions == {"nq": {"train": 1}, "2wiki": {"train": 1}}
+    pool = Dataset(tmp_path / "pool")
+    one, two = pool.questions("train")
+    assert [pool.corpus.by_id(ident).text for ident in one.gold_ids] == ["Rome was made by one."]
+    assert [pool.corpus.by_id(ident).text for ident in two.gold_ids] == [
+        "Rome is another text.",
+        "Rem was born in Alba.",
+    ]
+    assert tuple(step.passage for step in gold_path(two)) == two.gold_ids
+
+
+def test_a_question_that_two_sets_ask_counts_once_and_its_passage_too(tmp_path: Path) -> None:
+    first = oracle_file(tmp_path / "a.jsonl", ("Who made Rome?", "Rome", "Rome was made by one."))
+    second = oracle_file(
+        tmp_path / "nq-dev.jsonl",
+        ("who made rome", "rome", "Rome was made, by one"),
+        ("who made Ostia", "Ostia", "By three."),
+    )
+    sources = [PoolSource("one", "dpr", (first,)), PoolSource("two", "dpr", (second,))]
+    made = make_pool(sources, tmp_path / "pool", {"train": 1.0})
+    assert made.questions == {"one": {"train": 1}, "two": {"train": 1}}
+    assert made.passages == 2
+    assert made.evaluations == {"nq-dev.jsonl": 2}
+
+
+def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    write_jsonl(corpus, [{"id": "1", "contents": '"Rome"\nOne.'}, {"id": "2", "contents": '"Ostia"\nTwo.'}])
+    for name, split, asked in [
+        ("nq", "train", ["who made Rome", "who made Ostia", "who made Alba"]),
+        ("nq", "test", ["who made Ostia"]),
+        ("popqa", "test", ["Who made Ostia?"]),
+    ]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        write_jsonl(
+            tmp_path / name / f"{split}.jsonl",
+            ({"id": f"{split}_{n}", "question": text, "golden_answers": ["x"]} for n, text in enumerate(asked)),
+        )
+    made = make_pool([PoolSource("", "flashrag", (tmp_path,))], tmp_path / "pool", {"train": 0.5, "dev": 0.5})
+    questions = {name: Dataset(tmp_path / "pool").questions(name) for name in Dataset(tmp_path / "pool").splits}
+    assert sorted(one.id for one in questions["test"]) == ["nq/test_0", "popqa/test_0"]
+    trained = {normalise(one.question) for name in ("train", "dev") for one in questions.get(name, [])}
+    assert trained == {"who made rome", "who made alba"}
+    assert not made.evaluations
+
+
+@pytest.mark.parametrize("text", ["hotpotqa", "=dpr:a", "nq=:a", "dpr:", "nq=dpr"])
+def test_a_data_set_that_is_written_wrongly_is_one_sentence(text: str) -> None:
+    with pytest.raises(SettingError, match="is not a data set"):
+        parse_source(text)
+
+
+def test_nothing_is_written_when_a_source_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file"):
+        make_pool([PoolSource("", "hotpotqa", (tmp_path / "nothing.json",))], tmp_path / "pool")
+    assert not (tmp_path / "pool").exists()
