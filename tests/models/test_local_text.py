@@ -73,7 +73,7 @@ def test_the_chat_template_stands_around_the_prompt(talking: Path) -> None:
 def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
     tokenizer = HfTokenizer.load(talking)
     tokenizer.fast.chat_template = "{{ 'hello' }}"
-    with pytest.raises(DataError, match="drops what a user says"):
+    with pytest.raises(DataError, match="drops what the user says"):
         around_prompt(tokenizer)
 
 

@@ -87,8 +87,7 @@ class Environment:
 
     def begin(self, row: Episode) -> Next | PendingCall:
         """Show an episode its prompt; a protocol that opens with a search first searches the question."""
-        ids, tail = self.prompt_template.prompt_ids(self.tokenizer, row.question)
-        ids += () if self.protocol.opens_with_search else tail
+        ids, _ = self.prompt_template.prompt_ids(self.tokenizer, row.question, self.protocol.opens_with_search)
         row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
         if not self.protocol.opens_with_search:
             return self._ask(row)
@@ -231,7 +230,7 @@ class Environment:
         """Insert an environment segment, record the searches, the call or the visit it answers, and continue the
         episode."""
         if self.protocol.opens_with_search and not row.written:
-            ids += self.prompt_template.prompt_ids(self.tokenizer, row.question)[1]
+            ids += self.prompt_template.prompt_ids(self.tokenizer, row.question, goes_on=True)[1]
         if row.tokens + len(ids) >= self.limits.max_tokens:
             # Not recorded: a reward must not pay for what the agent never read.
             return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")

@@ -25,8 +25,18 @@ from coseek.core.spelling import separated
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
-from coseek.models.chat import ROLES, ChatTemplate, begin_ids, chat_frame, uses_chat_template
+from coseek.models.chat import (
+    ROLES,
+    ChatTemplate,
+    Content,
+    TextPart,
+    begin_ids,
+    chat_pieces,
+    encode_content,
+    uses_chat_template,
+)
 from coseek.models.model import Tokenizer
+from coseek.models.tokenizer import HfTokenizer
 from coseek.models.written import opened_at_end
 
 FOLDER = Path(__file__).parent / "prompt_templates"
@@ -158,55 +168,66 @@ class PromptTemplate:
         """Whether prompts stand in the tokenizer's chat template. Raises `SettingError` for `on` without one."""
         return uses_chat_template(tokenizer, self.file.chat_template) and self.taken_as != "messages"
 
-    def prompt_ids(self, tokenizer: Tokenizer, question: Question) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The prompt, and what a chat template puts between it and the answer. Search results that open an episode
-        stand between the two, so that they are part of the user's message."""
+    def prompt_ids(
+        self, tokenizer: Tokenizer, question: Question, goes_on: bool = False
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The prompt; and, where search results go on with the user's message (`goes_on`), what a chat template puts
+        between that message and the answer."""
         messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
         if messages is None:
-            fields = {"question": self._data(tokenizer, self._asked(tokenizer, question))}
-            return self._messages(tokenizer, ["user"], [self._fill(self.file.prompt, fields, tokenizer)])
-        contents = [self._instruction(tokenizer, text, question.question) for _, text in messages]
-        return self._messages(tokenizer, [role for role, _ in messages], contents)
+            prompt = self._filled(self.file.prompt, {"question": self._asked(tokenizer, question)})
+            return self._messages(tokenizer, [("user", prompt)], goes_on)
+        contents = [(role, self._instruction(tokenizer, text, question.question)) for role, text in messages]
+        return self._messages(tokenizer, contents, goes_on)
 
     def opened_mark(self, tokenizer: Tokenizer) -> str:
         """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
         itself; "" without one."""
-        end = tokenizer.decode(self._messages(tokenizer, ["user"], [()])[1])
+        end = tokenizer.decode(self._messages(tokenizer, [("user", [()])], goes_on=True)[1])
         tag = self.grammar.opened_by(end)
         return tag.opening if tag else opened_at_end(end)
 
     def _messages(
-        self, tokenizer: Tokenizer, roles: Sequence[str], contents: Sequence[Sequence[int]]
+        self, tokenizer: Tokenizer, messages: Sequence[tuple[str, Content]], goes_on: bool = False
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Messages in their frame, the last stretch of the frame apart."""
-        wanted: ChatTemplate = self.file.chat_template if self.framed(tokenizer) else "off"
-        before, *behind = chat_frame(tokenizer, wanted, roles)
-        begin = begin_ids(tokenizer)
-        if self.taken_as != "ids" and before[: len(begin)] == begin:
-            before = before[len(begin) :]
-        ids = list(before)
-        for content, after in zip(contents, [*behind[:-1], ()], strict=True):
-            ids += [*content, *after]
-        return tuple(ids), behind[-1]
+        """Messages in their frame. If the last one `goes_on`, the frame after it is apart."""
+        framed = self.framed(tokenizer)
+        if framed:
+            assert isinstance(tokenizer, HfTokenizer)
+            pieces = chat_pieces(tokenizer, messages, goes_on=goes_on)
+        else:
+            pieces = [piece for _, content in messages for piece in (*content, TextPart("\n", trusted=True))]
+            pieces[-1:] = [TextPart("", trusted=True)]
+        tail = [pieces.pop()] if goes_on else []
+        ids, begin = encode_content(tokenizer, pieces), begin_ids(tokenizer)
+        if self.taken_as != "ids" and ids[: len(begin)] == begin:
+            ids = ids[len(begin) :]  # the server adds it
+        elif self.taken_as == "ids" and not framed and ids[: len(begin)] != begin:
+            ids = begin + ids
+        return ids, encode_content(tokenizer, tail)
 
-    def _instruction(self, tokenizer: Tokenizer, text: str, question: str) -> list[int]:
-        """Tokenise a message of the data as one text. A mark of the protocol is a token where the tokenizer has one for
-        it; the question and role marks are neutralised."""
+    def _instruction(self, tokenizer: Tokenizer, text: str, question: str) -> list[TextPart]:
+        """A message of the data. A mark of the protocol is trusted where the tokenizer has a token for it; the question
+        and role marks are neutralised."""
         marks = self.grammar.special_tokens
         start, asked, end = text.rpartition(question)
         start, end = (without_role_marks(part, frozenset(marks)) for part in (start, end))
-        return list(self.text_ids(tokenizer, start + self.grammar.escape(asked) + end))
+        return [*self._marked(tokenizer, start + self.grammar.escape(asked) + end)]
 
     def text_ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
         """Tokenise a text in which only the protocol's marks can be tokens of their own."""
-        ids: list[int] = []
+        return encode_content(tokenizer, [*self._marked(tokenizer, text)])
+
+    def _marked(self, tokenizer: Tokenizer, text: str) -> Iterator[TextPart]:
+        """A text cut at those of the protocol's marks that are tokens; only they are trusted."""
         plain = ""
         for piece in self.grammar.cut_at_marks(text):
-            mark = tokenizer.encode(piece) if piece in self.grammar.special_tokens else []
-            if len(mark) == 1:
-                ids += [*tokenizer.encode_data(plain), *mark]
-            plain = "" if len(mark) == 1 else plain + piece
-        return (*ids, *tokenizer.encode_data(plain))
+            if piece in self.grammar.special_tokens and len(tokenizer.encode(piece)) == 1:
+                yield from (TextPart(plain), TextPart(piece, trusted=True))
+                plain = ""
+            else:
+                plain += piece
+        yield TextPart(plain)
 
     def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
         """Render the observation of one search that found `hits`."""
@@ -297,8 +318,7 @@ class PromptTemplate:
             "query": self._data(tokenizer, " · ".join(search.query for search in searches)),
             "documents": self._documents(tokenizer, searches, max_tokens),
         }
-        ids, tail = self._messages(tokenizer, ["user"], [self._fill(self.file.notes, fields, tokenizer)])
-        return ids + tail
+        return self._messages(tokenizer, [("user", [tuple(self._fill(self.file.notes, fields, tokenizer))])])[0]
 
     def notes_ids(self, tokenizer: Tokenizer, notes: str, max_tokens: int) -> tuple[int, ...]:
         """Render the observation with notes in place of documents."""
@@ -320,9 +340,18 @@ class PromptTemplate:
         return f"{''.join(lines)}user: {text}"
 
     def _data(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        if self.file.space_before and not text.startswith(" "):
-            text = f" {text}"
-        return tokenizer.encode_data(self.grammar.escape(text))
+        return tokenizer.encode_data(self._data_text(text))
+
+    def _data_text(self, text: str) -> str:
+        blank = " " if self.file.space_before and not text.startswith(" ") else ""
+        return self.grammar.escape(blank + text)
+
+    def _filled(self, template: str, fields: Mapping[str, str]) -> list[TextPart]:
+        """A template with texts from outside in its fields."""
+        pieces = _pieces(template)
+        return [
+            TextPart(self._data_text(fields[text])) if is_field else TextPart(text, True) for is_field, text in pieces
+        ]
 
     def _fill(self, template: str, fields: Mapping[str, list[int]], tokenizer: Tokenizer) -> list[int]:
         ids: list[int] = []

@@ -7,6 +7,8 @@ may contain special tokens.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain, groupby
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator
@@ -16,8 +18,15 @@ from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
 
 ROLES = ("system", "user", "assistant")
-_MARK = re.compile("\ue000([0-9]+)\ue001")
-"""A placeholder. No template contains these private-use characters, and contents never pass through one."""
+_MARK = re.compile("(\u2003?)\ue000([0-9]+)\ue001(\u2003?)")
+"""A placeholder with a space on either side, which templates that trim contents remove. No template contains these
+characters, and contents never pass through one."""
+_DAY = datetime(2025, 1, 1)
+"""The day for templates that write today's date into a prompt (gpt-oss, Llama 3.2): with the real one a run could be
+neither resumed nor audited on another day."""
+_CLOCK = "".join(f"|replace('%{code}', '{_DAY.strftime(f'%{code}')}')" for code in "YymBbdAaHMSfj")
+_ON_THAT_DAY = f"{{%- macro strftime_now(form) -%}}{{{{ form{_CLOCK} }}}}{{%- endmacro -%}}"
+"""In front of a template, which then knows no other clock. The library hands no function into a template."""
 
 
 def _spelt(value: object) -> object:
@@ -30,6 +39,19 @@ ChatTemplate: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidato
 
 
 @dataclass(frozen=True, slots=True)
+class TextPart:
+    """A part of the text of a prompt."""
+
+    text: str
+    trusted: bool = False
+    """Whether it is ours or the template's, so that special tokens in it are tokens."""
+
+
+Content: TypeAlias = Sequence[TextPart | tuple[int, ...]]
+"""What a message says, in pieces of text or as ids."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """A chat message."""
 
@@ -38,23 +60,32 @@ class Message:
 
 
 def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The ids of a chat up to the assistant's answer. A template that drops a message is a `DataError`."""
-    marks = [{"role": message.role, "content": f"\ue000{place}\ue001"} for place, message in enumerate(messages)]
+    """The ids of a chat up to the assistant's answer, on the day it is. A template that drops a message is a
+    `DataError`."""
     if tokenizer.fast.chat_template is not None:
-        framed = _templated(tokenizer, marks)
-    else:
-        framed = "".join(f"{mark['role']}: {mark['content']}\n" for mark in marks) + "assistant:"
+        contents = [(one.role, [TextPart(one.content)] if one.content else []) for one in messages]
+        return encode_content(tokenizer, chat_pieces(tokenizer, contents, today=True))
+    lines = (
+        (TextPart(f"{one.role}: ", trusted=True), TextPart(one.content), TextPart("\n", trusted=True))
+        for one in messages
+    )
+    return encode_content(tokenizer, [*chain.from_iterable(lines), TextPart("assistant:", trusted=True)])
+
+
+def encode_content(tokenizer: Tokenizer, content: Content) -> tuple[int, ...]:
+    """Encode adjacent pieces of text as one text, as if the whole were encoded. Where data spell a special token, each
+    piece is encoded alone, so that they stay characters."""
     ids: list[int] = []
-    said: set[int] = set()
-    for at, piece in enumerate(_MARK.split(framed)):
-        if at % 2:
-            said.add(int(piece))
-            ids += tokenizer.encode_data(messages[int(piece)].content)
-        elif piece:
-            ids += tokenizer.encode(piece)
-    for place, message in enumerate(messages):
-        if place not in said and message.content:
-            raise DataError(f"the model's chat template drops what the {message.role} says in message {place}")
+    for is_text, group in groupby(content, lambda piece: isinstance(piece, TextPart)):
+        pieces = [*group]
+        texts = [piece for piece in pieces if isinstance(piece, TextPart)]
+        if not is_text:
+            ids += chain.from_iterable(piece for piece in pieces if isinstance(piece, tuple))
+        elif all(one.trusted or tokenizer.encode(one.text) == tokenizer.encode_data(one.text) for one in texts):
+            ids += tokenizer.encode("".join(one.text for one in texts))
+        else:
+            for one in texts:
+                ids += tokenizer.encode(one.text) if one.trusted else tokenizer.encode_data(one.text)
     return tuple(ids)
 
 
@@ -70,24 +101,61 @@ def uses_chat_template(tokenizer: Tokenizer, wanted: ChatTemplate) -> bool:
     return wanted != "off" and has_chat_template(tokenizer)
 
 
-def chat_frame(
-    tokenizer: Tokenizer, wanted: ChatTemplate = "auto", roles: Sequence[str] = ("user",)
-) -> tuple[tuple[int, ...], ...]:
-    """Ids around the contents of messages with these roles: before the first, between, and behind the last, up to the
-    assistant's answer.
+def chat_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after a user's message, up to the assistant's answer.
 
-    Without a chat template: the beginning-of-text token if the tokenizer puts one in front of texts, and line breaks.
-    Raises `DataError` for a template that drops, repeats or reorders messages.
+    Without a chat template: the beginning-of-text token if the tokenizer puts one in front of texts. Raises `DataError`
+    for a template that drops or repeats the message.
     """
-    if not uses_chat_template(tokenizer, wanted):
-        between = tuple(tokenizer.encode("\n"))
-        return (begin_ids(tokenizer), *[between] * (len(roles) - 1), ())
-    assert isinstance(tokenizer, HfTokenizer)
-    marks = [{"role": role, "content": f"\ue000{place}\ue001"} for place, role in enumerate(roles)]
-    pieces = _MARK.split(_templated(tokenizer, marks))
-    if pieces[1::2] != list(map(str, range(len(roles)))):
-        raise DataError(f"the chat template of {tokenizer.source} drops what a user says; correct its chat_template")
-    return tuple(tuple(tokenizer.encode(piece)) if piece else () for piece in pieces[::2])
+    if not isinstance(tokenizer, HfTokenizer) or not has_chat_template(tokenizer):
+        return begin_ids(tokenizer), ()
+    before, *middle, after = chat_pieces(tokenizer, [("user", [()])])
+    if middle != [()]:
+        raise DataError(f"the chat template of {tokenizer.source} repeats what a user says; correct its chat_template")
+    return encode_content(tokenizer, [before]), encode_content(tokenizer, [after])
+
+
+def chat_pieces(
+    tokenizer: HfTokenizer, messages: Sequence[tuple[str, Content]], *, goes_on: bool = False, today: bool = False
+) -> list[TextPart | tuple[int, ...]]:
+    """Put messages, (role, content) each, into the chat template, up to the assistant's answer. The last piece is the
+    text after the last content.
+
+    Contents are trimmed where the template trims them, except the end of one that `goes_on`. A system message that the
+    template refuses or drops opens the user's message, as in Gemma 3's template. Raises `DataError` for a template
+    that does not take the messages, or drops one that is not empty.
+    """
+    roles = [role for role, _ in messages]
+    try:
+        split = _MARK.split(_templated(tokenizer, roles, today))
+        shown = set(map(int, split[2::4]))
+        for dropped in (role for place, (role, content) in enumerate(messages) if content and place not in shown):
+            raise DataError(
+                f"the chat template of {tokenizer.source} drops what the {dropped} says; correct its chat_template"
+            )
+    except DataError:
+        if roles[:2] != ["system", "user"]:
+            raise
+        user = ("user", [*messages[0][1], TextPart("\n\n"), *messages[1][1]])
+        return chat_pieces(tokenizer, [user, *messages[2:]], goes_on=goes_on, today=today)
+    pieces: list[TextPart | tuple[int, ...]] = [TextPart(split[0], trusted=True)]
+    for at in range(1, len(split), 4):
+        before, place, after, text = split[at : at + 4]
+        ends = not after and not (goes_on and int(place) == len(messages) - 1)
+        pieces += [*_stripped(messages[int(place)][1], not before, ends), TextPart(text, trusted=True)]
+    return pieces
+
+
+def _stripped(content: Content, start: bool, end: bool) -> list[TextPart | tuple[int, ...]]:
+    """The content without white space at its start and its end, as far as that is text."""
+    pieces = [*content]
+    while start and pieces and isinstance(first := pieces[0], TextPart):
+        pieces[:1] = [TextPart(text, first.trusted)] if (text := first.text.lstrip()) else []
+        start = not text
+    while end and pieces and isinstance(last := pieces[-1], TextPart):
+        pieces[-1:] = [TextPart(text, last.trusted)] if (text := last.text.rstrip()) else []
+        end = not text
+    return pieces
 
 
 def begin_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -98,11 +166,17 @@ def begin_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return (bos_id,) if list(tokenizer.fast("").input_ids)[:1] == [bos_id] else ()
 
 
-def _templated(tokenizer: HfTokenizer, marks: list[dict[str, str]]) -> str:
+def _templated(tokenizer: HfTokenizer, roles: Sequence[str], today: bool = False) -> str:
+    """The chat template with a placeholder in place of each message."""
     from jinja2 import TemplateError
 
+    marks = [{"role": role, "content": f"\u2003\ue000{place}\ue001\u2003"} for place, role in enumerate(roles)]
     try:
-        marked = tokenizer.fast.apply_chat_template(marks, tokenize=False, add_generation_prompt=True)
+        template = tokenizer.fast.get_chat_template()
+        template = template if today or "strftime_now" not in template else _ON_THAT_DAY + template
+        framed = tokenizer.fast.apply_chat_template(
+            marks, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
     except (TemplateError, ValueError, TypeError) as error:
         raise DataError(f"the model's chat template does not take these messages: {str(error)[:200]}") from None
-    return str(marked)
+    return str(framed)

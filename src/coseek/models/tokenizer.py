@@ -47,7 +47,10 @@ class HfTokenizer:
         self._untrusted.encode_special_tokens = True
         added = self._trusted.get_added_tokens_decoder().values()
         # `encode_special_tokens` covers only tokens marked special; Qwen marks <think> and <tool_call> as not special.
-        self._not_special = _alternatives([token.content for token in added if not token.special])
+        # Gemma's line breaks are added tokens, too, and stay whole.
+        self._not_special = _alternatives(
+            [token.content for token in added if not token.special and not token.content.isspace()]
+        )
 
     @classmethod
     def load(cls, folder: Path) -> "HfTokenizer":
@@ -60,6 +63,8 @@ class HfTokenizer:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
+        if _begins_texts(folder) and list(fast("").input_ids)[:1] != [fast.bos_token_id]:
+            fast.add_bos_token = True  # type: ignore[misc]  # its setter does not follow its getter
         tokenizer = cls(fast, source=str(folder))
         tokenizer._check_ids(folder / "tokenizer.json")
         if rows := vocabulary_size(folder):
@@ -197,6 +202,13 @@ def added_tokens(file: Path) -> dict[str, JsonObject] | None:
     rows = read_json_object(file, foreign=True).get("added_tokens")
     tokens = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return {text: token for token in tokens if isinstance(text := token.get("content"), str)}
+
+
+def _begins_texts(folder: Path) -> bool:
+    """Whether a folder's settings put the beginning-of-text token in front of texts. The library drops this setting
+    where it opens another class than the one that the folder names (DeepSeek-V3)."""
+    file = folder / "tokenizer_config.json"
+    return file.is_file() and read_json_object(file, foreign=True).get("add_bos_token") is True
 
 
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:

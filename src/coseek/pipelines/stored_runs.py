@@ -44,13 +44,13 @@ def stored_demonstrations(
 def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
     """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of a run that is written anew are 0."""
     same = all(tokenizer.decode(segment.ids) == segment.text for segment in run.segments)
-    prompt, tail = protocol.template.prompt_ids(tokenizer, run.question)
+    prompt, tail = protocol.template.prompt_ids(tokenizer, run.question, protocol.opens_with_search)
     segments: list[Segment] = []
     for place, segment in enumerate(run.segments):
         ours = segment.author is Author.AGENT
         ids = segment.ids if same else _ids(segment.text, protocol, tokenizer, ours)
         if segment.tag == PROMPT:
-            ids = prompt + (() if protocol.opens_with_search else tail)
+            ids = prompt
         elif place == 1 and protocol.opens_with_search:
             opening = [search for search in run.searches if search.turn == 0]
             shown = (limits.max_observation_tokens, limits.max_document_tokens)
