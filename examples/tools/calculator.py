@@ -32,6 +32,15 @@ class CalculatorSettings(ToolSettings):
 SETTINGS = CalculatorSettings
 
 
+def schema(settings: CalculatorSettings) -> JsonObject:
+    """What agents with native tool calls are told of it."""
+    expression: JsonObject = {"type": "string", "description": "numbers and + - * / % **"}
+    return {
+        "description": "Compute an arithmetic expression.",
+        "parameters": {"type": "object", "properties": {"expression": expression}, "required": ["expression"]},
+    }
+
+
 def parse(arguments: JsonObject, settings: CalculatorSettings) -> ParsedCall:
     """Read the expression; the agent is told when it is none."""
     text = arguments.get("expression")

@@ -138,5 +138,6 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "rag-rerank": ("<answer>1815</answer>",),
     "r1-searcher": ("who is<|begin_of_query|>Ada<|end_of_query|>", "so</think>\n<answer>1815</answer>"),
     "simpledeepsearcher": _O1,
+    "tools": (f"<think>a</think>\n{_TOOL}{_TOOL.replace('Ada', 'Eve')}", "<think>b</think>\n1815"),
     "tongyi": (f"<think>a</think>\n{_TOOL}", "<think>b</think>\n<answer>1815</answer>"),
 }

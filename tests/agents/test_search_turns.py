@@ -90,7 +90,7 @@ def test_a_search_that_opens_the_run_is_the_question_without_reasoning() -> None
     ],
 )
 def test_reasoning_is_all_that_stands_in_front_of_the_query_without_tags(written: str, reasoning: str) -> None:
-    assert reasoning_of(PROTOCOL.grammar, written) == reasoning
+    assert reasoning_of(PROTOCOL.grammar, PROTOCOL.grammar.parse(written)) == reasoning
 
 
 @pytest.mark.parametrize("thought", ["a", "", "a </think> b"])
@@ -98,5 +98,6 @@ def test_a_thought_that_a_protocol_has_no_tag_for_is_reasoning_without_its_marks
     written = (
         f'<think>\n{thought}\n</think>\n<tool_call>{{"name": "search", "arguments": {{"query": ["q"]}}}}</tool_call>'
     )
-    found = reasoning_of(load_protocol("tongyi").grammar, written)
+    grammar = load_protocol("tongyi").grammar
+    found = reasoning_of(grammar, grammar.parse(written))
     assert found.split() == thought.replace("</think>", "").split()

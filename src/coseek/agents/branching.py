@@ -270,7 +270,7 @@ class Branching(Driver):
         if row.turns > self.limits.max_turns:
             self._finish(row, End(StopReason.TURN_LIMIT))
         else:
-            self._continue(row, self.environment.show_searches(row, past.found(one.passages)))
+            self._continue(row, self.environment.resume(row, past.found(one.passages)))
 
     def _send(self, row: Episode, request: Request) -> None:
         past, trunk = self.jobs[row.key].past, self.trunk_of.get(row.key)

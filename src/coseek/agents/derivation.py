@@ -151,13 +151,13 @@ class _Play:
             raise _Parted(f"a turn holds {len(ids)} tokens, and {request.max_tokens} were left")
         return Turn(request.key, ids, logprobs, end, fault, stored.exact, version=version)
 
-    def _result(self, call: PendingCall) -> Next:
+    def _result(self, call: PendingCall) -> Next | PendingCall:
         """The next searches that are stored, or the result of another tool of ours."""
         if call.tool is not self.environment.protocol.grammar.search:
             result, took_s = self.environment.run_tool([call])[0]
             return self.environment.answer(call, self._opened(call, result), took_s)
         texts = cast(list[str], call.request.arguments["queries"])
-        done = len(self.row.searches)
+        done = len(self.row.searches) + len(self.row.turn_searches)
         found = self.stored.searches[done : done + len(texts)]
         if not found and (end := self._unrecorded()) is not None:
             return end
@@ -177,8 +177,11 @@ class _Play:
 
     def _opened(self, call: PendingCall, result: Result) -> Result:
         """The result of a visit with the document that it showed, which is stored; any other result as it is."""
-        stored = next((visit for visit in self.stored.visits if visit.turn == call.request.turn), None)
-        if stored is None or not isinstance(result, DocumentPage) or result.passage not in stored.passages:
+        if not isinstance(result, DocumentPage):
+            return result
+        mine = (one for one in self.stored.visits if (one.turn, one.id) == (call.request.turn, result.ident))
+        stored = next(mine, None)
+        if stored is None or result.passage not in stored.passages:
             return result
         return replace(result, document=stored.passages)
 
@@ -213,6 +216,9 @@ def _of_segments(derived: Sequence[Segment], stored: Sequence[Segment]) -> Itera
             parts = enumerate(zip_longest(ours.ids, theirs.ids))
             place = next(place for place, (one, other) in parts if one != other)
             yield f"it is not what the environment writes here, from token {place} on", at
+            return
+        if ours.message != theirs.message:
+            yield f"its message is {_short(theirs.message)}, and the ids say {_short(ours.message)}", at
             return
 
 

@@ -9,12 +9,14 @@ tokens sampled.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeAlias, cast
 
 from coseek.agents.document_block import numbered_documents
-from coseek.agents.episode import Episode
+from coseek.agents.episode import CallResult, Episode
 from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits
+from coseek.agents.native_turns import NativeTurns
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_query
 from coseek.agents.tool import (
@@ -30,6 +32,7 @@ from coseek.agents.tool import (
 from coseek.agents.tools.search import arguments_for
 from coseek.agents.unwritable import checked_turn
 from coseek.core.concurrency import concurrency_of
+from coseek.core.errors import DataError
 from coseek.core.files import Json
 from coseek.data.evidence import ranked
 from coseek.data.trajectory import (
@@ -40,6 +43,7 @@ from coseek.data.trajectory import (
     TOOL,
     Author,
     Call,
+    Search,
     Segment,
     StopReason,
     Trajectory,
@@ -82,6 +86,7 @@ class Environment:
         self.protocol, self.tokenizer, self.limits = protocol, tokenizer, limits
         self.prompt_template = protocol.template
         self.context = ToolContext(retriever, limits, protocol.template, tokenizer)
+        self.turns = NativeTurns(protocol.template, tokenizer) if protocol.grammar.native_calls else None
 
     # --- an episode's steps
 
@@ -91,23 +96,24 @@ class Environment:
         row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
         if not self.protocol.opens_with_search:
             return self._ask(row)
-        return self._pending(row, ToolCall(self.protocol.grammar.search, arguments_for([row.question.question])), "")
+        return self._pending(row, ToolCall(self.protocol.grammar.search, arguments_for([row.question.question])))
 
     def take(self, row: Episode, turn: Turn) -> Next | PendingCall:
         """Process what the model wrote for the episode's latest request."""
         turn = checked_turn(turn)
         if turn.key < 0:
             return self._take_notes(row, turn)
-        text = self.tokenizer.decode(turn.ids)
-        intent = self.protocol.grammar.intent(text)
+        written = self._written(turn)
+        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(written))
         row.exact = row.exact and turn.exact
         row.pay(turn.cost_usd)
         if turn.ids:
-            tag = intent.span.tag if intent.span else ""
-            row.add(Segment(Author.AGENT, tag, text, turn.ids, turn.logprobs, turn.version))
+            row.add(replace(written, tag=intent.span.tag if intent.span else ""))
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         row.select(intent.selected)
+        if self.turns is not None and turn.end is TurnEnd.LENGTH and intent.call is None:
+            return self._refuse(row, Intent(), turn)  # words that the limit cut are no answer
         if intent.action is Action.ANSWER and intent.span is not None:
             if self.protocol.grammar.is_decline(intent.span):
                 stop, detail = stop_of_decline(row.searches)
@@ -115,34 +121,54 @@ class Environment:
             return End(StopReason.ANSWERED, answer=intent.span.text.strip())
         if intent.action is Action.COMPLETE:
             return End(StopReason.COMPLETE)
-        if intent.call is None:
+        told = self.turns is not None and self.protocol.retries and bool(intent.calls)
+        if intent.call is None and not told:
             return self._refuse(row, intent, turn)
         if row.turns >= self.limits.max_turns:
             return End(StopReason.TURN_LIMIT)
-        if problem := self._over_limit(row, intent.call.tool):
-            return self._refuse(row, replace(intent, problem=problem), turn)
+        waiting = [self._checked(row, intent, at) for at in range(len(intent.calls))]
+        if isinstance(waiting[0], str) and not told:
+            return self._refuse(row, intent, turn, waiting[0])
         row.turns += 1
-        return self._pending(row, intent.call, text)
+        row.waiting = waiting
+        return self._next(row)
 
-    def answer(self, call: PendingCall, result: Result, took_s: float) -> Next:
+    def answer(self, call: PendingCall, result: Result, took_s: float) -> Next | PendingCall:
         """Show an episode the result of its call. `took_s` counts as retrieval time if it searched."""
         if isinstance(result, TurnSearches):
             call.row.retriever_s += took_s
-            return self.show_searches(call.row, result)
+            return self._show_searches(call.row, result)
         return self._show_result(call, result)
 
-    def show_searches(self, row: Episode, found: TurnSearches) -> Next:
-        """Show the results of one turn's searches. A failed query is shown as failed; when all fail, the run ends."""
+    def resume(self, row: Episode, found: TurnSearches) -> Next:
+        """Show the results of all searches of a stored turn, each with its call. Other calls of the turn are run."""
+        if self.turns is None:
+            return cast(Next, self._show_searches(row, found))
+        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(row.segments[-1]))
+        row.waiting = [self._checked(row, intent, at) for at in range(len(intent.calls))]
+        queries, searches = iter(found.queries), iter(found.searches)
+        step = self._next(row)
+        while isinstance(step, PendingCall):
+            if step.tool is self.protocol.grammar.search:
+                count = len(cast(list[str], step.request.arguments["queries"]))
+                part = TurnSearches(tuple(islice(queries, count)), tuple(islice(searches, count)))
+                step = self._show_searches(row, part)
+            else:
+                step = self.answer(step, *self.run_tool([step])[0])
+        return step
+
+    def _show_searches(self, row: Episode, found: TurnSearches) -> Next | PendingCall:
+        """Show the results of one call's searches. A failed query is shown as failed; when all fail, the run ends."""
         if all(search.fault is not None for search in found.searches):
-            row.keep(found)
-            return End(StopReason.RETRIEVER_ERROR, detail=found.searches[0].fault or "")
+            return self._fail(row, found, End(StopReason.RETRIEVER_ERROR, detail=found.searches[0].fault or ""))
         if self.protocol.ends_after_search:
             row.keep(found)
             return End(StopReason.COMPLETE)
         if self.protocol.reason_in_documents and any(search.hits for search in found.searches):
             return self._ask_for_notes(row, found)
-        found = replace(found, before=len(numbered_documents(row.searches)))
-        shown = self.protocol.grammar.search.render(found, self.context)
+        earlier = row.turn_searches
+        found = replace(found, before=len(numbered_documents([*row.searches, *earlier])))
+        shown = self.protocol.grammar.search.render(_without(found, earlier), self.context)
         assert not isinstance(shown, ToolFault)
         return self._show(row, self.protocol.observation_tag, shown, found)
 
@@ -189,17 +215,33 @@ class Environment:
 
     # --- parts of the steps
 
-    def _over_limit(self, row: Episode, tool: Tool) -> str:
-        """Why the latest turn may not call this tool, or ""."""
-        most = tool.settings.max_calls
-        if most is None:
-            return ""
-        turns = [segment.text for segment in row.segments if segment.author is Author.AGENT][:-1]
-        calls = (self.protocol.grammar.intent(text).call for text in turns)
-        made = sum(call is not None and call.tool is tool for call in calls)
-        return f"{tool.name!r} may be called {most} times in one run" if made >= most else ""
+    def _written(self, turn: Turn) -> Segment:
+        """What the model wrote, with the message in it where calls are native."""
+        message = self.turns.read(turn.ids) if self.turns is not None and turn.ids else None
+        text = self.tokenizer.decode(turn.ids)
+        return Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
 
-    def _pending(self, row: Episode, call: ToolCall, written: str) -> PendingCall:
+    def _checked(self, row: Episode, intent: Intent, at: int) -> ToolCall | str:
+        """A call of the latest turn, or why it cannot be carried out."""
+        call, grammar = intent.calls[at].call, self.protocol.grammar
+        if call is None:
+            return intent.calls[at].problem or "an empty query"
+        if (most := call.tool.settings.max_calls) is None:
+            return call
+        turns = [segment for segment in row.segments if segment.author is Author.AGENT][:-1]
+        earlier = [one for turn in turns for one in grammar.intent_of(grammar.read(turn)).calls] + [*intent.calls[:at]]
+        made = sum(one.call is not None and one.call.tool is call.tool for one in earlier)
+        return f"{call.tool.name!r} may be called {most} times in one run" if made >= most else call
+
+    def _next(self, row: Episode) -> Next | PendingCall:
+        """Run the turn's next call, or show why it cannot be run."""
+        call = row.waiting.pop(0)
+        if isinstance(call, str):
+            return self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, call))
+        return self._pending(row, call)
+
+    def _pending(self, row: Episode, call: ToolCall) -> PendingCall:
+        written = row.segments[-1] if row.written else None
         query = make_query(row.question, row.history, "", written, self.protocol.grammar)
         request = ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault, tuple(row.visits))
         return PendingCall(row, call.tool, request)
@@ -212,44 +254,63 @@ class Environment:
         ids, row.unsent = row.unsent, ()
         return Request(row.key, ids, min(left, self.limits.max_turn_tokens), row.seed, row.so_far)
 
-    def _refuse(self, row: Episode, intent: Intent, turn: Turn) -> Next:
+    def _refuse(self, row: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
         """Answer a turn without a valid action: ask for a retry, or end the episode."""
         if turn.end is TurnEnd.LENGTH and intent.span is None:
             return End(StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
-        problem = intent.problem or ("a turn without an action" if intent.span is None else "an empty query")
+        problem = problem or intent.problem
+        problem = problem or ("a turn without an action" if intent.span is None else "an empty query")
         if not self.protocol.retries:
             return End(StopReason.INVALID, detail=problem)
         if row.turns >= self.limits.max_turns:
             return End(StopReason.TURN_LIMIT)
         row.turns += 1
-        return self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem))
+        return cast(Next, self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem)))
 
     def _show(
         self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | Visit | None = None
-    ) -> Next:
-        """Insert an environment segment, record the searches, the call or the visit it answers, and continue the
-        episode."""
-        if self.protocol.opens_with_search and not row.written:
-            ids += self.prompt_template.prompt_ids(self.tokenizer, row.question, goes_on=True)[1]
-        if row.tokens + len(ids) >= self.limits.max_tokens:
-            # Not recorded: a reward must not pay for what the agent never read.
-            return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
-        if isinstance(found, Call):
-            row.calls.append(found)
-        elif isinstance(found, Visit):
-            row.visits.append(found)
-        elif found is not None:
-            row.keep(found)
-        row.add(Segment(Author.ENVIRONMENT, tag, self.tokenizer.decode(ids), ids))
-        return self._ask(row)
+    ) -> Next | PendingCall:
+        """Show an episode what it asked for, with the results of its turn's other calls, and continue it."""
+        row.shown.append(CallResult(tag, ids, found))
+        if row.waiting:
+            return self._next(row)
+        return self._insert(row) or self._ask(row)
 
-    def _show_result(self, call: PendingCall, result: "DocumentPage | ToolFault | Json") -> Next:
+    def _insert(self, row: Episode) -> End | None:
+        """Insert the results of a turn as environment segments and record what they show, or end the episode."""
+        shown, row.shown = row.shown, []
+        framed = [one.ids for one in shown]
+        if self.turns is not None:
+            try:
+                framed = self.turns.framed(row, framed)
+            except DataError as error:
+                return End(StopReason.MODEL_ERROR, detail=str(error))
+        elif self.protocol.opens_with_search and not row.written:
+            framed[-1] += self.prompt_template.prompt_ids(self.tokenizer, row.question, goes_on=True)[1]
+        size = sum(map(len, framed))
+        if row.tokens + size >= self.limits.max_tokens:
+            # Not recorded: a reward must not pay for what the agent never read.
+            return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {size} tokens")
+        for one, ids in zip(shown, framed, strict=True):
+            row.keep(one.found)
+            row.add(Segment(Author.ENVIRONMENT, one.tag, self.tokenizer.decode(ids), ids))
+        return None
+
+    def _fail(self, row: Episode, failed: TurnSearches | Call, end: End) -> End:
+        """End an episode with a fault, after the results of the calls before it in its turn."""
+        row.waiting.clear()
+        if row.shown and (full := self._insert(row)) is not None:
+            return full
+        row.keep(failed)
+        return end
+
+    def _show_result(self, call: PendingCall, result: "DocumentPage | ToolFault | Json") -> Next | PendingCall:
         """Show a result other than searches. A fault is recorded, not shown, and ends the episode."""
         row, tool, request = call.row, call.tool, call.request
         shown = result if isinstance(result, ToolFault) else tool.render(result, self.context)
         if isinstance(shown, ToolFault):
-            row.calls.append(Call(request.turn, tool.name, request.arguments, fault=shown.message))
-            return End(StopReason.TOOL_ERROR, detail=shown.message)
+            failed = Call(request.turn, tool.name, request.arguments, fault=shown.message)
+            return self._fail(row, failed, End(StopReason.TOOL_ERROR, detail=shown.message))
         if isinstance(result, DocumentPage):
             # The agent's mistake and no fault of a part: it is counted, and the run goes on.
             there = self.prompt_template.has_page(self.tokenizer, result, self.limits)
@@ -283,4 +344,14 @@ class Environment:
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
         notes = visible(opened_at_end(row.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
         shown = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
-        return self._show(row, self.protocol.observation_tag, shown, found)
+        return cast(Next, self._show(row, self.protocol.observation_tag, shown, found))
+
+
+def _without(found: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
+    """The searches of a call without the passages that earlier calls of its turn show."""
+    shown = {hit.passage.id for search in earlier for hit in search.hits}
+    searches = (
+        replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in shown))
+        for search in found.searches
+    )
+    return replace(found, searches=tuple(searches)) if shown else found

@@ -7,11 +7,21 @@ from itertools import chain
 
 from coseek.agents.document_block import apply_selection, latest_block
 from coseek.agents.search_turns import make_past_turn
-from coseek.agents.tool import TurnSearches
+from coseek.agents.tool import ToolCall, TurnSearches
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Call, Search, Segment, Visit
 from coseek.models.model import EpisodeState
 from coseek.retrieval.query import PastTurn
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What the environment answers a turn, or one of its calls."""
+
+    tag: str
+    ids: tuple[int, ...]
+    found: TurnSearches | Call | Visit | None = None
+    """What is recorded when it is shown."""
 
 
 @dataclass(slots=True)
@@ -28,6 +38,10 @@ class Episode:
     visits: list[Visit] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
     """`searches` in the form that a retriever receives."""
+    waiting: list[ToolCall | str] = field(default_factory=list)
+    """Calls of the latest turn that are still to be run, and why others cannot be."""
+    shown: list[CallResult] = field(default_factory=list)
+    """Results of the latest turn's earlier calls, which are shown with the last one."""
     side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)
     noting: TurnSearches | None = None
     """The searches on which the model is writing notes, in the context `side_key`."""
@@ -78,13 +92,22 @@ class Episode:
         """Add the cost of a turn in dollars; the total is `None` once any part is unknown."""
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
-    def keep(self, found: TurnSearches) -> None:
-        """Record the searches of one turn whose results are shown or which failed."""
-        self.searches += found.searches
-        self.history += [
-            make_past_turn(query, search, place > 0)
-            for place, (query, search) in enumerate(zip(found.queries, found.searches, strict=True))
-        ]
+    def keep(self, found: TurnSearches | Call | Visit | None) -> None:
+        """Record what is shown, or the searches and calls that failed. The searches of one turn belong together."""
+        if isinstance(found, Call):
+            self.calls.append(found)
+        elif isinstance(found, Visit):
+            self.visits.append(found)
+        elif found is not None:
+            for query, search in zip(found.queries, found.searches, strict=True):
+                same_turn = bool(self.searches) and self.searches[-1].turn == search.turn
+                self.searches.append(search)
+                self.history.append(make_past_turn(query, search, same_turn))
+
+    @property
+    def turn_searches(self) -> list[Search]:
+        """The searches of the latest turn's earlier calls."""
+        return [search for one in self.shown if isinstance(one.found, TurnSearches) for search in one.found.searches]
 
     def select(self, numbers: Sequence[int] | None) -> None:
         """Record which documents of the latest block the agent selected; `None` means it made no selection."""

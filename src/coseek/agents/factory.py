@@ -258,7 +258,7 @@ def taken_by(dialect: str) -> TakenAs:
     """What a server of this dialect takes."""
     if dialect_of(dialect).EXACT:
         return "ids"
-    return "messages" if dialect == "chat" else "text"
+    return "messages" if dialect in ("chat", "tools") else "text"
 
 
 def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
@@ -310,8 +310,9 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         grammar.closing_stops,
         partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
         text_only=in_bytes,
+        tools=grammar.schemas if grammar.native_calls else (),
     )
-    model.words_of = TurnWriter(grammar, reopens=model.served.dialect == "chat")
+    model.words_of = TurnWriter(grammar, reopens=model.served.dialect in ("chat", "tools"))
     if in_bytes and dialect_of(model.served.dialect).EXACT:
         raise SettingError(
             f"{settings.name} exchanges token ids, which are not bytes; name the model's own folder with --tokenizer"

@@ -4,8 +4,9 @@ Stop strings, parsing, validity (the *format* of the papers) and extraction all 
 parsed by author, so a tag inside a retrieved passage is plain text.
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -26,9 +27,11 @@ from coseek.agents.actions import (
 from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
 from coseek.core.role_marks import ROLE_MARK, harmless
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
-from coseek.models.written import after_opened, opened_at_end
+from coseek.models.written import ToolCallText, after_opened, calls_in, opened_at_end, reasoning_in
+from coseek.models.written_calls import read_turn
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
@@ -132,16 +135,24 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The action of a turn: the first one with a stop string, else the last one."""
+    """The action of a turn: the first one with a stop string, else the last one; with native calls all of them."""
 
     action: Action = Action.NONE
     span: Span | None = None
-    call: ToolCall | None = None
-    """The call to carry out; a tag with `action: search` calls the search tool."""
+    calls: tuple[ParsedAction, ...] = ()
+    """The calls to carry out, in order; a tag with `action: search` calls the search tool."""
     selected: tuple[int, ...] | None = None
     """Numbers of documents of the latest block, from 1; `None` when the turn makes no selection."""
-    problem: str = ""
-    """Why the action cannot be carried out or is not of the valid form."""
+
+    @property
+    def call(self) -> ToolCall | None:
+        """The first call that can be carried out."""
+        return next((reading.call for reading in self.calls if reading.call is not None), None)
+
+    @property
+    def problem(self) -> str:
+        """Why the action cannot be carried out or is not of the valid form."""
+        return next((reading.problem for reading in self.calls if reading.problem), "")
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,9 @@ class Grammar:
     tools: Mapping[str, Tool] = field(default_factory=dict)
     free_text: bool = False
     """Text outside the tags is valid (reasoning without a tag of its own)."""
+    native_calls: bool = False
+    """The agent spells its turns as its own chat template does: `think` holds the reasoning, `tool_call` each call, and
+    `answer` the words of a turn without calls."""
 
     def __post_init__(self) -> None:
         names = {tag.name for tag in self.tags}
@@ -183,6 +197,11 @@ class Grammar:
         tool = next(ours, None) or open_tool("search", {"tool": "search"})
         assert tool is not None
         return tool
+
+    @cached_property
+    def schemas(self) -> tuple[JsonObject, ...]:
+        """The tools as a chat template or a server takes them."""
+        return tuple(tool.schema for tool in self.tools.values())
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
@@ -239,6 +258,8 @@ class Grammar:
     def parse(self, text: str, opened: Tag | None = None) -> list[Span]:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems. `opened` is
         a tag that the prompt has opened; an opening mark with which the agent repeats it is ignored."""
+        if self.native_calls:
+            return self.spans_of(read_turn(text, tools=self.schemas))
         spans: list[Span] = []
         if opened is not None and text.lstrip().startswith(opened.opening):
             opened = None
@@ -263,6 +284,25 @@ class Grammar:
                     opened, at = None, end + 1
         return spans + self._loose(opened, text[at:])
 
+    def read(self, segment: Segment) -> list[Span]:
+        """The spans of one of the agent's segments: of its message, where it has one, else of its text."""
+        return self.parse(segment.text) if segment.message is None else self.spans_of(segment.message)
+
+    def spans_of(self, message: JsonObject) -> list[Span]:
+        """The spans of an assistant's message: its reasoning, then its calls or its answer."""
+        reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
+        think, call, answer = (self.agents_tag(action) for action in (Action.NONE, Action.TOOL, Action.ANSWER))
+        spans = [Span(Author.AGENT, think.name, reasoning)] if reasoning else []
+        if not calls:  # words may mark the answer, as they do in other protocols
+            before, marked, after = content.rpartition(answer.opening)
+            content, said = (before, after.partition(answer.closing)[0]) if marked else ("", content)
+            return [*spans, *self._loose(None, content), *([Span(Author.AGENT, answer.name, said)] if said else [])]
+        return [*spans, *self._loose(None, content), *(Span(Author.AGENT, call.name, as_json(one)) for one in calls)]
+
+    def agents_tag(self, action: Action) -> Tag:
+        """The agent's first tag with an action."""
+        return next(tag for tag in self.tags if tag.author is Author.AGENT and tag.action is action)
+
     def _loose(self, opened: Tag | None, text: str) -> list[Span]:
         """The spans of text that no closing mark ends."""
         if opened is not None:
@@ -278,7 +318,7 @@ class Grammar:
         before = ""
         for segment in segments:
             if segment.author is Author.AGENT:
-                found += self._first_spans(segment.text, before)
+                found += self.read(segment) if self.native_calls else self._first_spans(segment.text, before)
                 before = ""
                 continue
             before = segment.text
@@ -345,11 +385,16 @@ class Grammar:
         return ParsedAction()
 
     def intent(self, text: str) -> Intent:
+        """Find the action of one turn: see `intent_of`."""
+        return self.intent_of(self.parse(text))
+
+    def intent_of(self, spans: Sequence[Span]) -> Intent:
         """Find the action of one turn. The sampler stops at a stop string, so only the rest of one token can follow
-        it. Among actions without a stop string the last one counts."""
+        it. Among actions without a stop string the last one counts; native calls count all."""
         selected: tuple[int, ...] | None = None
         meant: Span | None = None
-        for span, tag in self._asking(text):
+        asking = [(span, self.by_name[span.tag]) for span in spans if self.action_of(span) is not Action.NONE]
+        for span, tag in asking:
             if tag.action is Action.SELECT:
                 if selected is None or tag.of_several == "last":
                     selected = numbers_in(span.text)[: tag.max_items]
@@ -363,14 +408,8 @@ class Grammar:
         if meant is None:
             return Intent(selected=selected)
         tag = self.by_name[meant.tag]
-        reading = self.parse_action(tag, meant.text)
-        return Intent(tag.action, meant, reading.call, selected, reading.problem)
-
-    def _asking(self, text: str) -> Iterator[tuple[Span, Tag]]:
-        """The closed tags of a turn that have an action."""
-        for span in self.parse(text):
-            if self.action_of(span) is not Action.NONE:
-                yield span, self.by_name[span.tag]
+        calls = [span for span, _ in asking] if self.native_calls else [meant]
+        return Intent(tag.action, meant, tuple(self.parse_action(tag, span.text) for span in calls), selected)
 
     def is_decline(self, span: Span) -> bool:
         """Whether the agent declines to answer with this span: a whole answer that says one of its tag's phrases."""
@@ -387,6 +426,13 @@ class Grammar:
     def action_of(self, span: Span) -> Action:
         """The action of one of the agent's spans."""
         return Action.NONE if span.problem or not span.tag else self.by_name[span.tag].action
+
+
+def as_json(call: ToolCallText) -> str:
+    """A call as the text inside its tag; the text itself of one that could not be read."""
+    if not call.name:
+        return str(call.arguments)
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def _balanced(text: str, opening: str, closing: str) -> dict[int, int]:

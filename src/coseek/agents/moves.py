@@ -42,7 +42,7 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: Episo
         else:
             ids += _inside(protocol, tag, move, so_far.searches, tokenizer)
         ids += tokenizer.encode(tag.closing)
-    return tuple(ids)
+    return (*ids, tokenizer.eos_id) if grammar.native_calls else tuple(ids)
 
 
 def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenizer) -> tuple[int, ...]:

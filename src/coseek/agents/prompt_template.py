@@ -4,6 +4,7 @@ Text from outside fills a template's `{fields}`. It is escaped and tokenised as 
 close a tag nor become a special token. The prompt is a user's message of the model's chat template where there is one.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from coseek.models.chat import (
 )
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tool_chat import ToolChat
 from coseek.models.written import opened_at_end
 
 FOLDER = Path(__file__).parent / "prompt_templates"
@@ -69,6 +71,9 @@ class PromptTemplateFile(Settings):
     prompt_column: bool = False
     """Take the prompt that the data hold for a question (`meta.prompt`, from the `prompt` column of Search-R1's files);
     `prompt` is for questions without one."""
+    tools: str = ""
+    """In front of the prompt, for an agent with native tool calls whose model has no chat template; `{tools}` is filled
+    in with one JSON schema a line."""
     observation: str = ""
     """Around the documents of a search; `{documents}` is filled in."""
     document: str = ""
@@ -102,6 +107,7 @@ class PromptTemplateFile(Settings):
 _WAY_OUT = {_PROMPT: "take a prompt template without prompt_column", EARLIER: "correct it, or rename the key"}
 _FIELDS = {
     "prompt": {"question"},
+    "tools": {"tools"},
     "observation": {"documents"},
     "document": {"rank", "number", "id", "title", "text"},
     "failed": {"query"},
@@ -149,7 +155,8 @@ class PromptTemplate:
                 if field not in fields:
                     known = ", ".join(sorted(fields))
                     raise SettingError(f"{source}: {template} names {{{field}}}; it may hold {known}")
-        observed = grammar.by_name.get(grammar.observation)
+        observed = None if grammar.native_calls else grammar.by_name.get(grammar.observation)
+        needs = (*needs, "tools", "document") if grammar.native_calls else needs
         for template in (*needs, *(_OF_A_SEARCH if observed else ())):
             if not getattr(file, template):
                 raise SettingError(f"{source} has no {template!r}, and the protocol {protocol} needs it")
@@ -176,9 +183,25 @@ class PromptTemplate:
         messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
         if messages is None:
             prompt = self._filled(self.file.prompt, {"question": self._asked(tokenizer, question)})
-            return self._messages(tokenizer, [("user", prompt)], goes_on)
-        contents = [(role, self._instruction(tokenizer, text, question.question)) for role, text in messages]
+            contents: list[tuple[str, Content]] = [("user", prompt)]
+        else:
+            contents = [(role, self._instruction(tokenizer, text, question.question)) for role, text in messages]
+        if self.grammar.native_calls and self.taken_as != "messages" and not self.framed(tokenizer):
+            listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.grammar.schemas)
+            contents[0] = (contents[0][0], [*self._filled(self.file.tools, {"tools": listed}), *contents[0][1]])
         return self._messages(tokenizer, contents, goes_on)
+
+    def roles(self, question: Question) -> tuple[str, ...]:
+        """The roles of the prompt's messages."""
+        messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
+        return ("user",) if messages is None else tuple(role for role, _ in messages)
+
+    def tool_chat(self, tokenizer: Tokenizer) -> ToolChat | None:
+        """How the tokenizer's chat template frames turns with native tool calls; `None` where no template does."""
+        if not (self.grammar.native_calls and self.framed(tokenizer)):
+            return None
+        assert isinstance(tokenizer, HfTokenizer)
+        return ToolChat(tokenizer, self.grammar.schemas)
 
     def opened_mark(self, tokenizer: Tokenizer) -> str:
         """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
@@ -194,7 +217,8 @@ class PromptTemplate:
         framed = self.framed(tokenizer)
         if framed:
             assert isinstance(tokenizer, HfTokenizer)
-            pieces = chat_pieces(tokenizer, messages, goes_on=goes_on)
+            tools = self.grammar.schemas if self.grammar.native_calls else ()
+            pieces = chat_pieces(tokenizer, messages, goes_on=goes_on, tools=tools)
         else:
             pieces = [piece for _, content in messages for piece in (*content, TextPart("\n", trusted=True))]
             pieces[-1:] = [TextPart("", trusted=True)]
@@ -326,6 +350,8 @@ class PromptTemplate:
         return self._observed(tokenizer, written)
 
     def _observed(self, tokenizer: Tokenizer, documents: list[int]) -> tuple[int, ...]:
+        if self.grammar.native_calls:  # framed with the other results of the turn
+            return tuple(documents)
         return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
 
     def _asked(self, tokenizer: Tokenizer, question: Question) -> str:

@@ -69,6 +69,9 @@ class ProtocolFile(Settings):
     its value: `name=true`, `name=false`."""
     free_text: bool = False
     """Text outside the tags is valid: reasoning without a tag of its own."""
+    native_calls: bool = False
+    """The model's own chat template, or its server, frames tools, calls and results; the tags are our own spelling, for
+    models without one. Turns end by the end-of-text token, and may hold several calls."""
     tools: dict[str, dict[str, object]] = Field(default={})
     """Tools by the name that the agent calls, for a tag whose action is `tool`: `{tool: NAME OR FILE, …settings}`."""
     opens_with_search: bool = False
@@ -183,6 +186,8 @@ def load_protocol(
             f"{path}: the protocol has searches or tools and no tag for what they find; add one with "
             "`author: environment`, or set ends_after_search where a search ends the run"
         )
+    if file.native_calls:
+        _check_native(file, path)
     content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
     own = _tool_files(file, path)
     return Protocol(
@@ -263,9 +268,19 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
         raise SettingError(
             f"{path}: tags.{odd}.max_items has no effect on tool calls; set max_queries of the search tool"
         )
-    return Grammar(
-        tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.free_text
-    )
+    order = {state: frozenset(followers) for state, followers in file.order.items()}
+    return Grammar(tags, order, tools, file.free_text, file.native_calls)
+
+
+def _check_native(file: ProtocolFile, path: Path) -> None:
+    """Raise `SettingError` for settings that native calls leave no room for."""
+    agents = {tag.action for tag in file.tags.values() if tag.author is Author.AGENT}
+    if lacking := {Action.NONE, Action.TOOL, Action.ANSWER} - agents:
+        raise SettingError(f"{path}: native_calls needs a tag by the agent with the action {sorted(lacking)[0]}")
+    if odd := [
+        name for name in ("opens_with_search", "ends_after_search", "reason_in_documents") if getattr(file, name)
+    ]:
+        raise SettingError(f"{path}: native_calls cannot be combined with {odd[0]}; leave one of them out")
 
 
 def _lacks_a_tag(file: ProtocolFile, words: PromptTemplate) -> bool:

@@ -57,9 +57,6 @@ class ReplayPoint:
         turns = [turn_number(trajectory, each, protocol) for each in range(len(trajectory.searches))]
         block = range(turns.index(turns[place]), len(turns) - turns[::-1].index(turns[place]))
         segments = _segments(trajectory, turns[place])
-        answers = sum(segment.author is Author.ENVIRONMENT for segment in segments[1:])
-        if turns[place]:
-            answers += 1 - protocol.opens_with_search  # the opening search is no turn
         noted = {turns[each] for each in range(block.start) if trajectory.searches[each].hits}
         return cls(
             trajectory,
@@ -68,7 +65,7 @@ class ReplayPoint:
             tuple(replace(trajectory.searches[each], turn=turns[each]) for each in range(block.stop)),
             block,
             place,
-            answers,
+            turns[place],
             len(noted) if protocol.reason_in_documents else 0,
         )
 

@@ -212,9 +212,11 @@ class Driver:
                 self.running.append((batch, self.thread.submit(self.environment.run_tool, batch)))
 
     def _show_results(self, calls: Sequence[PendingCall], ran: TimedResults) -> None:
-        """Give each row the result of its call."""
+        """Give each row the result of its call, and run the next call of its turn."""
+        asked: list[PendingCall] = []
         for call, (result, took_s) in zip(calls, ran, strict=True):
-            self._continue(call.row, self.environment.answer(call, result, took_s))
+            asked += self._continue(call.row, self.environment.answer(call, result, took_s))
+        self._run_calls(asked)
 
     def _close(self, row: Episode) -> None:
         self.model.close(row.key)

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from coseek.agents.grammar import Action, Grammar
+from coseek.agents.grammar import Action, Grammar, Span
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Search, Trajectory
+from coseek.data.trajectory import Author, Search, Segment, Trajectory
 from coseek.models.written import MARK
 from coseek.retrieval.query import PastTurn, Query
 
@@ -64,13 +64,16 @@ class SearchTurn:
         return self.trajectory.question
 
 
-def make_query(question: Question, history: Sequence[PastTurn], text: str, written: str, grammar: Grammar) -> Query:
+def make_query(
+    question: Question, history: Sequence[PastTurn], text: str, written: Segment | None, grammar: Grammar
+) -> Query:
     """Build the query that a retriever receives.
 
-    `history` holds the searches of earlier turns. `written` is the agent's whole text of this turn; it is empty for
-    the search that opens a run.
+    `history` holds the searches of earlier turns. `written` is the agent's turn; `None` for the search that opens a
+    run.
     """
-    return Query(text, question.question, reasoning_of(grammar, written), tuple(history))
+    reasoning = "" if written is None else reasoning_of(grammar, grammar.read(written))
+    return Query(text, question.question, reasoning, tuple(history))
 
 
 def make_past_turn(query: Query, search: Search, same_turn: bool) -> PastTurn:
@@ -78,13 +81,13 @@ def make_past_turn(query: Query, search: Search, same_turn: bool) -> PastTurn:
     return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits), same_turn)
 
 
-def reasoning_of(grammar: Grammar, written: str) -> str:
+def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:
     """The text in front of a turn's query, without tags; selections and flags are left out.
 
     Marks of a thought are left out also where a protocol has no tag for it (tongyi), as AgentIR's program does.
     """
     before: list[str] = []
-    for span in grammar.parse(written):
+    for span in written:
         action = grammar.action_of(span)
         if action is Action.NONE:
             before.append(MARK.sub(" ", span.text).strip())
@@ -102,7 +105,7 @@ def turn_number(trajectory: Trajectory, place: int, protocol: Protocol) -> int:
 
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     """Rebuild the queries of a stored trajectory's searches, in order; they equal those the driver sent."""
-    written = ["", *(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)]
+    written = [None, *(segment for segment in trajectory.segments if segment.author is Author.AGENT)]
     queries: list[Query] = []
     history: list[PastTurn] = []
     turn, before = -1, 0

@@ -6,6 +6,8 @@ The module of a tool offers:
     parse(arguments, settings)          the call's JSON arguments -> `ParsedCall`
     run(requests, settings, context)    N requests -> N results: JSON values, or `ToolFault` where one failed
     render(result, settings, context)   one result -> text for the agent
+    schema(settings)                    optional, for agents with native tool calls: `{"description": …,
+                                        "parameters": a JSON schema of the arguments}`
 
 `render` returns text, which is escaped, tokenised as data and cut to `max_observation_tokens`. The built-in tools
 return token ids, because the prompt template cuts their documents one by one. An exception in a user's file is a
@@ -15,6 +17,7 @@ fault of that call: it is recorded, ends the episode with `tool_error`, and is n
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
@@ -154,6 +157,21 @@ class Tool:
             return ParsedAction(ToolCall(self, arguments, parsed.message))
         call = None if parsed.arguments is None else ToolCall(self, parsed.arguments)
         return ParsedAction(call, parsed.problem)
+
+    @cached_property
+    def schema(self) -> JsonObject:
+        """The tool as chat templates and servers take it. One without a `schema` is described by the first line of its
+        module, and takes any arguments. Raises `SettingError` for a schema that is no JSON object."""
+        make = getattr(self.module, "schema", None)
+        about = (self.module.__doc__ or "").strip().partition("\n")[0]
+        found = self._guarded(make, self.settings) if make else {"description": about, "parameters": {"type": "object"}}
+        plain = found if isinstance(found, ToolFault) else _plain(found)
+        if not isinstance(plain, dict):
+            why = plain.message if isinstance(plain, ToolFault) else type(plain).__name__
+            raise SettingError(
+                f"tools.{self.name}: schema must return an object with description and parameters: {why}"
+            )
+        return {"type": "function", "function": {"name": self.name, **plain}}
 
     def run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
         """Run a batch; results come back in the order of the requests.

@@ -68,6 +68,9 @@ class Segment:
     """Natural log at the sampling temperature, one per agent token; empty for the environment."""
     version: int | None = None
     """Version of the weights that sampled the ids; `None` where the model does not tell."""
+    message: JsonObject | None = None
+    """The assistant's message that the environment read in the turn of an agent with native tool calls: `content`,
+    `reasoning_content` and `tool_calls`. `None` in all other segments."""
 
     def __post_init__(self) -> None:
         wanted = len(self.ids) if self.author is Author.AGENT else 0
@@ -78,6 +81,8 @@ class Segment:
             )
         if self.version is not None and (self.author is not Author.AGENT or type(self.version) is not int):
             raise DataError(f"a version of weights is a whole number, and the agent's alone; {self.version!r} is not")
+        if self.message is not None and self.author is not Author.AGENT:
+            raise DataError("a segment by the environment holds an assistant's message")
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"author": str(self.author), "tag": self.tag, "text": self.text, "ids": list(self.ids)}
@@ -85,6 +90,8 @@ class Segment:
             row["logprobs"] = list(self.logprobs)
         if self.version is not None:
             row["version"] = self.version
+        if self.message is not None:
+            row["message"] = self.message
         return row
 
     @classmethod
@@ -96,6 +103,7 @@ class Segment:
             ids=fields.tokens(row, "ids"),
             logprobs=fields.numbers(row, "logprobs"),
             version=fields.whole_or_none(row, "version"),
+            message=None if row.get("message") is None else fields.mapping(row, "message"),
         )
 
 

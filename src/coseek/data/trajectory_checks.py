@@ -3,6 +3,7 @@ package knows no tokenizer.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -182,12 +183,16 @@ def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
     # Runs that are older than `Search.turn` made one search a turn.
     turn_of = [-at if search.turn is None else search.turn for at, search in enumerate(trajectory.searches, start=1)]
     worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
-    environment = [segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT]
-    own = sum(tag in (RETRY, PAGE, MISSING, TOOL, MESSAGE) for tag in environment)
-    if len(environment) - own > len(worked):
-        yield f"{len(environment) - own} observations and only {len(worked)} searches that worked"
-    failed = sum(call.fault is not None for call in trajectory.calls)
-    answered, most = len(set(turn_of) - {0}) + own + failed, budgets.max_turns
+    native = any(segment.message is not None for segment in trajectory.segments)
+    tags = {segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT}
+    own = (RETRY, PAGE, MISSING, TOOL, MESSAGE)
+    observed = _turns_before(trajectory, *(tags - {PROMPT, *own}))
+    if len(set(observed) if native else observed) > len(worked):
+        yield f"{len(observed)} observations and only {len(worked)} searches that worked"
+    failed = [call.turn for call in trajectory.calls if call.fault is not None]
+    turns = [*(set(turn_of) - {0}), *_turns_before(trajectory, *own), *failed]
+    # A turn with native calls is answered by a result for each of them.
+    answered, most = len(set(turns) if native else turns), budgets.max_turns
     if most is not None and answered > most:
         yield f"{answered} turns that the environment answered, and the budget max_turns is {most}"
 
@@ -215,7 +220,7 @@ def _turns_before(trajectory: Trajectory, *tags: str) -> list[int]:
 def _visits(trajectory: Trajectory) -> Iterator[str]:
     """Each visit that showed a document has its page, behind the turn that made it; in an imported run as a message."""
     pages, turns = _turns_before(trajectory, PAGE, MESSAGE), [visit.turn for visit in trajectory.visits]
-    if not set(turns) <= set(pages) or turns != sorted(set(turns)):
+    if Counter(turns) - Counter(pages) or turns != sorted(turns):
         yield f"documents were visited in the turns {turns}, and pages are shown behind the turns {pages}"
     for visit in trajectory.visits:
         if not visit.shows(visit.id):

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, groupby
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
 
@@ -116,18 +117,26 @@ def chat_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def chat_pieces(
-    tokenizer: HfTokenizer, messages: Sequence[tuple[str, Content]], *, goes_on: bool = False, today: bool = False
+    tokenizer: HfTokenizer,
+    messages: Sequence[tuple[str, Content]],
+    *,
+    goes_on: bool = False,
+    today: bool = False,
+    tools: Sequence[JsonObject] = (),
 ) -> list[TextPart | tuple[int, ...]]:
     """Put messages, (role, content) each, into the chat template, up to the assistant's answer. The last piece is the
-    text after the last content.
+    text after the last content. The template is given `tools`, the JSON schemas of what the assistant can call.
 
     Contents are trimmed where the template trims them, except the end of one that `goes_on`. A system message that the
     template refuses or drops opens the user's message, as in Gemma 3's template. Raises `DataError` for a template
     that does not take the messages, or drops one that is not empty.
     """
     roles = [role for role, _ in messages]
+    marks: list[JsonObject] = [
+        {"role": role, "content": f"\u2003\ue000{place}\ue001\u2003"} for place, role in enumerate(roles)
+    ]
     try:
-        split = _MARK.split(_templated(tokenizer, roles, today))
+        split = _MARK.split(templated(tokenizer, marks, tools, today=today))
         shown = set(map(int, split[2::4]))
         for dropped in (role for place, (role, content) in enumerate(messages) if content and place not in shown):
             raise DataError(
@@ -137,7 +146,7 @@ def chat_pieces(
         if roles[:2] != ["system", "user"]:
             raise
         user = ("user", [*messages[0][1], TextPart("\n\n"), *messages[1][1]])
-        return chat_pieces(tokenizer, [user, *messages[2:]], goes_on=goes_on, today=today)
+        return chat_pieces(tokenizer, [user, *messages[2:]], goes_on=goes_on, today=today, tools=tools)
     pieces: list[TextPart | tuple[int, ...]] = [TextPart(split[0], trusted=True)]
     for at in range(1, len(split), 4):
         before, place, after, text = split[at : at + 4]
@@ -166,17 +175,25 @@ def begin_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return (bos_id,) if list(tokenizer.fast("").input_ids)[:1] == [bos_id] else ()
 
 
-def _templated(tokenizer: HfTokenizer, roles: Sequence[str], today: bool = False) -> str:
-    """The chat template with a placeholder in place of each message."""
+def templated(
+    tokenizer: HfTokenizer,
+    messages: Sequence[JsonObject],
+    tools: Sequence[JsonObject] = (),
+    *,
+    answers: bool = True,
+    today: bool = False,
+) -> str:
+    """Render messages with the chat template, where it `answers` up to the assistant's answer. Raises `DataError` for a
+    template that does not take them."""
     from jinja2 import TemplateError
 
-    marks = [{"role": role, "content": f"\u2003\ue000{place}\ue001\u2003"} for place, role in enumerate(roles)]
+    given = cast("list[dict[str, str]]", [*messages])  # what the library declares; templates take any JSON
     try:
-        template = tokenizer.fast.get_chat_template()
+        template = tokenizer.fast.get_chat_template(tools=[*tools] or None)
         template = template if today or "strftime_now" not in template else _ON_THAT_DAY + template
-        framed = tokenizer.fast.apply_chat_template(
-            marks, chat_template=template, tokenize=False, add_generation_prompt=True
+        text = tokenizer.fast.apply_chat_template(
+            given, [*tools] or None, chat_template=template, tokenize=False, add_generation_prompt=answers
         )
     except (TemplateError, ValueError, TypeError) as error:
         raise DataError(f"the model's chat template does not take these messages: {str(error)[:200]}") from None
-    return str(framed)
+    return str(text)

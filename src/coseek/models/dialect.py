@@ -74,6 +74,10 @@ class TurnRequest:
     stops: tuple[str, ...]
     temperature: float
     seed: int
+    tools: tuple[JsonObject, ...] = ()
+    """Schemas of the tools that the server is given."""
+    reasoning_field: str = ""
+    """The field of a message in which the server takes its model's earlier reasoning; "" where it takes none."""
 
     @property
     def ids(self) -> list[int]:
@@ -94,6 +98,8 @@ class ServerTurn:
     """Whether `max_tokens` ended it."""
     reasoning: str = ""
     """Reasoning that the server returns apart from the text."""
+    reasoning_field: str = ""
+    """The field of the message that holds it; "" for another place."""
     calls: tuple[ToolCallText, ...] = ()
     """Tool calls that the server took out of the text."""
     ids: tuple[int, ...] | None = None

@@ -36,8 +36,9 @@ _OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
 class RemoteModelSettings(ServerSettings):
     """Requests to a model behind HTTP."""
 
-    dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat"] = "auto"
-    """The server's dialect; `auto` asks the server. `completions` and `chat` are text only and not for training."""
+    dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat", "tools"] = "auto"
+    """The server's dialect; `auto` asks the server. `completions`, `chat` and `tools` are text only and not for
+    training."""
     prices: Prices = Field(default=Prices())
     """The server's prices."""
     scaled_logprobs: bool = False
@@ -102,6 +103,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     """Maps a text ended by a stop string to that string, which OpenAI's interface omits."""
     neutral: Callable[[str], str] = field(default=without_role_marks)
     """Makes role marks in the model's own turns harmless where these are sent back as text."""
+    tools: tuple[JsonObject, ...] = ()
+    """Schemas of the tools that a server of the dialect `tools` is given."""
     text_stops: tuple[str, ...] | None = None
     """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
     ids_per_token: int = 1
@@ -116,6 +119,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     def __post_init__(self) -> None:
         super().__init__()
         self._dialect = dialect_of(self.served.dialect)
+        self._reasoning_field = "reasoning_content"
+        """Where the server returned reasoning last, and is sent it back."""
         self._decode = lru_cache(_DECODED)(self.tokenizer.decode)
         """Branches of one run begin with the same ids."""
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs, self.send)
@@ -133,7 +138,10 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         most = self._allowed(request.max_tokens)
-        ask = TurnRequest(self.served.model, tuple(row.parts), most, stops, self.temperature, request.seed)
+        ask = TurnRequest(
+            *(self.served.model, tuple(row.parts), most, stops, self.temperature, request.seed),
+            *(self.tools, self._reasoning_field),
+        )
         row.version = self.version
         body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
         row.sent = tuple(body)
@@ -148,7 +156,9 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         tokens = read_usage(answer)
         self.usage.add(tokens)
         self._check_read(row, tokens)
-        turn = self._turn(key, row, self._dialect.read(answer))
+        written = self._dialect.read(answer)
+        self._reasoning_field = written.reasoning_field or self._reasoning_field
+        turn = self._turn(key, row, written)
         row.parts.append(self._part(True, turn.ids))
         return replace(turn, cost_usd=self.prices.of(tokens))
 
@@ -173,7 +183,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
 
     def _turn(self, key: int, row: _RemoteRow, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
-            _check_repeats(row, written)
+            if not self.tools:
+                _check_repeats(row, written)
             return self._encoded(key, row.max_tokens, written)
         ids, logprobs = written.ids or (), written.logprobs
         if None not in (written.version, row.version) and written.version != row.version:
@@ -323,13 +334,19 @@ def open_remote(
     text_stops: Sequence[str] | None = None,
     neutral: Callable[[str], str] = without_role_marks,
     text_only: bool = False,
+    tools: Sequence[JsonObject] = (),
 ) -> RemoteModel:
     """Open the model at a URL. With `text_only`, a server that is detected as vLLM or SGLang is sent chat messages
-    instead of ids."""
+    instead of ids. A server that is sent chat messages is given `tools`, where there are some."""
     calls, paths = open_client(url, settings)
     served = detect_server(calls, paths, settings.dialect, settings.model)
     if text_only and settings.dialect == "auto" and served.dialect in ("vllm", "sglang"):
         served = replace(served, dialect="chat")
+    if tools and settings.dialect == "auto" and served.dialect == "chat":
+        served = replace(served, dialect="tools")
+    if served.dialect == ("chat" if tools else "tools"):
+        other = "native tool calls, such as tools" if not tools else "calls in plain text, such as react"
+        raise SettingError(f"the dialect {served.dialect} needs a protocol with {other}")
     return RemoteModel(
         calls,
         served,
@@ -340,6 +357,7 @@ def open_remote(
         settings.send,
         lost_stop=lost_stop or (lambda text: ""),
         neutral=neutral,
+        tools=tuple(tools) if served.dialect == "tools" else (),
         text_stops=None if text_stops is None else tuple(text_stops),
         prices=settings.prices,
     )

@@ -25,7 +25,7 @@ _NAMED = re.compile(
 )
 """A field that an error names."""
 _REFUSALS = (400, 404, 422)
-_INPUT = ("model", "messages", "prompt", "input_ids")
+_INPUT = ("model", "messages", "prompt", "input_ids", "tools")
 _RENAMES = {"max_tokens": "max_completion_tokens"}
 """Newer names of fields."""
 

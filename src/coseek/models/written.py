@@ -54,7 +54,7 @@ _CALL_PARTS = ("tool_use", "tool_call", "function_call")
 """Types of the parts of a content that are tool calls."""
 _JSON_LIKE = re.compile(r'^\s*["\[{]|["\]}]\s*$|":')
 _CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
-_CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
+CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
 _BARE_CHANNELS = re.compile(r"\A\s*+(?:(?:analysis(.*))?assistantfinal|analysis(?=[A-Z][a-z' ])(.*)\Z)", re.DOTALL)
 """Harmony's channels where the server dropped the special tokens; the token limit may have cut the first."""
 
@@ -120,7 +120,7 @@ def _split_channels(text: str) -> tuple[str, str]:
     ends = [*(head.start() for head in heads[1:]), len(text)]
     for head, end in zip(heads, ends, strict=True):
         message = text[head.end() : end]
-        if closed := _CHANNEL_END.search(message):
+        if closed := CHANNEL_END.search(message):
             message = message[: closed.start()]
         if head[1] == "final":
             shown = message
@@ -211,6 +211,11 @@ def reasoning_in(message: JsonObject) -> str:
         return found
     content = message.get("content")
     return content_of(content)[1] if isinstance(content, list) else ""
+
+
+def reasoning_field(message: JsonObject) -> str:
+    """The field of a server's message that holds its reasoning as a text, which takes it back, too; "" without one."""
+    return next((name for name in _REASONING[:2] if isinstance(message.get(name), str) and message[name]), "")
 
 
 def refusal_in(message: JsonObject) -> str:

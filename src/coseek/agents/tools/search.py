@@ -27,6 +27,17 @@ class SearchSettings(ToolSettings):
 SETTINGS = SearchSettings
 
 
+def schema(settings: SearchSettings) -> JsonObject:
+    """A query, or a list where a call may have several."""
+    query: JsonObject = {"type": "string", "description": "what to look for"}
+    if settings.max_queries is not None and settings.max_queries > 1:
+        query = {"type": "array", "items": query, "minItems": 1, "maxItems": settings.max_queries}
+    return {
+        "description": "Search a collection of documents and return the passages that fit best.",
+        "parameters": {"type": "object", "properties": {settings.query: query}, "required": [settings.query]},
+    }
+
+
 def parse(arguments: JsonObject, settings: SearchSettings) -> ParsedCall:
     """The queries of a call in the order written; none is empty."""
     queries, most = texts_of(arguments.get(settings.query)), settings.max_queries

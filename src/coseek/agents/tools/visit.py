@@ -26,6 +26,18 @@ class VisitSettings(ToolSettings):
 SETTINGS = VisitSettings
 
 
+def schema(settings: VisitSettings) -> JsonObject:
+    """The id of a passage, and a page."""
+    properties: JsonObject = {
+        settings.id: {"type": "string", "description": "id of a passage that a search returned"},
+        settings.page: {"type": "integer", "description": "page to read, from 1"},
+    }
+    return {
+        "description": "Open the document around a passage that a search returned.",
+        "parameters": {"type": "object", "properties": properties, "required": [settings.id]},
+    }
+
+
 def parse(arguments: JsonObject, settings: VisitSettings) -> ParsedCall:
     """The id and page of a call; of a list of ids the first."""
     ident, page = arguments.get(settings.id), arguments.get(settings.page, 1)

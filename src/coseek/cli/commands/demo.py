@@ -91,7 +91,7 @@ def play(number: int) -> Demonstration:
         len(world.corpus),
         once[number - 1],
         steps,
-        [reasoning_of(grammar, segment.text) for segment in steps.segments if segment.author is Author.AGENT],
+        [reasoning_of(grammar, grammar.read(segment)) for segment in steps.segments if segment.author is Author.AGENT],
         len(questions),
         sum(complete(question, hits) for question, hits in zip(questions, once, strict=True)),
         sum(complete(run.question, [hit for search in run.searches for hit in search.hits]) for run in runs),

@@ -3,7 +3,7 @@
 from coseek.core.files import JsonObject
 from coseek.models.dialect import ServerTurn, TurnRequest, choice_of, is_cut_off, item, text_of
 from coseek.models.dialects.completions import sampling
-from coseek.models.written import calls_in, content_of, reasoning_in, refusal_in
+from coseek.models.written import calls_in, content_of, reasoning_field, reasoning_in, refusal_in
 
 PATH = "/v1/chat/completions"
 EXACT = False
@@ -29,4 +29,4 @@ def read(answer: JsonObject) -> ServerTurn:
     if (refusal := refusal_in(message)) and not text.strip():
         raise ValueError(f"the model refused: {refusal[:200]}")
     cut_off = is_cut_off(choice.get("finish_reason"), text or reasoning, bool(calls))
-    return ServerTurn(text_of(text), cut_off, text_of(reasoning), calls)
+    return ServerTurn(text_of(text), cut_off, text_of(reasoning), reasoning_field(message), calls)
