@@ -67,6 +67,23 @@ def parse_lenient(text: str | bytes) -> Json:
     return _mended(value) if _ESCAPED_HALF.search(text) or _HALF.search(text) else value
 
 
+def parse_lenient_values(text: str) -> list[Json]:
+    """The values of a model's text that holds several, between which are blanks, `,` or `;`: see `parse_lenient`."""
+    values: list[Json] = []
+    at = 0
+    while at < len(text):
+        if text[at] in " \t\r\n,;":
+            at += 1
+            continue
+        try:
+            _, end = _LENIENT.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise InvalidJson(_why(error)) from None
+        values.append(parse_lenient(text[at:end]))
+        at = end
+    return values
+
+
 def replace_surrogates(text: str) -> str:
     """The text with U+FFFD for every lone surrogate."""
     return text if text.isascii() else _HALF.sub("\ufffd", text)
@@ -137,6 +154,7 @@ def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 _STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
+_LENIENT = json.JSONDecoder()
 _TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 
 

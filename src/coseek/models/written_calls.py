@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.strict_json import InvalidJson, fault_in, parse_lenient
+from coseek.core.strict_json import InvalidJson, fault_in, parse_lenient, parse_lenient_values
 from coseek.models.written import CHANNEL_END, ToolCallText, calls_in, split_reasoning
 
 CALL = ("<tool_call>", "</tool_call>")
@@ -24,8 +24,6 @@ _PAIR = re.compile(
 )
 """A tag ends before the next one of its name, so that tags without an end are read in linear time."""
 _NAME = re.compile(r"[\w.:-]{1,128}")
-_BETWEEN = re.compile(r"[\s;,]*+")
-_DECODER = json.JSONDecoder(strict=False)
 
 
 def read_turn(text: str, opened: str = "", tools: Sequence[JsonObject] = ()) -> JsonObject:
@@ -146,22 +144,10 @@ def _calls(row: Json, known: Mapping[str, object]) -> bool:
 def _objects(text: str) -> list[Json]:
     """The JSON objects of a text that holds nothing else; empty for any other text."""
     rows: list[Json] = []
-    at = 0
-    while (at := _end(text, at)) < len(text):
-        try:
-            _, end = _DECODER.raw_decode(text, at)
-            value = parse_lenient(text[at:end])
-        except (ValueError, RecursionError):
-            return []
-        rows += value if isinstance(value, list) else [value]
-        at = end
+    with suppress(InvalidJson):
+        for value in parse_lenient_values(text):
+            rows += value if isinstance(value, list) else [value]
     return rows if all(isinstance(row, dict) for row in rows) else []
-
-
-def _end(text: str, at: int) -> int:
-    """The position after what separates objects."""
-    between = _BETWEEN.match(text, at)
-    return between.end() if between else at
 
 
 def _read_call(row: Json) -> list[ToolCallText]:
