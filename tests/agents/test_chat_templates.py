@@ -15,6 +15,8 @@ from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import run_questions
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template
@@ -307,6 +309,14 @@ def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again
     assert not list(check_trajectory(made, decode=tokenizer.decode))
     assert not list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(made))
     assert cast(dict[str, Json], run.record["identities"])["opened_by_prompt"] == "<think>"
+
+
+@pytest.mark.parametrize("name", ["search-r1", "react", "s3-think", "s3", "qagent", "search-o1"])
+def test_a_demonstration_goes_on_in_the_thought_that_the_template_opened(name: str) -> None:
+    tokenizer, protocol = opening(), load_protocol(name)
+    model = ScriptedAgentModel(RuleAgent(), protocol, tokenizer)
+    made = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
+    assert made.valid and "<think>" not in next(one.text for one in made.segments if one.author is Author.AGENT)
 
 
 def test_a_thought_that_is_never_closed_stays_a_fault_of_form() -> None:

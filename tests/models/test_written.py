@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from coseek.core.files import Json
 from coseek.models.model_text import read_verdict
 from coseek.models.written import (
+    after_opened,
     calls_in,
+    closing_of,
     content_of,
     opened_at_end,
     reasoning_in,
@@ -142,6 +144,13 @@ def test_arguments_that_are_no_json_are_kept_as_text() -> None:
 )  # fmt: skip
 def test_the_end_of_a_frame_tells_whether_it_opens_reasoning(frame: str, mark: str) -> None:
     assert opened_at_end(frame) == mark
+
+
+@pytest.mark.parametrize(
+    "mark", ["<think>", "<seed:think>", "[THINK]", "◁think▷", "<|begin_of_thought|>", "<|START_THINKING|>", "<|think|>"]
+)
+def test_reasoning_that_a_frame_opened_is_closed_by_its_own_mark(mark: str) -> None:
+    assert opened_at_end(mark) == mark and after_opened(f"so{closing_of(mark)}Orlen") == "Orlen"
 
 
 def test_a_long_reply_of_marks_is_read_in_linear_time() -> None:

@@ -1,5 +1,6 @@
 """Fears about learning from stored runs: wrong ones, another agent's tokens, what the environment wrote."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def test_another_agents_run_is_written_in_the_policys_tokens_with_the_policys_pr
     for mine, theirs in zip(ours.segments[first:], run.segments[first:], strict=True):
         assert mine.text.removesuffix(END) == theirs.text
     assert not [what for what in check_trajectory(ours, decode=STUDENT.decode) if "side context" not in what[0]]
+
+
+@pytest.mark.parametrize("name", ["search-r1", "s3", "qagent", "react", "search-o1"])
+def test_a_thought_that_one_agents_template_opened_is_whole_in_anothers(name: str) -> None:
+    protocol, opening, first = load_protocol(name), HfTokenizer(deepcopy(FAST)), script(name)[0]
+    opening.fast.chat_template += "<think>\n"
+    turns = {STUDENT: first, opening: first.removeprefix("<think>") if "<think>" in first else f"so</think>{first}"}
+    for teacher, turn in turns.items():
+        model = Typist(teacher, [turn, *script(name)[1:]])
+        run = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
+        assert run.valid, run.format_error
+        for policy in turns:
+            ours = in_tokens_of(run, protocol, policy, WIDE)
+            spans, before = protocol.grammar.spans(ours.segments), protocol.grammar.spans(run.segments)
+            assert not protocol.grammar.format_error(spans)
+            assert [one.tag for one in spans if one.tag] == [one.tag for one in before if one.tag]
+            assert ours.segments[-1].text.removesuffix(END) == run.segments[-1].text
 
 
 def test_a_mark_of_the_protocol_is_the_policys_one_token_and_a_role_mark_in_a_passage_is_none() -> None:

@@ -255,6 +255,11 @@ class Grammar:
         inert = (tag for tag in self.tags if tag.author is Author.AGENT and tag.action is Action.NONE)
         return next((tag for tag in inert if not tag.is_bracket and end.endswith(tag.opening)), None)
 
+    def opened_mark(self, before: str) -> str:
+        """The mark with which a text by the environment opens reasoning at its end; "" without one."""
+        tag = self.opened_by(before)
+        return tag.opening if tag else opened_at_end(before)
+
     def parse(self, text: str, opened: Tag | None = None) -> list[Span]:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems. `opened` is
         a tag that the prompt has opened; an opening mark with which the agent repeats it is ignored."""

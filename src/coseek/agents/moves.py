@@ -18,13 +18,18 @@ from coseek.agents.scripted_agent import Move
 from coseek.agents.tools.search import SearchSettings
 from coseek.data.trajectory import Author, Search
 from coseek.models.model import EpisodeState, Tokenizer
+from coseek.models.written import closing_of
 
 _SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
 """Matches between two sentences."""
 
 
-def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState) -> tuple[int, ...]:
-    """Token ids of a scripted agent's move in this protocol. Its words are data: they may quote passages."""
+def move_ids(
+    protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState, opened: str = ""
+) -> tuple[int, ...]:
+    """Token ids of a scripted agent's move in this protocol. Its words are data: they may quote passages. `opened` is
+    the mark with which the prompt opens reasoning: it is not written again, and closed where the move has no tag for
+    it."""
     grammar = protocol.grammar
     if move.answer is not None and not _ends(grammar):  # the protocol only searches, so search the answer
         move = replace(move, queries=(move.answer,), answer=None)
@@ -35,8 +40,10 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: Episo
     ids: list[int] = []
     if grammar.free_text and not thinking:
         ids += tokenizer.encode_data(grammar.escape(move.thought))
-    for tag in path:
-        ids += tokenizer.encode(tag.opening)
+    if opened and path and path[0].opening != opened and not grammar.free_text:
+        ids += tokenizer.encode(closing_of(opened))
+    for place, tag in enumerate(path):
+        ids += [] if place == 0 and tag.opening == opened else tokenizer.encode(tag.opening)
         if tag.action is Action.NONE:
             ids += tokenizer.encode_data(grammar.escape(next(thoughts)))
         else:

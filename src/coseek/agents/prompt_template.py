@@ -39,7 +39,6 @@ from coseek.models.chat import (
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
 from coseek.models.tool_chat import ToolChat
-from coseek.models.written import opened_at_end
 
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
@@ -206,9 +205,7 @@ class PromptTemplate:
     def opened_mark(self, tokenizer: Tokenizer) -> str:
         """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
         itself; "" without one."""
-        end = tokenizer.decode(self._messages(tokenizer, [("user", [()])], goes_on=True)[1])
-        tag = self.grammar.opened_by(end)
-        return tag.opening if tag else opened_at_end(end)
+        return self.grammar.opened_mark(tokenizer.decode(self._messages(tokenizer, [("user", [()])], goes_on=True)[1]))
 
     def _messages(
         self, tokenizer: Tokenizer, messages: Sequence[tuple[str, Content]], goes_on: bool = False

@@ -9,6 +9,9 @@ from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import CanConclude, Move, Ranks, ScriptedAgent
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 
+_END = 64
+"""Tokens before a turn in which its prompt may open reasoning: each is a byte of the mark at least."""
+
 
 class ScriptedAgentModel:
     """Implements `Model`. The tokenizer is that of the policy which learns from the demonstrations, if there is one."""
@@ -39,7 +42,8 @@ class ScriptedAgentModel:
             return note_ids(self.protocol, so_far.side_searches, self.tokenizer)
         called = f"/{len(so_far.calls)}" if so_far.calls else ""
         rng = random.Random(f"{request.seed}/{len(so_far.searches)}{called}")
-        return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far)
+        opened = self.protocol.grammar.opened_mark(self.tokenizer.decode(request.ids[-_END:]))
+        return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far, opened)
 
     def _move(self, request: Request, rng: random.Random) -> Move:
         may_search = any(tag.action in (Action.SEARCH, Action.TOOL) for tag in self.protocol.grammar.tags)

@@ -151,6 +151,16 @@ def opened_at_end(text: str) -> str:
     return marks[-1][0] if marks and marks[-1].end() == len(end[-_LONGEST:]) else ""
 
 
+def closing_of(mark: str) -> str:
+    """The closing mark of one that opens reasoning."""
+    if pair := next((pair for pair in _PAIRS if pair[0] == mark), None):
+        return pair[1]
+    if mark.startswith("<|"):
+        ended = re.sub("(?:start|begin)(?=_)|(?<=_)start", "end", mark, flags=re.I)
+        return ended if ended != mark else f"<|/{mark[2:]}"
+    return f"</{mark[1:-1].split()[0]}>"
+
+
 def after_opened(text: str) -> str | None:
     """The text after reasoning that was opened in front of it; `None` if the reasoning is not closed."""
     end = next((mark for mark in MARK.finditer(text) if mark["closes"] is not None), None)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from coseek.agents.grammar import Grammar
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Limits
 from coseek.core.errors import DataError
@@ -17,6 +18,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.model import Tokenizer
+from coseek.models.written import after_opened, closing_of
 from coseek.pipelines.stages import right_runs
 from coseek.rewards.reward import make_reward
 from coseek.training.sft.settings import KeptRunsSettings
@@ -44,20 +46,37 @@ def stored_demonstrations(
 def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
     """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of a run that is written anew are 0."""
     same = all(tokenizer.decode(segment.ids) == segment.text for segment in run.segments)
+    first = next((place for place, one in enumerate(run.segments) if one.author is Author.AGENT), 0)
+    had = protocol.grammar.opened_mark(run.segments[first - 1].text) if first else ""
+    opened = protocol.template.opened_mark(tokenizer)
     prompt, tail = protocol.template.prompt_ids(tokenizer, run.question, protocol.opens_with_search)
     segments: list[Segment] = []
     for place, segment in enumerate(run.segments):
         ours = segment.author is Author.AGENT
-        ids = segment.ids if same else _ids(segment.text, protocol, tokenizer, ours)
+        moved = place == first and had != opened
+        text = _reopened(segment.text, protocol.grammar, had, opened) if moved else segment.text
+        kept = same and not moved
+        ids = segment.ids if kept else _ids(text, protocol, tokenizer, ours)
         if segment.tag == PROMPT:
             ids = prompt
         elif place == 1 and protocol.opens_with_search:
             opening = [search for search in run.searches if search.turn == 0]
             shown = (limits.max_observation_tokens, limits.max_document_tokens)
             ids = protocol.template.block_ids(tokenizer, opening, *shown) + tail
-        logprobs = (segment.logprobs if same else (0.0,) * len(ids)) if ours else ()
+        logprobs = (segment.logprobs if kept else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
     return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None)
+
+
+def _reopened(text: str, grammar: Grammar, had: str, opened: str) -> str:
+    """A first turn after a prompt that opened reasoning with the mark `had`, for one that opens it with `opened`."""
+    has_tag = grammar.free_text or any(tag.opening in (had, opened) for tag in grammar.tags)
+    if not has_tag:
+        text = (after_opened(text) or text) if had else text
+        return closing_of(opened) + text if opened else text
+    if had and not text.lstrip().startswith(had):
+        text = had + text
+    return text.lstrip().removeprefix(opened) if opened else text
 
 
 def _ids(text: str, protocol: Protocol, tokenizer: Tokenizer, is_turn: bool) -> tuple[int, ...]:
