@@ -37,6 +37,8 @@ NOTE = "encoder.json"
 _FRESH = "fresh"
 """The vectors of new texts, in an unfinished update."""
 COPY_ROWS = 65_536
+LEAST_ROWS = 4
+"""Rows from which products of matrices give a row the same bits however many there are; measured, AVX2 and AVX512."""
 WINDOW_BATCHES = 32
 """Batches per window. With 64 passages each: 2,048 rows, which MiniLM encodes in about ten seconds on two cores."""
 
@@ -190,7 +192,8 @@ def window_encoder(settings: EmbeddingSettings, each: Callable[[int], None] | No
         batches = _batches(encoder, texts, settings)
         found: list[Vectors] = []
         for batch in batches:
-            found.append(encode([texts[place] for place in batch]))
+            some = [texts[place] for place in batch]
+            found.append(encode(some * 2)[:1] if _is_thin(encoder, some, settings) else encode(some))
             if each is not None:
                 each(len(batch))
         return np.concatenate(found)[np.argsort([place for batch in batches for place in batch])]
@@ -210,6 +213,15 @@ def _batches(encoder: Encoder, texts: Sequence[str], settings: EmbeddingSettings
         same[length].append(place)
     groups = [same[length] for length in sorted(same, reverse=True)]
     return [group[at : at + size] for group in groups for at in range(0, len(group), size)]
+
+
+def _is_thin(encoder: Encoder, texts: Sequence[str], settings: EmbeddingSettings) -> bool:
+    """Whether a batch is one text of so few tokens that a processor multiplies it by another kernel, which rounds
+    otherwise (`LEAST_ROWS`); twice the text is enough."""
+    if len(texts) > 1 or encoder.model.device.type != "cpu":
+        return False
+    prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    return encoder.token_counts(texts, prompt, tokens)[0] < LEAST_ROWS
 
 
 def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequence[str], *, normalise: bool) -> Vectors:
