@@ -1,5 +1,6 @@
 """Fears about tokenizers: text from outside must never become a special token, and nothing may be lost."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.examples_drawn import at_most
 from tokenizers import AddedToken
 
 from coseek.core.errors import DataError, SettingError
+from coseek.models.chat import begin_ids
 from coseek.models.tokenizer import END, PAD, ByteTokenizer, HfTokenizer, train_tokenizer
 
 TAGS = ("<search>", "</search>", "<answer>", "</answer>")
@@ -64,6 +66,27 @@ def test_ids_are_padding_then_end_then_tags_then_the_rest() -> None:
 
 def test_the_same_texts_give_the_same_tokenizer() -> None:
     assert learnt().fast.backend_tokenizer.to_str() == LEARNT.fast.backend_tokenizer.to_str()
+
+
+def test_line_breaks_that_are_added_tokens_have_their_token_in_data_too() -> None:
+    fast = learnt().fast
+    fast.add_tokens([AddedToken("\n\n", special=False, normalized=False), AddedToken("<b>", special=False)])
+    tokenizer = HfTokenizer(fast)
+    assert tokenizer.encode_data("Marden\n\nOna") == tokenizer.encode("Marden\n\nOna")
+    assert tokenizer.encode_data("<b>") != tokenizer.encode("<b>")
+
+
+def test_a_text_begins_as_the_folder_says_where_the_library_drops_that_setting(tmp_path: Path) -> None:
+    fast = learnt().fast
+    fast.bos_token = "<search>"
+    fast.save_pretrained(tmp_path / "policy")
+    file = tmp_path / "policy" / "tokenizer_config.json"
+    config = {**json.loads(file.read_text()), "tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}
+    file.write_text(json.dumps(config))
+    first = HfTokenizer.load(tmp_path / "policy")
+    first.save(tmp_path / "saved")
+    again = HfTokenizer.load(tmp_path / "saved")
+    assert begin_ids(first) == begin_ids(again) == tuple(LEARNT.encode("<search>"))
 
 
 def test_a_saved_tokenizer_opens_as_itself(tmp_path: Path) -> None:
