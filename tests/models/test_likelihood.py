@@ -11,6 +11,7 @@ from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 
 from coseek.core.errors import DataError
+from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.likelihood import (
     Continuation,
@@ -105,6 +106,9 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
     assert likelihood.uses_chat_template
     assert row == ([user, *encode(" the cat"), model, *encode(" so"), *encode(" sat")], len(encode(" the cat so")) + 2)
     assert not open_local_likelihood(folder).uses_chat_template
+    tokenizer.fast.chat_template += "<think>"
+    after = chat_frame(tokenizer, given=True)[1]
+    assert tokenizer.decode(after) == "<|model|><think>\n</think>\n\n"  # what is weighed is an answer, no thought
 
 
 def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: LocalLikelihood) -> None:

@@ -8,12 +8,12 @@ from tests.models.networks import SMALL, TEXTS
 
 from coseek.core.errors import DataError, ModelError
 from coseek.hardware import speed
+from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.local_text import (
     CUT,
     LocalTextModel,
     TextModelSettings,
-    around_prompt,
     open_local_text_model,
     open_text_model,
 )
@@ -74,7 +74,7 @@ def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
     tokenizer = HfTokenizer.load(talking)
     tokenizer.fast.chat_template = "{{ 'hello' }}"
     with pytest.raises(DataError, match="drops what the user says"):
-        around_prompt(tokenizer)
+        chat_frame(tokenizer)
 
 
 def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: LocalTextModel) -> None:

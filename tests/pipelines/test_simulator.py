@@ -14,9 +14,11 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.prompt_file import load_prompt
 from coseek.core.settings import make_settings
 from coseek.data.trajectory import Author, Search
+from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
-from coseek.models.local_text import around_prompt, open_local_text_model
+from coseek.models.local_text import open_local_text_model
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.written import visible
 from coseek.pipelines.simulator import SimulatorTraining, examples
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.retrieval.llm import PROMPTS
@@ -78,10 +80,17 @@ def test_the_prompt_is_token_for_token_that_of_the_simulated_engine(model: Path,
 
     engine = SimulatedRetriever(settings, Scripted(says), prompt, {QUESTION.question: "1815"})
     engine.search([Query(query, question=QUESTION.question)], 2)
-    before, after = around_prompt(tokenizer)  # as a local text model reads it
+    before, after = chat_frame(tokenizer)  # as a local text model reads it
     assert (*before, *tokenizer.encode_data(asked[0]), *after) == example.segments[0].ids
     blind = examples(recipe(model, runs, hint=False), HfTokenizer.load(model))[int(noise)][0]
     assert "1815" not in blind.segments[0].text and "1815" in example.segments[0].text
+
+
+def test_what_a_simulator_learns_to_write_is_visible_where_its_template_opens_a_thought(model: Path, runs: str) -> None:
+    tokenizer = HfTokenizer.load(model)
+    tokenizer.fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    prompt, documents = (segment.text for segment in examples(recipe(model, runs), tokenizer)[0][0].segments)
+    assert prompt.endswith("<think>") and visible(f"<think>{documents}").startswith("Document 1: Ada")
 
 
 def test_a_simulator_whose_prompt_file_changed_is_not_resumed(model: Path, runs: str, tmp_path: Path) -> None:

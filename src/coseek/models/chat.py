@@ -17,6 +17,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.written import closing_of, opened_at_end
 
 ROLES = ("system", "user", "assistant")
 _MARK = re.compile("(\u2003?)\ue000([0-9]+)\ue001(\u2003?)")
@@ -102,8 +103,9 @@ def uses_chat_template(tokenizer: Tokenizer, wanted: ChatTemplate) -> bool:
     return wanted != "off" and has_chat_template(tokenizer)
 
 
-def chat_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after a user's message, up to the assistant's answer.
+def chat_frame(tokenizer: Tokenizer, given: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after a user's message, up to the assistant's answer. In front of an answer that is `given`, and
+    follows no thought, reasoning that the template opens is closed.
 
     Without a chat template: the beginning-of-text token if the tokenizer puts one in front of texts. Raises `DataError`
     for a template that drops or repeats the message.
@@ -113,7 +115,12 @@ def chat_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     before, *middle, after = chat_pieces(tokenizer, [("user", [()])])
     if middle != [()]:
         raise DataError(f"the chat template of {tokenizer.source} repeats what a user says; correct its chat_template")
-    return encode_content(tokenizer, [before]), encode_content(tokenizer, [after])
+    end = encode_content(tokenizer, [after])
+    opened = opened_at_end(tokenizer.decode(end)) if given else ""
+    return encode_content(tokenizer, [before]), (
+        *end,
+        *tokenizer.encode(f"\n{closing_of(opened)}\n\n" if opened else ""),
+    )
 
 
 def chat_pieces(

@@ -17,7 +17,8 @@ from pydantic import Field
 from coseek.core.fingerprint import fingerprint
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
-from coseek.models.local_text import around_prompt, load_local
+from coseek.models.chat import chat_frame
+from coseek.models.local_text import load_local
 from coseek.models.tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def open_local_likelihood(folder: Path, settings: LikelihoodSettings | None = No
     model, tokenizer, precision, context = load_local(folder, settings, settings.max_context)
     return LocalLikelihood(
         tokenizer=tokenizer,
-        around=around_prompt(tokenizer),
+        around=chat_frame(tokenizer, given=True),
         model=model,
         max_context=context,
         batch_tokens=settings.batch_tokens,

@@ -135,16 +135,10 @@ def open_local_text_model(folder: Path, settings: TextModelSettings | None = Non
     sampling = SamplerSettings(temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=precision)
     return LocalTextModel(
         model=Sampler(network, tokenizer, (), sampling),
-        around=around_prompt(tokenizer),
+        around=chat_frame(tokenizer),
         max_context=context,
         identity=f"{fingerprint(folder)}:{precision}:{context}",
     )
-
-
-def around_prompt(tokenizer: HfTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after a user's message: see `chat_frame`."""
-    before, after = chat_frame(tokenizer)
-    return before, after
 
 
 def load_local(

@@ -17,6 +17,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER, digest_of, fingerprint
 from coseek.core.http import HttpClient, HttpFailure
+from coseek.models.chat import chat_frame
 from coseek.models.dialect import PromptDialect, PromptRequest, prompt_dialect_of
 from coseek.models.likelihood import (
     Continuation,
@@ -26,7 +27,6 @@ from coseek.models.likelihood import (
     RowEncoder,
     open_local_likelihood,
 )
-from coseek.models.local_text import around_prompt
 from coseek.models.remote import ServerInfo, detect_server, same_text
 from coseek.models.remote_text import server_settings
 from coseek.models.server import ServerPaths, ServerSettings, open_client, with_changes
@@ -150,7 +150,7 @@ def _probed(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSet
     tokenizer = HfTokenizer.load(folder)
     sent = (calls.base, served.dialect, served.model, fingerprint(folder, TOKENIZER))
     opened = RemoteLikelihood(
-        tokenizer, around_prompt(tokenizer), calls, served, speech, digest_of(*sent), settings.send
+        tokenizer, chat_frame(tokenizer, given=True), calls, served, speech, digest_of(*sent), settings.send
     )
     opened.probe()
     return opened

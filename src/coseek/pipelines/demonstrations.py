@@ -24,6 +24,7 @@ from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer
+from coseek.models.written import closing_of, opened_at_end
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stored_runs import stored_demonstrations
 from coseek.retrieval.lexical.analyzer import has_words
@@ -136,7 +137,9 @@ def prompted(question: Question, protocol: str, asked: str, reply: str, tokenize
     """A message and the reply to it, as a trajectory."""
     before, after = chat_frame(tokenizer)
     read = (*before, *tokenizer.encode_data(asked), *after)
-    written = (*tokenizer.encode_data(reply), tokenizer.eos_id)
+    opened = opened_at_end(tokenizer.decode(after))
+    closed = tokenizer.encode(f"{closing_of(opened)}\n\n" if opened else "")  # the reply is no thought
+    written = (*closed, *tokenizer.encode_data(reply), tokenizer.eos_id)
     segments = (
         Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(read), read),
         Segment(Author.AGENT, "", tokenizer.decode(written), written, (0.0,) * len(written)),
