@@ -89,12 +89,12 @@ def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_pa
         *TINY, "data.unseen=null", "rl.steps=0", "rl.evaluate_every=0", "policy.folder=base", "warm_start=null",
         "prompt_template=default", "limits={max_tokens: 1024, max_turn_tokens: 8}",
         "table={questions: 2, dev: false, sampled: false, dev_questions: 1, rag_passages: 2}",
-        "table.baselines=[direct, cot, rag, ircot, search-o1]", f"table.baseline_model={chat_model}",
+        "table.baselines=[direct, cot, rag, ircot, search-o1, rules]", f"table.baseline_model={chat_model}",
         "table.metrics=[cover_em, f1]",
     ])  # fmt: skip
     training, table = train_and_measure(recipe, tmp_path / "run", False, NoProgress())
     assert table is not None
-    names = ["before", "after", *(f"untrained {name}" for name in recipe.table.baselines)]
+    names = ["before", "after", *(f"untrained {name}" for name in recipe.table.baselines[:-1]), "rules"]
     assert [row[0] for row in table.rows] == names and table.columns == ("agent", "test, cover_em", "test, f1")
     assert ("after", "untrained rag") in pairs_of(rows_of(training))
     [column] = training.sets

@@ -32,6 +32,7 @@ from coseek.pipelines.agent_recipe import (
 from coseek.pipelines.data_folder import check_data_folder, missing_splits
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
+from coseek.pipelines.table_settings import RULES
 from coseek.pipelines.verl.config import check_verl
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
@@ -134,7 +135,7 @@ def check_baselines(recipe: AgentRecipe, retrievers: Collection[str] = ()) -> No
     """Refuse baselines of the table without a prompt, or whose protocol needs none of these retrievers."""
     wrong = ErrorList()
     for name in recipe.table.baselines:
-        if (protocol := wrong.of(recipe.load_protocol, name, run_files=False)) is not None:
+        if name != RULES and (protocol := wrong.of(recipe.load_protocol, name, run_files=False)) is not None:
             for retriever in retrievers:
                 wrong.of(protocol.check_retriever, retriever)
     wrong.refuse()

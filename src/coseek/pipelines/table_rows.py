@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coseek.agents.agent_card import CARD
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
@@ -14,10 +15,11 @@ from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.part_identities import policy_identities
+from coseek.pipelines.table_settings import RULES
 from coseek.rewards.reward import make_reward
 
 BASELINE = "baseline"
-"""In place of a policy's name: the untrained model of `table.baselines`."""
+"""In place of a policy's name: the model of `table.baselines`."""
 PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
 """Rows that are compared question by question."""
 
@@ -48,14 +50,17 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
     shown_on_data = warm is not None and warm.demonstrator in ("rules", "evidence", "expert") and not warm.uses_worlds
-    rules = [TableRow("rules", "", own, 0.0)] if shown_on_data else []
-    untrained = [TableRow(f"untrained {name}", BASELINE, name, 0.0) for name in training.recipe.table.baselines]
+    baselines = training.recipe.table.baselines
+    rules = [TableRow(RULES, "", own, 0.0)] if shown_on_data or RULES in baselines else []
+    taught = (folder_of(training, TableRow("", BASELINE, own, 0.0)) / CARD).is_file()
+    named = {name: f"{'start' if taught else 'untrained'} {name}" for name in baselines if name != RULES}
+    untrained = [TableRow(label, BASELINE, name, 0.0) for name, label in named.items()]
     if by_generator(training):
         shown = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
         agents += [TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None]
         return [*agents, *untrained, *rules]
     if warm is None or warm.demonstrator == "gold":  # nobody taught the baselines' protocols
-        return [*agents, *untrained]
+        return [*agents, *untrained, *rules]
     once = [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
     return [*agents, *once, *untrained, *rules]
 
@@ -66,8 +71,8 @@ def by_generator(training: AgentTraining) -> bool:
 
 
 def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """The paired comparisons: those of `PAIRS` that are measured, and `after` with every row of naive RAG and of an
-    untrained model."""
+    """The paired comparisons: those of `PAIRS` that are measured, and `after` with every row of naive RAG and of the
+    baselines' model."""
     labels = {row.label for row in rows}
     return [
         *(pair for pair in PAIRS if labels.issuperset(pair)),

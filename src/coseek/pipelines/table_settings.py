@@ -6,6 +6,9 @@ from coseek.core.errors import SettingError, nearest
 from coseek.core.settings import Settings
 from coseek.measure.score import METRICS
 
+RULES = "rules"
+"""Among the baselines: the rule-based agent, which has no protocol of its own."""
+
 
 class TableSettings(Settings):
     """The final measurement."""
@@ -30,7 +33,7 @@ class TableSettings(Settings):
     (s3: 9). None: only the baseline's."""
     baselines: tuple[str, ...] = ()
     """Protocols of further rows, for models that follow instructions without training: `direct`, `cot`, `rag`,
-    `rag-rerank`, `ircot`, `search-o1` …"""
+    `rag-rerank`, `ircot`, `search-o1` …; and `rules`, the agent without a model."""
     baseline_model: str | None = None
     """The model of these rows, a folder or a shipped model by name; null: the one that the policy starts from."""
     metrics: tuple[str, ...] | None = None
