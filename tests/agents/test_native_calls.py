@@ -5,12 +5,18 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
 import pytest
+import yaml
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist
 from tests.models.chat_styles import STYLES, Calls, Style, tokenizer_of
+from tests.models.http_site import site
+from tests.models.tool_servers import SERVERS, THOUGHTS, ToolServer, answers
 
 from coseek.agents.derivation import Derivation
+from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.agents.search_turns import replay_queries
@@ -23,6 +29,7 @@ from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.query import Query
+from coseek.retrieval.views import render_view
 
 PROTOCOL = load_protocol("tools")
 EACH = 150
@@ -146,3 +153,34 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
             talk.append({"role": "tool", "name": "search", "content": tokenizer.decode(shown)})
     rendered, row = templated(tokenizer, talk, PROTOCOL.grammar.schemas, answers=False), tokenizer.decode(run.ids)
     assert rendered.startswith(row) or row.startswith(rendered)
+
+
+# --- over servers
+
+SEND = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None}
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=list(SERVERS))
+def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retriever_sees(
+    server: ToolServer, tmp_path: Path
+) -> None:
+    shelf = Shelf()
+    with site(answers(server)) as there:
+        path = tmp_path / "agent.yaml"
+        sends = {"send": SEND} if server.name == "gpt-5" else {}
+        path.write_text(yaml.safe_dump({"url": there.url, "protocol": "tools", "patience": {"attempts": 1}, **sends}))
+        agent = open_agent(settings_for(str(path)))
+        (run,) = rollout(agent, shelf, [QUESTION], [0], WIDE)
+        bodies = [asked.body for asked in there.asked if asked.method == "POST"]
+    assert (run.stop, run.answer, run.valid) == (StopReason.ANSWERED, "1815", True), run.stop_detail + run.format_error
+    assert [(search.query, search.turn) for search in run.searches] == [("Ada", 1), ("Eve", 1)]
+    tags = [segment.tag for segment in run.segments]
+    assert tags == ["prompt", "tool_call", "tool_response", "tool_response", "tool_call", "page", "answer"]
+    thought = THOUGHTS[0] if server.reasoning else "Who?" if server.words else "Empty"
+    seen = [render_view("reasoning+query", Query.of(query)) for query in shelf.asked]
+    assert [thought in text for text in seen] == [True, True]
+    results = [row["content"] for row in cast(list[JsonObject], bodies[-1]["messages"]) if row["role"] == "tool"]
+    assert "Ada Lovelace" in str(results[0]) and "Eve knows Bob" in str(results[1]) and len(results) == 3
+    assert replay_queries(run, PROTOCOL) == [Query.of(query) for query in shelf.asked]
+    protocol = PROTOCOL.taken_as("messages")
+    assert list(Derivation(protocol, agent.model.tokenizer, WIDE, own_ranking=False).differences(run)) == []

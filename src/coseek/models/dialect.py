@@ -76,8 +76,8 @@ class TurnRequest:
     seed: int
     tools: tuple[JsonObject, ...] = ()
     """Schemas of the tools that the server is given."""
-    reasoning_field: str = ""
-    """The field of a message in which the server takes its model's earlier reasoning; "" where it takes none."""
+    reasoning_field: str = "reasoning_content"
+    """The field of a message in which the server takes its model's earlier reasoning."""
 
     @property
     def ids(self) -> list[int]:
@@ -99,7 +99,7 @@ class ServerTurn:
     reasoning: str = ""
     """Reasoning that the server returns apart from the text."""
     reasoning_field: str = ""
-    """The field of the message that holds it; "" for another place."""
+    """The field of the message that holds it, `content` for reasoning in the text; "" for another place."""
     calls: tuple[ToolCallText, ...] = ()
     """Tool calls that the server took out of the text."""
     ids: tuple[int, ...] | None = None

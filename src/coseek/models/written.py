@@ -224,8 +224,11 @@ def reasoning_in(message: JsonObject) -> str:
 
 
 def reasoning_field(message: JsonObject) -> str:
-    """The field of a server's message that holds its reasoning as a text, which takes it back, too; "" without one."""
-    return next((name for name in _REASONING[:2] if isinstance(message.get(name), str) and message[name]), "")
+    """The field of a server's message that holds its reasoning as a text, and takes it back; "" without one."""
+    if name := next((name for name in _REASONING[:2] if isinstance(message.get(name), str) and message[name]), ""):
+        return name
+    content = message.get("content")
+    return "content" if isinstance(content, str) and split_reasoning(content)[0] else ""
 
 
 def refusal_in(message: JsonObject) -> str:

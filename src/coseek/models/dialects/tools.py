@@ -38,9 +38,12 @@ def body(ask: TurnRequest) -> JsonObject:
 
 def _turn(said: JsonObject, number: int, reasoning_field: str) -> tuple[JsonObject, list[str]]:
     """A turn as a message, and the ids of its calls."""
-    message: JsonObject = {"role": "assistant", "content": said.get("content", "")}
-    if "reasoning_content" in said and reasoning_field:
-        message[reasoning_field] = said["reasoning_content"]
+    content, reasoning = str(said.get("content", "")), said.get("reasoning_content")
+    if reasoning and reasoning_field == "content":
+        content = f"<think>\n{reasoning}\n</think>\n\n{content}"
+    message: JsonObject = {"role": "assistant", "content": content}
+    if reasoning and reasoning_field != "content":
+        message[reasoning_field] = reasoning
     calls: list[Json] = []
     idents = [f"call_{number}_{place}" for place, _ in enumerate(calls_in(said))]
     for ident, call in zip(idents, calls_in(said), strict=True):
