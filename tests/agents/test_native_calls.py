@@ -150,7 +150,7 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
         talk.append({"role": "assistant", "content": words, "reasoning_content": reasoning, **own})
         for search in run.searches[: len(called)]:
             shown = PROTOCOL.template.block_ids(tokenizer, [search], WIDE.max_observation_tokens)
-            talk.append({"role": "tool", "name": "search", "content": tokenizer.decode(shown)})
+            talk.append({"role": "tool", "name": "search", "content": tokenizer.decode(shown).strip()})
     rendered, row = templated(tokenizer, talk, PROTOCOL.grammar.schemas, answers=False), tokenizer.decode(run.ids)
     assert rendered.startswith(row) or row.startswith(rendered)
 

@@ -21,9 +21,8 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.models.written import calls_in, content_of, opened_at_end, reasoning_in
 from coseek.models.written_calls import message_of, parameters_of, read_turn, unread
 
-_MARK = re.compile("(\u2003?)\ue000([0-9]+)(\n|\\\\n)\ue001(\u2003?)")
-"""A placeholder. A template that trims contents removes the spaces around it, and one that writes a content as JSON
-escapes its line break."""
+_MARK = re.compile("\ue000([0-9]+)(\n|\\\\n)\ue001")
+"""A placeholder. A template that writes a content as JSON escapes its line break."""
 _FORMS = ((False, False), (True, False), (False, True), (True, True))
 """(arguments as JSON texts, one call a turn): what templates take instead of several calls with objects."""
 Names: TypeAlias = tuple[str, ...]
@@ -36,8 +35,8 @@ class ResultFrame:
 
     before: tuple[str, ...]
     """The text in front of each result."""
-    written: tuple[tuple[bool, bool, bool], ...]
-    """Whether the template trims the start and the end of each result, and writes it as the inside of a JSON text."""
+    quoted: tuple[bool, ...]
+    """Whether the template writes each result as the inside of a JSON text."""
     after: str
     """The text after the last result, up to the assistant's next turn."""
 
@@ -45,12 +44,10 @@ class ResultFrame:
         """The ids of each result in its frame, as one text each. The last one of the turn ends where the assistant's
         next turn begins."""
         framed: list[tuple[int, ...]] = []
-        for before, (start, end, quoted), text in zip(self.before, self.written, results, strict=False):
-            text = text.lstrip() if start else text
-            text = text.rstrip() if end else text
-            text = json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text
+        for before, quoted, text in zip(self.before, self.quoted, map(str.strip, results), strict=False):
+            content = TextPart(json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text)
             after = self.after if len(framed) + 1 == len(self.before) else ""
-            parts = [TextPart(before, trusted=True), TextPart(text), TextPart(after, trusted=True)]
+            parts = [TextPart(before, trusted=True), content, TextPart(after, trusted=True)]
             framed.append(encode_content(tokenizer, parts))
         return framed
 
@@ -142,12 +139,10 @@ class ToolChat:
             raise DataError(f"the chat template changes earlier messages, from {kept[at : at + 40]!r} on")
         done, full = done[_after(done, anchor) :], full[_after(full, anchor) :]
         first, *pieces = _MARK.split(full)
-        if pieces[1::5] != expected:
+        if pieces[::3] != expected:
             raise DataError("the chat template drops or moves what a tool returns")
-        texts = [first[self._joint(done, first, end) :], *pieces[4::5]]
-        marks = zip(pieces[::5], pieces[3::5], pieces[2::5], strict=True)
-        written = tuple((not start, not stop, line != "\n") for start, stop, line in marks)
-        return ResultFrame(tuple(texts[:-1]), written, texts[-1])
+        texts = [first[self._joint(done, first, end) :], *pieces[2::3]]
+        return ResultFrame(tuple(texts[:-1]), tuple(line != "\n" for line in pieces[1::3]), texts[-1])
 
     def _joint(self, done: str, frame: str, end: str) -> int:
         """Where the frame goes on after what was sampled. `done` closes a turn that nothing follows, and `frame` one
@@ -196,12 +191,12 @@ class _Talk:
 
     def _mark(self) -> str:
         self.last = next(self.numbers)
-        return f"\u2003\ue000{self.last}\n\ue001\u2003"
+        return f"\ue000{self.last}\n\ue001"
 
 
 def _after(text: str, number: int) -> int:
     """The position after a placeholder. Raises `DataError` where the template dropped it."""
-    ends = [mark.end() for mark in _MARK.finditer(text) if int(mark[2]) == number]
+    ends = [mark.end() for mark in _MARK.finditer(text) if int(mark[1]) == number]
     if not ends:
         raise DataError("the chat template drops what a message says")
     return ends[-1]

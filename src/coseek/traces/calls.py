@@ -1,18 +1,17 @@
 """Logged calls: the tool calls of one chat message, and what else the message says.
 
 Calls are those that `coseek.models.written` reads, and, where a message has none of them, those that an assistant's
-text holds as `<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen).
+text holds in a spelling of `coseek.models.written_calls` (Hermes, GLM, Llama 3, Harmony).
 """
 
 import json
 import re
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.models import written
 from coseek.models.written import ToolCallText, split_reasoning, visible
+from coseek.models.written_calls import CALL, read_turn
 
-_WRITTEN = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
 _ANSWER = re.compile(
     r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE
 )
@@ -38,9 +37,11 @@ def reasoning_and_words(message: JsonObject) -> tuple[str, str]:
     text = text_of(message.get("content"))
     if message.get("role") != "assistant":
         return "", text
-    if not written.calls_in(message):
-        text = _WRITTEN.sub(lambda found: "" if _written(found[1]) else found[0], text)
-    return split_reasoning(text)[0], visible(text)
+    if written.calls_in(message) or not (calls := _in_text(text)):
+        return split_reasoning(text)[0], visible(text)
+    said = read_turn(text)
+    words = [str(said.get("content", "")), *(f"{CALL[0]}{call.arguments}{CALL[1]}" for call in calls if not call.name)]
+    return written.reasoning_in(said), "\n".join(filter(None, words))
 
 
 def answer_in(text: str) -> str:
@@ -54,14 +55,10 @@ def calls_in(message: JsonObject) -> list[ToolCallText]:
     found = written.calls_in(message)
     if found or message.get("role") != "assistant":
         return found
-    texts = (_written(one[1]) for one in _WRITTEN.finditer(text_of(message.get("content"))))
-    return [call for call in texts if call is not None]
+    return [call for call in _in_text(text_of(message.get("content"))) if call.name]
 
 
-def _written(text: str) -> ToolCallText | None:
-    """A call in a text; `None` for anything else."""
-    try:
-        row = parse_strict(text)
-    except InvalidJson:
-        return None
-    return next(iter(written.calls_in({"tool_calls": [{"function": row}]})), None)
+def _in_text(text: str) -> list[ToolCallText]:
+    """The calls in a text, where at least one can be read. One that cannot be read has no name."""
+    calls = written.calls_in(read_turn(text))
+    return calls if any(call.name for call in calls) else []

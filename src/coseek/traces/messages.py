@@ -8,12 +8,15 @@ result of a turn has the text that the agent was shown, for all its searches; `h
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile, zip_longest
 from typing import cast
 
+from coseek.agents.actions import texts_of
 from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory
+from coseek.models.written import calls_in
 
 OF_RESULT = ("hits", "fault", "selected")
 """Fields of a search that our own results have beside their text."""
@@ -30,7 +33,8 @@ def messages_of(run: Trajectory) -> list[JsonObject]:
     for at, segment in enumerate(run.segments):
         if segment.author is Author.AGENT:
             turn += 1
-            messages += _turn(run, turn, segment, _behind(run.segments, at))
+            write = _turn if segment.message is None else _native_turn
+            messages += write(run, turn, segment, _behind(run.segments, at))
         elif turn == 0:
             messages.append(_user(segment.text))
     return messages or [_user(run.question.question)]  # naive RAG writes and reads nothing, and a log needs a message
@@ -97,6 +101,36 @@ def _turn(run: Trajectory, turn: int, segment: Segment, behind: Sequence[Segment
         {"role": "tool", "tool_call_id": ident, **result} for ident, result in zip(idents, results, strict=True)
     ]
     return [message, *answered, *map(_user, others)]
+
+
+def _native_turn(run: Trajectory, turn: int, segment: Segment, behind: Sequence[Segment]) -> list[JsonObject]:
+    """A turn with native calls, each followed by its own result. A call with several queries becomes one for each."""
+    said = dict(segment.message or {})
+    left = [search for search in run.searches if search.turn == turn]
+    failed = iter(call.fault or "" for call in run.calls if call.turn == turn and call.fault is not None)
+    calls: list[Json] = []
+    results: list[JsonObject] = []
+    for call, shown in zip_longest(calls_in(said), behind[: len(calls_in(said))]):
+        queries = [text for value in call.object.values() for text in texts_of(value)]
+        mine = takewhile(lambda one: one[1], ((search, search.query in queries) for search in left))
+        searches = [search for search, _ in mine] if _searched(shown) else []
+        left = left[len(searches) :]
+        rows = [search.to_json() for search in searches] or [{} if shown else {"fault": next(failed, "")}]
+        for place, row in enumerate(rows):
+            ident = f"call_{turn}_{len(results) + 1}"
+            arguments = call.arguments if len(rows) == 1 else {"query": row["query"]}
+            function: JsonObject = {"name": call.name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+            calls.append({"id": ident, "type": "function", "function": function})
+            content = shown.text if shown and not place else ""
+            found = {name: row[name] for name in OF_RESULT if name in row}
+            results.append({"role": "tool", "tool_call_id": ident, "content": content, **found})
+    message: JsonObject = {"role": "assistant", "content": "", **said, **({"tool_calls": calls} if calls else {})}
+    return [message, *results, *(_user(one.text) for one in behind[len(calls_in(said)) :])]
+
+
+def _searched(shown: Segment | None) -> bool:
+    """Whether a call searched, whose result is shown, or not where the search failed."""
+    return shown is None or shown.tag not in (*_NO_RESULT, TOOL)
 
 
 def _user(text: str) -> JsonObject:
