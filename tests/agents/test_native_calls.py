@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,11 +16,13 @@ from tests.models.chat_styles import STYLES, Calls, Style, tokenizer_of
 from tests.models.http_site import site
 from tests.models.tool_servers import SERVERS, THOUGHTS, ToolServer, answers
 
+from coseek.agents.branching import Branch, branch
 from coseek.agents.derivation import Derivation
 from coseek.agents.factory import open_agent, settings_for
-from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import replay_queries
+from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
@@ -28,8 +31,12 @@ from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.stored_runs import in_tokens_of
 from coseek.retrieval.query import Query
 from coseek.retrieval.views import render_view
+from coseek.traces.calls import calls_in
+from coseek.traces.conversation import Conversation, ConversationReader
+from coseek.traces.messages import messages_of
 
 PROTOCOL = load_protocol("tools")
 EACH = 150
@@ -155,6 +162,137 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
     assert rendered.startswith(row) or row.startswith(rendered)
 
 
+PIECES = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", " to=functions.search", "<|python_tag|>"),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "search",
+        "\n",
+        " ",
+        '{"name": "search", "arguments": {"query": "Ada"}}',
+        "{",
+        '"',
+        "[1]",
+    ),
+    *('{"name": "search", "parameters": {"query": NaN}}', '{"query": "\\ud800"}', "<answer>", "</answer>", "1815"),
+)
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=list(STYLES))
+def test_whatever_a_model_writes_is_a_sound_run_and_no_crash(style: Style) -> None:
+    draw = random.Random(style.name)
+    scripts = [["".join(draw.choices(PIECES, k=draw.randint(0, 9))) for _ in range(3)] for _ in range(40)]
+    runs, _ = played(style, scripts, Shelf(results={"Ada": ["p1"]}))
+    assert not any(run.stop.is_fault for run in runs)
+    check_sound(runs, tokenizer_of(style))
+
+
+def tokenizer_with(style: Style, template: str) -> HfTokenizer:
+    return tokenizer_of(Style(style.name, template, style.special, style.write, style.plain))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("if tools", "if false"), "does not show the tool 'search'; take a protocol whose calls are plain text"),
+        (("m.role == 'tool'", "m.role == 'nobody'"), ""),
+        (("{%- if tools %}", "{{- messages | length }}{%- if tools %}"), "changes earlier messages"),
+        (("m.content + '\n</tool_response>'", "'\n</tool_response>'"), "drops or moves what a tool returns"),
+        (("'<|im_end|>\n' if loop.last or", "raise_exception('no results') if loop.last or"), "no results"),
+    ],
+)  # fmt: skip
+def test_a_template_that_no_result_can_be_appended_to_is_refused_before_anything_is_sampled(
+    change: tuple[str, str], why: str
+) -> None:
+    style = STYLES["hermes"]
+    assert change[0] in style.template
+    tokenizer = tokenizer_with(style, style.template.replace(*change))
+    agent = Agent(PROTOCOL, Typist(tokenizer, [style.write("", "1815", ())]))
+    if why:
+        with pytest.raises(SettingError, match=why):
+            rollout(agent, Shelf(), [QUESTION], [7], WIDE)
+    else:  # the template's affair: results are the messages of another role
+        assert rollout(agent, Shelf(), [QUESTION], [7], WIDE)[0].answer == "1815"
+
+
+def called(*calls: tuple[str, JsonObject]) -> str:
+    return STYLES["hermes"].write("", "", calls)
+
+
+def run_of(*texts: str, protocol: Protocol = PROTOCOL, limits: Limits = WIDE) -> Trajectory:
+    tokenizer = tokenizer_of(STYLES["hermes"])
+    (run,) = rollout(Agent(protocol, Typist(tokenizer, texts)), Shelf(), [QUESTION], [7], limits)
+    assert list(check_trajectory(run, RecordedLimits.of(dump_settings(limits)), tokenizer.decode)) == []
+    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []
+    return run
+
+
+ANSWER = STYLES["hermes"].write("", "1815", ())
+ADA: tuple[str, JsonObject] = ("search", {"query": "Ada"})
+VISIT: tuple[str, JsonObject] = ("visit", {"id": "p1"})
+
+
+def test_a_fault_in_the_second_call_of_a_turn_keeps_the_result_of_the_first() -> None:
+    run = run_of(called(ADA, ("search", {"query": "bad"}), ADA), ANSWER)
+    assert (run.stop, run.stop_detail) == (StopReason.RETRIEVER_ERROR, "the disk is gone")
+    assert [(search.query, search.fault) for search in run.searches] == [("Ada", None), ("bad", "the disk is gone")]
+    assert "Ada Lovelace" in run.segments[-1].text
+
+
+def test_what_does_not_fit_is_not_recorded_and_words_that_a_limit_cut_are_no_answer() -> None:
+    room = len(run_of(called(ADA, VISIT), ANSWER).ids) - 60
+    run = run_of(called(ADA, VISIT), ANSWER, limits=WIDE.model_copy(update={"max_tokens": room}))
+    assert run.stop is StopReason.TOKEN_LIMIT and not run.searches and "no room" in run.stop_detail
+    run = run_of(ANSWER, limits=WIDE.model_copy(update={"max_turn_tokens": 3}))
+    assert (run.stop, run.answer) == (StopReason.TOKEN_LIMIT, None)
+
+
+def test_each_call_of_a_turn_counts_for_its_tool_and_the_turn_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: tools\ntools: {search: {tool: search, max_calls: 3}}\n")
+    protocol = load_protocol(str(path))
+    one_turn = WIDE.model_copy(update={"max_turns": 2})
+    run = run_of(called(ADA, ADA), called(ADA, ADA, VISIT), ANSWER, protocol=protocol, limits=one_turn)
+    assert run.answer == "1815" and len(run.searches) == 3 and not run.valid
+    tags = [segment.tag for segment in run.segments if segment.author is Author.ENVIRONMENT]
+    assert tags == ["prompt", "tool_response", "tool_response", "tool_response", "retry", "page"]
+    assert "no new passages" in run.segments[3].text and "may be called 3 times" in run.segments[6].text
+
+
+def test_a_branch_from_a_turn_with_several_calls_is_the_run_again() -> None:
+    tokenizer = tokenizer_of(STYLES["hermes"])
+    texts = [called(ADA, VISIT, ("search", {"query": "Eve"})), called(ADA), ANSWER]
+    run = run_of(*texts)
+    for place, search in enumerate(run.searches):
+        left = texts[1:] if search.turn == 1 else texts[2:]
+        passages = tuple(hit.passage for hit in search.hits)
+        agent = Agent(PROTOCOL, Typist(tokenizer, left))
+        (again,) = branch(agent, Shelf(), [Branch(run, place, passages, run.seed)], WIDE)
+        assert replace(again, timings={}) == replace(run, timings={})
+
+
+def test_a_run_is_exported_with_each_result_at_its_call_and_read_back() -> None:
+    run = run_of(STYLES["thinking"].write("Who?", "", [ADA, VISIT, ("search", {"query": "Eve"})]), ANSWER)
+    messages = messages_of(run)
+    assert [row["role"] for row in messages] == ["user", "assistant", "tool", "tool", "tool", "assistant"]
+    assert messages[1]["reasoning_content"] == "Who?" and messages[-1]["content"] == "1815"
+    assert "Ada Lovelace" in str(messages[2]["content"]) and "Eve knows" in str(messages[4]["content"])
+    chat = Conversation(QUESTION, tuple(messages))
+    again = ConversationReader().trajectory(chat, 0)
+    assert [(one.query, one.hits) for one in again.searches] == [(one.query, one.hits) for one in run.searches]
+    assert again.answer == "1815"
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=list(STYLES))
+def test_a_log_with_calls_in_the_text_of_a_family_holds_these_calls(style: Style) -> None:
+    text = style.write("Who?", "", [ADA, VISIT])
+    if style.responses is None:
+        found = calls_in({"role": "assistant", "content": text})
+        assert [(call.name, call.arguments) for call in found] == [ADA, VISIT]
+
+
 # --- over servers
 
 SEND = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None}
@@ -182,5 +320,20 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
     results = [row["content"] for row in cast(list[JsonObject], bodies[-1]["messages"]) if row["role"] == "tool"]
     assert "Ada Lovelace" in str(results[0]) and "Eve knows Bob" in str(results[1]) and len(results) == 3
     assert replay_queries(run, PROTOCOL) == [Query.of(query) for query in shelf.asked]
+    for style in (STYLES["thinking"], STYLES["opened"], STYLES["glm"]):  # what a policy of another family learns of it
+        policy = tokenizer_of(style)
+        learnt = in_tokens_of(run, PROTOCOL, policy, WIDE)
+        assert [one.message for one in learnt.segments] == [one.message for one in run.segments]
+        stored = replace(learnt, evidence=run.evidence)
+        assert list(Derivation(PROTOCOL, policy, WIDE, own_ranking=False).differences(stored)) == []
     protocol = PROTOCOL.taken_as("messages")
     assert list(Derivation(protocol, agent.model.tokenizer, WIDE, own_ranking=False).differences(run)) == []
+
+
+def test_a_dialect_and_a_protocol_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for protocol, dialect in (("tools", "chat"), ("react", "tools")):
+        path = tmp_path / "agent.yaml"
+        given = {"url": "http://127.0.0.1:9", "model": "m", "dialect": dialect, "protocol": protocol}
+        path.write_text(yaml.safe_dump({**given, "patience": {"attempts": 1}}))
+        with pytest.raises(SettingError, match=f"the dialect {dialect} needs a protocol"):
+            open_agent(settings_for(str(path)))

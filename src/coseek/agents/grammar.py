@@ -304,6 +304,14 @@ class Grammar:
             return [*spans, *self._loose(None, content), *([Span(Author.AGENT, answer.name, said)] if said else [])]
         return [*spans, *self._loose(None, content), *(Span(Author.AGENT, call.name, as_json(one)) for one in calls)]
 
+    def spell(self, message: JsonObject) -> str:
+        """An assistant's message in the marks of this grammar. Words beside calls are neither a call nor an answer."""
+        reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
+        think, call = self.agents_tag(Action.NONE), self.agents_tag(Action.TOOL)
+        thought = f"{think.opening}{self.escape(reasoning)}{think.closing}\n" if reasoning else ""
+        made = (f"{call.opening}{self.escape(as_json(one))}{call.closing}" for one in calls)
+        return thought + (self.escape(content) if calls else content) + "".join(made)
+
     def agents_tag(self, action: Action) -> Tag:
         """The agent's first tag with an action."""
         return next(tag for tag in self.tags if tag.author is Author.AGENT and tag.action is action)

@@ -4,14 +4,14 @@ Servers take reasoning and tool calls out of what a model wrote. Both are put ba
 them: reasoning as the thought in front, calls in the tag of tool calls. Marks inside either are made harmless.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from coseek.agents.grammar import Action, Grammar, Tag, as_json
 from coseek.data.trajectory import Author
 from coseek.models.dialect import ServerTurn
 from coseek.models.written import ToolCallText, calls_in, opens_reasoning, reasoning_in, split_reasoning
-from coseek.models.written_calls import read_turn
+from coseek.models.written_calls import message_of, read_turn
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,10 @@ class TurnWriter:
     def __call__(self, turn: ServerTurn) -> str:
         """The text of a turn. Raises `ValueError` for tool calls that the protocol cannot write."""
         if self.grammar.native_calls:
-            turn = self._read(turn)
+            said = read_turn(turn.text, tools=self.grammar.schemas)  # whatever is not apart
+            reasoning = "\n".join(filter(None, (turn.reasoning.strip(), reasoning_in(said))))
+            return self.grammar.spell(message_of(str(said.get("content", "")), reasoning, turn.calls or calls_in(said)))
         return self._with_thought(turn) + "".join(self._written(call) for call in self._missing(turn))
-
-    def _read(self, turn: ServerTurn) -> ServerTurn:
-        """The turn with the reasoning and the calls of its text apart, whatever their spelling. Words beside calls are
-        neither a call nor an answer."""
-        said = read_turn(turn.text, tools=self.grammar.schemas)
-        calls, words = turn.calls or tuple(calls_in(said)), str(said.get("content", ""))
-        reasoning = "\n".join(filter(None, (turn.reasoning.strip(), reasoning_in(said))))
-        return replace(turn, text=self.grammar.escape(words) if calls else words, reasoning=reasoning, calls=calls)
 
     def _with_thought(self, turn: ServerTurn) -> str:
         """The text with its reasoning in the protocol's own spelling, or without it."""
@@ -63,7 +57,7 @@ class TurnWriter:
 
     def _missing(self, turn: ServerTurn) -> tuple[ToolCallText, ...]:
         """The calls that are not in the text."""
-        if not turn.calls or (not self.grammar.native_calls and self.grammar.intent(turn.text).span is not None):
+        if not turn.calls or self.grammar.intent(turn.text).span is not None:
             return ()
         if self._call is None:
             raise ValueError(

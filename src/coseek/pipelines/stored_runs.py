@@ -7,9 +7,12 @@ every segment keeps its author, so that the loss masks what the environment wrot
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
+from coseek.agents.episode import Episode
 from coseek.agents.grammar import Grammar
+from coseek.agents.native_turns import NativeTurns
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Limits
 from coseek.core.errors import DataError
@@ -46,6 +49,8 @@ def stored_demonstrations(
 def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
     """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of a run that is written anew are 0."""
     same = all(tokenizer.decode(segment.ids) == segment.text for segment in run.segments)
+    if protocol.grammar.native_calls:
+        return _native_in_tokens_of(run, protocol, tokenizer, same)
     first = next((place for place, one in enumerate(run.segments) if one.author is Author.AGENT), 0)
     had = protocol.grammar.opened_mark(run.segments[first - 1].text) if first else ""
     opened = protocol.template.opened_mark(tokenizer)
@@ -66,6 +71,46 @@ def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limi
         logprobs = (segment.logprobs if kept else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
     return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None)
+
+
+def _native_in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
+    """The same for native tool calls: turns in our own spelling, results in the frame of the tokenizer's template.
+
+    Raises `DataError` for results in the frame of another chat template, which cannot be taken out of it.
+    """
+    ids, _ = protocol.template.prompt_ids(tokenizer, run.question)
+    row = Episode(0, run.question, run.seed, 0.0)
+    row.add(Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(ids), ids))
+    if same:
+        return replace(run, segments=(*row.segments, *run.segments[1:]), exact=True)
+    turns, opened = NativeTurns(protocol.template, tokenizer), protocol.template.opened_mark(tokenizer)
+    for ours, group in groupby(run.segments[1:], lambda segment: segment.author is Author.AGENT):
+        segments = list(group)
+        if not ours:
+            shown = [tuple(tokenizer.encode_data(_bare(segment, protocol))) for segment in segments]
+            for segment, framed in zip(segments, turns.framed(row, shown), strict=True):
+                row.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
+            continue
+        for segment in segments:
+            spelt = protocol.grammar.spell(segment.message or {})
+            if opened:  # the frame begins the thought
+                spelt = spelt.removeprefix(opened) if spelt.startswith(opened) else closing_of(opened) + spelt
+            ids = (*protocol.template.text_ids(tokenizer, spelt), tokenizer.eos_id)
+            text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), turns.read(ids)
+            row.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
+    return replace(run, segments=tuple(row.segments), exact=True, messages=(), logged_protocol=None)
+
+
+def _bare(segment: Segment, protocol: Protocol) -> str:
+    """A result without the marks of our own spelling around it."""
+    tag = protocol.grammar.by_name[protocol.grammar.observation]
+    inside = segment.text.strip().removeprefix(tag.opening).removesuffix(tag.closing)
+    if tag.opening in inside or protocol.grammar.escape(inside) != inside:
+        raise DataError(
+            "a run with native tool calls is framed by the chat template of another model; keep runs of the policy's "
+            "own model, or of a server (dialect tools)"
+        )
+    return inside
 
 
 def _reopened(text: str, grammar: Grammar, had: str, opened: str) -> str:
