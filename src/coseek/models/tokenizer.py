@@ -48,7 +48,7 @@ class HfTokenizer:
         added = self._trusted.get_added_tokens_decoder().values()
         # `encode_special_tokens` covers only tokens marked special; Qwen marks <think> and <tool_call> as not special.
         # Gemma's line breaks are added tokens, too, and stay whole.
-        self._not_special = _alternatives(
+        self._not_special = alternatives(
             [token.content for token in added if not token.special and not token.content.isspace()]
         )
 
@@ -137,7 +137,7 @@ class ByteTokenizer:
         self._special_ids = {token: self.eos_id + place for place, token in enumerate((END, *special_tokens))}
         self._bytes = {byte: bytes((byte,)) for byte in range(self.eos_id)}
         self._bytes |= {ident: token.encode() for token, ident in self._special_ids.items()}
-        self._pattern = _alternatives(list(self._special_ids))
+        self._pattern = alternatives(list(self._special_ids))
         self.size = self.eos_id + len(self._special_ids)
 
     def encode(self, text: str) -> list[int]:
@@ -211,7 +211,7 @@ def _begins_texts(folder: Path) -> bool:
     return file.is_file() and read_json_object(file, foreign=True).get("add_bos_token") is True
 
 
-def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
+def alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
     """A pattern that matches any of the tokens, the longest first."""
     if not tokens:
         return None

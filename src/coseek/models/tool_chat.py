@@ -17,12 +17,13 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.strict_json import fault_in
 from coseek.models.chat import TextPart, chat_pieces, encode_content, templated
-from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tokenizer import HfTokenizer, alternatives
 from coseek.models.written import calls_in, content_of, opened_at_end, reasoning_in
 from coseek.models.written_calls import message_of, parameters_of, read_turn, unread
 
 _MARK = re.compile("\ue000([0-9]+)(\n|\\\\n)\ue001")
 """A placeholder. A template that writes a content as JSON escapes its line break."""
+_NOTHING = re.compile("(?!)")
 _FORMS = ((False, False), (True, False), (False, True), (True, True))
 """(arguments as JSON texts, one call a turn): what templates take instead of several calls with objects."""
 Names: TypeAlias = tuple[str, ...]
@@ -111,7 +112,7 @@ class ToolChat:
     @cached_property
     def _special(self) -> re.Pattern[str]:
         special = [token.content for token in self.tokenizer.fast.added_tokens_decoder.values() if token.special]
-        return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
+        return alternatives(special) or _NOTHING
 
     def _frame(self, roles: tuple[str, ...], turns: tuple[Names, ...], end: str) -> ResultFrame:
         refused: DataError | None = None

@@ -16,6 +16,8 @@ from coseek.models.written import CHANNEL_END, ToolCallText, calls_in, split_rea
 CALL = ("<tool_call>", "</tool_call>")
 RESPONSE = ("<tool_response>", "</tool_response>")
 """Marks of a result in our own spelling, for models without a template for it."""
+MOST_CALLS = 32
+"""Calls in one turn; a model that goes round in circles writes thousands."""
 _PYTHON_TAG = "<|python_tag|>"
 _HEAD = re.compile(r"<\|channel\|>([^<]*+(?:<\|constrain\|>[^<]*+)?)<\|message\|>")
 _RECIPIENT = re.compile(r"\bto=([\w.:-]{1,128})")
@@ -41,7 +43,10 @@ def read_turn(text: str, opened: str = "", tools: Sequence[JsonObject] = ()) -> 
 
 
 def message_of(content: str, reasoning: str, calls: Sequence[ToolCallText]) -> JsonObject:
-    """An assistant's message with the parts that are not empty."""
+    """An assistant's message with the parts that are not empty. Of more than `MOST_CALLS` calls the first are kept, and
+    a last one that cannot be carried out stands for the others."""
+    if len(calls) > MOST_CALLS:
+        calls = [*calls[:MOST_CALLS], unread(f"more than {MOST_CALLS} calls in one turn")]
     message: JsonObject = {"content": content.strip()} if content.strip() else {}
     if reasoning.strip():
         message["reasoning_content"] = reasoning.strip()
@@ -85,11 +90,12 @@ def _harmony(text: str) -> JsonObject:
 
 def _marked(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
     """The words outside `<tool_call>`, and the calls. The last one may lack its end, where that ended the turn."""
-    content, *pieces = words.split(CALL[0])
+    content, *pieces = words.split(CALL[0], MOST_CALLS + 1)
     calls: list[ToolCallText] = []
-    for piece in pieces:
-        inside, _, rest = piece.partition(CALL[1])
-        calls += _in_json(inside) or _in_tags(inside, tools) or [unread(inside)]
+    for place, piece in enumerate(pieces, start=1):
+        inside, closed, rest = piece.partition(CALL[1])
+        whole = closed or place == len(pieces)
+        calls += (whole and (_in_json(inside) or _in_tags(inside, tools))) or [unread(inside)]
         content += rest if rest.strip() else ""
     return content, calls
 
