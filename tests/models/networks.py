@@ -25,6 +25,14 @@ NETWORKS: dict[str, dict[str, object]] = {
     "qwen2": {},
     "mistral": {"sliding_window": 6},  # every layer sees six tokens only
     "gemma3_text": {"sliding_window": 6, "layer_types": BY_TURNS, "head_dim": 8},
+    "deepseek_v3": {  # keys and values are cached compressed, in two widths
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "moe_intermediate_size"), 16),
+        "n_routed_experts": 4,
+        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+        "num_key_value_heads": 4,
+        **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+        "num_experts_per_tok": 2,
+    },
     "gpt2": {"n_positions": 256},  # learned positions, dropout
 }
 """Architecture → what is special about the tiny one that is made of it."""

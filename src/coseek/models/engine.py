@@ -76,11 +76,12 @@ class KVCache:
             kept = old[: self._slots]
             self.states[layer] = torch.cat((kept, old.new_zeros((self._slots - len(kept), *old.shape[1:]))))
 
-    def use(self, layer: int, heads: int, dim: int, like: Tensor) -> None:
-        """Allocate a layer's keys and values, once."""
+    def use(self, layer: int, heads: int, dim: int, like: Tensor, value_dim: int | None = None) -> None:
+        """Allocate a layer's keys and values, once. Values may be narrower than keys (multi-head latent attention)."""
         if layer not in self.keys:
-            shape = (self._slots, heads, self._columns, dim)
-            self.keys[layer], self.values[layer] = like.new_zeros(shape), like.new_zeros(shape)
+            shape = (self._slots, heads, self._columns)
+            self.keys[layer] = like.new_zeros((*shape, dim))
+            self.values[layer] = like.new_zeros((*shape, dim if value_dim is None else value_dim))
 
     def use_state(self, layer: int, shape: tuple[int, ...], like: Tensor) -> None:
         """Allocate a layer's state, once."""

@@ -102,7 +102,7 @@ class CacheView(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write `[B, heads, W, dim]` and return all keys and values of the rows, `[B, heads, columns, dim]`."""
-        self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states)
+        self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states, value_states.shape[3])
         keys, values = self.slots.keys[layer_idx], self.slots.values[layer_idx]
         block = self.block
         places = (block.slots_B[:, None], slice(None), block.positions_BW)
