@@ -80,7 +80,7 @@ class AsyncDriver:
         """`timeout_s`: a turn that takes longer is a fault of its episode."""
         self.environment = Environment(protocol, tokenizer, retriever, limits)
         self.timeout_s = timeout_s
-        self._stops = tuple(protocol.grammar.stops)
+        self._stops = protocol.stops_for(tokenizer)
         self._keys = count()
         self._results: dict[PendingCall, asyncio.Future[tuple[Result, float]]] = {}
         """The calls under way, until their episodes are cancelled."""

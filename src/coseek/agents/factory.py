@@ -304,7 +304,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         settings.name,
         settings.server or RemoteModelSettings(),
         tokenizer,
-        grammar.stops,
+        protocol.stops_for(tokenizer),
         settings.temperature,
         grammar.lost_stop,
         grammar.closing_stops,
@@ -344,7 +344,7 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     if line := warning(settings):
         log.warning("%s", line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
-    return Sampler(load_model(model_path(settings.name), settings), tokenizer, protocol.grammar.stops, sampling)
+    return Sampler(load_model(model_path(settings.name), settings), tokenizer, protocol.stops_for(tokenizer), sampling)
 
 
 def settled_for(

@@ -20,6 +20,8 @@ from coseek.core.settings import Settings, make_settings
 from coseek.data.identities import digest
 from coseek.data.trajectory import Author
 from coseek.models.chat import ChatTemplate
+from coseek.models.model import Tokenizer
+from coseek.models.written_calls import CALL, RESPONSE
 
 FOLDER = Path(__file__).parent / "protocols"
 COUNTS = ("max_turns", "passages_per_search", "opening_passages")
@@ -122,6 +124,13 @@ class Protocol:
     def observation_tag(self) -> str:
         """Tag of the environment segments that show search results."""
         return self.grammar.observation
+
+    def stops_for(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        """The stop strings of the sampler: those of the tags, or those with which the model's chat template ends turns
+        with native calls."""
+        chat = self.template.tool_chat(tokenizer)
+        own = self.tag_for(Author.ENVIRONMENT) if self.grammar.native_calls and chat is None else None
+        return (*self.grammar.stops, *(chat.stops if chat else ()), *([own.opening] if own else []))
 
     def taken_as(self, what: TakenAs) -> "Protocol":
         """The same for a model that takes its input in this form."""
@@ -277,10 +286,12 @@ def _check_native(file: ProtocolFile, path: Path) -> None:
     agents = {tag.action for tag in file.tags.values() if tag.author is Author.AGENT}
     if lacking := {Action.NONE, Action.TOOL, Action.ANSWER} - agents:
         raise SettingError(f"{path}: native_calls needs a tag by the agent with the action {sorted(lacking)[0]}")
-    if odd := [
-        name for name in ("opens_with_search", "ends_after_search", "reason_in_documents") if getattr(file, name)
-    ]:
-        raise SettingError(f"{path}: native_calls cannot be combined with {odd[0]}; leave one of them out")
+    marks = {tag.open or f"<{name}>" for name, tag in file.tags.items()}
+    if not {CALL[0], RESPONSE[0]} <= marks:
+        raise SettingError(f"{path}: native_calls keeps the marks {CALL[0]} and {RESPONSE[0]}; extend tools")
+    alone = ("opens_with_search", "ends_after_search", "reason_in_documents")
+    if odd := next((name for name in alone if getattr(file, name)), ""):
+        raise SettingError(f"{path}: native_calls cannot be combined with {odd}; leave one of them out")
 
 
 def _lacks_a_tag(file: ProtocolFile, words: PromptTemplate) -> bool:

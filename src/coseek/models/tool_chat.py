@@ -8,6 +8,7 @@ and a row only grows.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -40,6 +41,8 @@ class ResultFrame:
     """Whether the template writes each result as the inside of a JSON text."""
     after: str
     """The text after the last result, up to the assistant's next turn."""
+    closer: str
+    """The special token with which the template ends such a turn; "" without one."""
 
     def filled(self, results: Sequence[str], tokenizer: HfTokenizer) -> list[tuple[int, ...]]:
         """The ids of each result in its frame, as one text each. The last one of the turn ends where the assistant's
@@ -72,6 +75,16 @@ class ToolChat:
             self.frame(("user",), (tuple(parameters_of(self.tools))[:1],))
         except DataError as error:
             raise SettingError(f"{source}: {error}; {way_out}") from None
+
+    @cached_property
+    def stops(self) -> tuple[str, ...]:
+        """The special tokens with which the template ends turns. Base models go on after those that their generation
+        settings do not name, and would write results themselves."""
+        closers: dict[str, None] = {}
+        for names in (tuple(parameters_of(self.tools))[:1], ()):
+            with suppress(DataError):
+                closers[self.frame(("user",), (names,)).closer] = None
+        return tuple(filter(None, closers))
 
     def end_of(self, ids: Sequence[int]) -> str:
         """The special token that ends a turn, or ""."""
@@ -143,7 +156,9 @@ class ToolChat:
         if pieces[::3] != expected:
             raise DataError("the chat template drops or moves what a tool returns")
         texts = [first[self._joint(done, first, end) :], *pieces[2::3]]
-        return ResultFrame(tuple(texts[:-1]), tuple(line != "\n" for line in pieces[1::3]), texts[-1])
+        closers = self._special.findall(done) or self._special.findall(texts[0])[:1] or [""]
+        quoted = tuple(line != "\n" for line in pieces[1::3])
+        return ResultFrame(tuple(texts[:-1]), quoted, texts[-1], closers[-1])
 
     def _joint(self, done: str, frame: str, end: str) -> int:
         """Where the frame goes on after what was sampled. `done` closes a turn that nothing follows, and `frame` one

@@ -242,7 +242,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     ) -> Sampler:
         """A sampler for contexts of `limits`, the recipe's when not given, with the policy's tokenizer by default."""
         settings = self._sampler_settings(temperature, limits or self.recipe.limits)
-        return Sampler(model, tokenizer or self.tokenizer, protocol.grammar.stops, settings)
+        tokenizer = tokenizer or self.tokenizer
+        return Sampler(model, tokenizer, protocol.stops_for(tokenizer), settings)
 
     def _sampler_settings(self, temperature: float, limits: Limits) -> SamplerSettings:
         rows, cache, dtype = self.recipe.concurrency, self.recipe.cache_gib, self.recipe.precision
@@ -302,7 +303,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
         """A sampler of a policy in training, at temperature 1."""
-        return policy.sampler(self.tokenizer, self.protocol.grammar.stops, self._sampler_settings(1.0, limits))
+        stops = self.protocol.stops_for(self.tokenizer)
+        return policy.sampler(self.tokenizer, stops, self._sampler_settings(1.0, limits))
 
     def _first_scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
         """The scoring of the first worker, which alone asks graders and writes to their caches."""
@@ -416,7 +418,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
         """The agent with a backend's policy: rollouts to train on, or greedy ones (0) for evaluation."""
         settings = self._sampler_settings(temperature, stage.recipe.limits)
-        stops = self.protocol.grammar.stops
+        stops = self.protocol.stops_for(self.tokenizer)
         if temperature > 0.0:
             top_p = stage.recipe.rl.top_p
             nucleus = settings.model_copy(update={"top_p": top_p})
