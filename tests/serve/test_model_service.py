@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -126,6 +127,15 @@ def test_text_goes_in_and_comes_out_without_its_stop_string(live: Live, tokenize
     assert whole["text"] == tokenizer.decode(whole["token_ids"])  # type: ignore[arg-type]
     assert cut["prompt_token_ids"] == tokenizer.encode(" the cat")
     assert cut["logprobs"] is None
+
+
+@pytest.mark.parametrize("prompt", [" the cat", "<think> the cat"])
+def test_a_text_begins_once(live: Live, tokenizer: HfTokenizer, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = tuple(tokenizer.encode("<think>"))
+    assert live[1].weights is not None
+    monkeypatch.setattr(live[1], "weights", replace(live[1].weights, bos_ids=begin))
+    found = choice(post(live, prompt=prompt, max_tokens=1, return_token_ids=True))
+    assert found["prompt_token_ids"] == [*begin, *tokenizer.encode(" the cat")]
 
 
 def test_log_probabilities_come_when_asked_for(live: Live) -> None:

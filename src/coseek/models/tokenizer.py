@@ -39,8 +39,8 @@ class HfTokenizer:
         self.fast, self.source = fast, source
         self.eos_id: int = eos_id
         # Two copies, since `fast` belongs to the caller and must not change.
-        self._trusted = RustTokenizer.from_str(fast.backend_tokenizer.to_str())
-        self._untrusted = RustTokenizer.from_str(fast.backend_tokenizer.to_str())
+        written = fast.backend_tokenizer.to_str()
+        self._trusted, self._untrusted = RustTokenizer.from_str(written), RustTokenizer.from_str(written)
         for rust in (self._trusted, self._untrusted):
             rust.no_truncation()
             rust.no_padding()

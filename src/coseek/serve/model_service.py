@@ -13,7 +13,7 @@ from coseek.core.errors import CoseekError, DataError, ModelError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import fingerprint
 from coseek.hardware.precision import Precision
-from coseek.models.chat import Message, chat_ids
+from coseek.models.chat import Message, begin_ids, chat_ids
 from coseek.models.model import TurnEnd
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
@@ -70,14 +70,12 @@ class Weights:
         tokenizer = HfTokenizer.load(folder)
         config = network.config.get_text_config()
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**20)
-        bos_id = tokenizer.fast.bos_token_id
-        begins = isinstance(bos_id, int) and list(tokenizer.fast("").input_ids)[:1] == [bos_id]
         return cls(
             network,
             tokenizer,
             int(config.vocab_size),
             min(longest, settings.max_context or longest),
-            (bos_id,) if begins else (),
+            begin_ids(tokenizer),
             fingerprint(folder),
             settings.precision_at(hidden_size(folder)),
         )
@@ -147,7 +145,9 @@ class ModelService(Service[ModelServeSettings]):
         bos = weights.bos_ids if asked.add_special_tokens else ()
         requests = []
         for prompt in prompts:
-            ids = (*bos, *await self._encoded(prompt)) if isinstance(prompt, str) else tuple(prompt)
+            ids = tuple(await self._encoded(prompt) if isinstance(prompt, str) else prompt)
+            if isinstance(prompt, str) and ids[: len(bos)] != bos:  # a client that applied the template has written it
+                ids = bos + ids
             wanted = asked.max_tokens or _DEFAULT_TOKENS
             requests.append(self._request(weights, ids, wanted, asked.drawn_seed, asked.kind))
         self._check_product([request.max_tokens for request in requests])
