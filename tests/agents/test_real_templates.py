@@ -14,6 +14,7 @@ from coseek.agents.derivation import Derivation
 from coseek.agents.factory import settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
+from coseek.core.errors import SettingError
 from coseek.core.files import Json, write_jsonl
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
@@ -110,6 +111,22 @@ def test_a_system_message_reaches_every_family(tokenizer: HfTokenizer, monkeypat
     question = replace(QUESTION, meta={"prompt": cast(Json, messages)})
     ids, tail = load_protocol("search-r1", "data").template.prompt_ids(tokenizer, question)
     assert (ids, tail) == (as_published(tokenizer, "Be brief.", QUESTION.question), ())
+
+
+def test_native_calls_are_framed_as_the_template_frames_them_or_refused(family: str, tokenizer: HfTokenizer) -> None:
+    call, answer = script("tools")
+    end = "<|im_end|>" if family.startswith("qwen") else ""  # what the template writes after a call
+    model = Typist(tokenizer, [call + end, answer])
+    agent = Agent(load_protocol("tools"), model)
+    if family in ("llama3_1", "gemma3", "deepseek_v3"):
+        with pytest.raises(SettingError, match="does not show the tool 'search'"):
+            rollout(agent, Shelf(), [QUESTION], [7], WIDE)
+        return
+    (run,) = rollout(agent, Shelf(), [QUESTION], [7], WIDE)
+    check("tools", tokenizer, run, model.read[0])
+    if end:
+        shown = "".join(one.text for one in run.segments[2:] if one.author is Author.ENVIRONMENT)
+        assert shown.startswith("\n<|im_start|>user\n<tool_response>\n") and shown.endswith("assistant\n")
 
 
 @pytest.fixture(scope="module")
