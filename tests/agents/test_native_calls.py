@@ -139,13 +139,8 @@ def message(reasoning: str, words: str, calls: Calls) -> JsonObject:
     return {name: part for name, part in parts.items() if part} | (listed if calls else {})
 
 
-@pytest.mark.parametrize("style", [style for style in STYLES.values() if style.as_rendered], ids=lambda one: one.name)
-def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
-    tokenizer = tokenizer_of(style)
-    thought = "" if style.name == "llama3" else "Look it up."
-    calls: list[tuple[str, JsonObject]] = [("search", {"query": "Ada"}), ("search", {"query": "Eve"})]
-    turns = [(thought, "", calls[: 1 if style.name == "llama3" else 2]), (thought, "1815", ())]
-    ((run,), _) = played(style, [[style.write(*turn) for turn in turns]], Shelf())
+def conversation(run: Trajectory, turns: Sequence[tuple[str, str, Calls]], tokenizer: HfTokenizer) -> list[JsonObject]:
+    """The messages of a run whose turns search, as a template takes them."""
     prompt = PROTOCOL.template.file.prompt.replace("{question}", QUESTION.question)
     talk: list[JsonObject] = [{"role": "user", "content": prompt}]
     for reasoning, words, called in turns:
@@ -158,6 +153,17 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
         for search in run.searches[: len(called)]:
             shown = PROTOCOL.template.block_ids(tokenizer, [search], WIDE.max_observation_tokens)
             talk.append({"role": "tool", "name": "search", "content": tokenizer.decode(shown).strip()})
+    return talk
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES.values() if style.as_rendered], ids=lambda one: one.name)
+def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
+    tokenizer = tokenizer_of(style)
+    thought = "" if style.name == "llama3" else "Look it up."
+    calls: list[tuple[str, JsonObject]] = [("search", {"query": "Ada"}), ("search", {"query": "Eve"})]
+    turns = [(thought, "", calls[: 1 if style.name == "llama3" else 2]), (thought, "1815", ())]
+    ((run,), _) = played(style, [[style.write(*turn) for turn in turns]], Shelf())
+    talk = conversation(run, turns, tokenizer)
     rendered, row = templated(tokenizer, talk, PROTOCOL.grammar.schemas, answers=False), tokenizer.decode(run.ids)
     assert rendered.startswith(row) or row.startswith(rendered)
 

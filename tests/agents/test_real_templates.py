@@ -8,6 +8,8 @@ import pytest
 import torch
 from tests.agents.playing import CORPUS, QUESTION, WIDE, Shelf, Typist, script
 from tests.agents.test_chat_templates import as_published, said
+from tests.agents.test_native_calls import conversation
+from tests.models.chat_styles import STYLES, Calls
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coseek.agents.derivation import Derivation
@@ -19,6 +21,7 @@ from coseek.core.files import Json, write_jsonl
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
+from coseek.models.chat import templated
 from coseek.models.pretrained import save_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_run import RunSettings, run_agent
@@ -68,6 +71,24 @@ def check(name: str, tokenizer: HfTokenizer, run: Trajectory, read: tuple[int, .
     batch = make_batch([run])
     written = [token for segment in run.segments if segment.author is Author.AGENT for token in segment.ids]
     assert batch.ids_BT[0].tolist() == [*run.ids] and batch.ids_BT[batch.agent_BT].tolist() == written
+
+
+def test_native_calls_stand_as_the_template_writes_them(tokenizer: HfTokenizer, family: str) -> None:
+    protocol, thought = load_protocol("tools"), "Look it up." if family == "qwen3" else ""
+    calls: Calls = [("search", {"query": "Ada"}), ("search", {"query": "Eve"})]
+    turns = [(thought, "", calls), (thought, "1815", ())]
+    model = Typist(tokenizer, [STYLES["thinking"].write(*turn) for turn in turns])
+    agent = Agent(protocol, model)
+    if tokenizer.fast.chat_template and not family.startswith("qwen"):  # the published template takes no tools
+        with pytest.raises(SettingError, match="does not show the tool 'search'"):
+            rollout(agent, Shelf(), [QUESTION], [7], WIDE)
+        return
+    (run,) = rollout(agent, Shelf(), [QUESTION], [7], WIDE)
+    check("tools", tokenizer, run, model.read[0])
+    if tokenizer.fast.chat_template:
+        rendered = templated(tokenizer, conversation(run, turns, tokenizer), protocol.grammar.schemas, answers=False)
+        assert rendered == f"{tokenizer.decode(run.ids)}\n"
+        assert list(run.ids) == tokenizer.encode(rendered)[: len(run.ids)]
 
 
 @pytest.mark.parametrize("name", ["search-r1", "react", "qagent", "s3", "search-o1"])

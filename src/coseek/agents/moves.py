@@ -77,7 +77,10 @@ def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
     def selects(path: list[Tag]) -> bool:
         return any(tag.action is Action.SELECT for tag in path)
 
-    return min(paths, key=lambda path: (selects(path) == (move.selected is None), len(path)))
+    # Native calls may go without a thought, and where there is one, it has a tag.
+    longest = grammar.native_calls and bool(move.thought)
+    size = -1 if longest else 1
+    return min(paths, key=lambda path: (selects(path) == (move.selected is None), size * len(path)))
 
 
 def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Tag, ...]) -> Iterator[list[Tag]]:

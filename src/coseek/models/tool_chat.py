@@ -7,11 +7,12 @@ and a row only grows.
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, SettingError
@@ -45,15 +46,26 @@ class ResultFrame:
     """The special token with which the template ends such a turn; "" without one."""
 
     def filled(self, results: Sequence[str], tokenizer: HfTokenizer) -> list[tuple[int, ...]]:
-        """The ids of each result in its frame, as one text each. The last one of the turn ends where the assistant's
+        """The ids of each result in its frame, encoded as one text. The last one of the turn ends where the assistant's
         next turn begins."""
-        framed: list[tuple[int, ...]] = []
+        parts: list[TextPart] = []
+        ends: list[int] = []
         for before, quoted, text in zip(self.before, self.quoted, map(str.strip, results), strict=False):
-            content = TextPart(json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text)
-            after = self.after if len(framed) + 1 == len(self.before) else ""
-            parts = [TextPart(before, trusted=True), content, TextPart(after, trusted=True)]
-            framed.append(encode_content(tokenizer, parts))
-        return framed
+            content = json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text
+            parts += [TextPart(before, trusted=True), TextPart(content)]
+            ends.append((ends[-1] if ends else 0) + len(before) + len(content))
+        if len(results) == len(self.before):
+            parts.append(TextPart(self.after, trusted=True))
+        ids = encode_content(tokenizer, parts)
+
+        def reaches(count: int) -> int:
+            return len(tokenizer.decode(ids[:count]))
+
+        cuts = [0]
+        for end in ends[:-1]:
+            cuts.append(bisect_left(range(len(ids)), end, lo=cuts[-1], key=reaches))
+        cuts.append(len(ids))
+        return [ids[start:end] for start, end in pairwise(cuts)]
 
 
 @dataclass(frozen=True)
