@@ -183,6 +183,7 @@ PIECES = (
         "[1]",
     ),
     *('{"name": "search", "parameters": {"query": NaN}}', '{"query": "\\ud800"}', "<answer>", "</answer>", "1815"),
+    *('{"name": ["search"], "parameters": {}}', '{"name": "search"}', "[TOOL_CALLS]search[ARGS]{"),
 )
 
 

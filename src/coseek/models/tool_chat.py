@@ -112,7 +112,7 @@ class ToolChat:
         try:
             read = self.tokenizer.fast.parse_response(text, prefix=prefix, tools=[*self.tools])
             content, _ = content_of(read.get("content"))
-            calls = [call for call in calls_in(read) if not fault_in({call.name: call.arguments})]
+            calls = [unread(call.name) if fault_in({call.name: call.arguments}) else call for call in calls_in(read)]
             return message_of(content, reasoning_in(read), calls)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return message_of("", "", [unread(text)])

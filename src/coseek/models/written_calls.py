@@ -132,28 +132,30 @@ def _bare(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallTe
     content, tag, text = words.rpartition(_PYTHON_TAG)
     if not tag and words.lstrip()[:1] not in ("{", "["):
         return words, []
-    rows = _objects(text)
+    rows = _values(text)
     calls = [call for row in rows for call in _read_call(row)]
-    if not tag:
-        return ("", calls) if calls and all(_calls(row, parameters_of(tools)) for row in rows) else (words, [])
-    return content, calls or [unread(text)]
+    if tag:
+        return content, calls or [unread(text)]
+    known = [*parameters_of(tools)]
+    whole = len(calls) == len(rows) and all(_is_call(row, known) for row in rows)
+    return ("", calls) if calls and whole else (words, [])
 
 
-def _calls(row: Json, known: Mapping[str, object]) -> bool:
-    """Whether JSON without any mark is a call: of a tool that is there, or nothing but a name and arguments."""
+def _is_call(row: Json, known: Sequence[str]) -> bool:
+    """Whether JSON without any mark calls one of the tools, or holds a name and arguments and nothing else."""
     if not isinstance(row, dict):
         return False
-    given = [row[name] for name in ("parameters", "arguments") if name in row]
-    return row.get("name") in known or (len(row) == 2 and "name" in row and isinstance(next(iter(given), None), dict))
+    return row.get("name") in known or any({"name", given} == row.keys() for given in ("parameters", "arguments"))
 
 
-def _objects(text: str) -> list[Json]:
-    """The JSON objects of a text that holds nothing else; empty for any other text."""
+def _values(text: str) -> list[Json]:
+    """The JSON values of a text that holds nothing else, those of lists too; empty for any other text."""
     rows: list[Json] = []
     with suppress(InvalidJson):
         for value in parse_lenient_values(text):
             rows += value if isinstance(value, list) else [value]
-    return rows if all(isinstance(row, dict) for row in rows) else []
+        return rows
+    return []
 
 
 def _read_call(row: Json) -> list[ToolCallText]:
