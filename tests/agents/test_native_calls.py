@@ -88,8 +88,8 @@ class Writers(Typist):
         return super()._write(request)
 
 
-def played(style: Style, scripts: Sequence[Sequence[str]], shelf: Shelf) -> tuple[list[Trajectory], Typist]:
-    model = Writers(tokenizer_of(style), scripts)
+def played(tokenizer: HfTokenizer, scripts: Sequence[Sequence[str]], shelf: Shelf) -> tuple[list[Trajectory], Typist]:
+    model = Writers(tokenizer, scripts)
     runs = rollout(Agent(PROTOCOL, model), shelf, [QUESTION] * len(scripts), range(len(scripts)), WIDE)
     return runs, model
 
@@ -108,12 +108,18 @@ def check_sound(runs: Sequence[Trajectory], tokenizer: HfTokenizer) -> None:
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=list(STYLES))
 def test_a_row_grows_by_what_was_sampled_and_by_what_the_template_writes(style: Style) -> None:
-    tokenizer, draw = tokenizer_of(style), random.Random(style.name)
-    talks = [drawn_turns(draw, thinks=style.name != "llama3") for _ in range(EACH)]
+    check_conversations(style, tokenizer_of(style), EACH)
+
+
+def check_conversations(style: Style, tokenizer: HfTokenizer, number: int) -> None:
+    """Conversations over hostile passages: the model reads its own row, the mask covers what it wrote and nothing else,
+    each of its calls is carried out and no other, and the audit is sound."""
+    draw = random.Random(style.name)
+    talks = [drawn_turns(draw, thinks=style.name != "llama3") for _ in range(number)]
     queries = [asked(calls) for talk in talks for *_, calls in talk]
     shelf = Shelf(hostile(draw), {query: [f"p{draw.randint(0, 9)}", "p11"] for each in queries for query in each})
     scripts = [[style.write(*turn) for turn in talk] for talk in talks]
-    runs, model = played(style, scripts, shelf)
+    runs, model = played(tokenizer, scripts, shelf)
     for key, (run, talk, texts) in enumerate(zip(runs, talks, scripts, strict=True)):
         written = [segment for segment in run.segments if segment.author is Author.AGENT]
         assert [segment.ids for segment in written] == [tuple(tokenizer.encode(text)) for text in texts]
@@ -162,7 +168,7 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
     thought = "" if style.name == "llama3" else "Look it up."
     calls: list[tuple[str, JsonObject]] = [("search", {"query": "Ada"}), ("search", {"query": "Eve"})]
     turns = [(thought, "", calls[: 1 if style.name == "llama3" else 2]), (thought, "1815", ())]
-    ((run,), _) = played(style, [[style.write(*turn) for turn in turns]], Shelf())
+    ((run,), _) = played(tokenizer, [[style.write(*turn) for turn in turns]], Shelf())
     talk = conversation(run, turns, tokenizer)
     rendered, row = templated(tokenizer, talk, PROTOCOL.grammar.schemas, answers=False), tokenizer.decode(run.ids)
     assert rendered.startswith(row) or row.startswith(rendered)
@@ -191,7 +197,7 @@ PIECES = (
 def test_whatever_a_model_writes_is_a_sound_run_and_no_crash(style: Style) -> None:
     draw = random.Random(style.name)
     scripts = [["".join(draw.choices(PIECES, k=draw.randint(0, 9))) for _ in range(3)] for _ in range(40)]
-    runs, _ = played(style, scripts, Shelf(results={"Ada": ["p1"]}))
+    runs, _ = played(tokenizer_of(style), scripts, Shelf(results={"Ada": ["p1"]}))
     assert not any(run.stop.is_fault for run in runs)
     check_sound(runs, tokenizer_of(style))
 

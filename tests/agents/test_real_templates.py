@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.agents.playing import CORPUS, QUESTION, WIDE, Shelf, Typist, script
 from tests.agents.test_chat_templates import as_published, said
-from tests.agents.test_native_calls import conversation
+from tests.agents.test_native_calls import check_conversations, conversation
 from tests.models.chat_styles import STYLES, Calls
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -91,6 +91,16 @@ def test_native_calls_stand_as_the_template_writes_them(tokenizer: HfTokenizer, 
         assert list(run.ids) == tokenizer.encode(rendered)[: len(run.ids)]
 
 
+def test_native_calls_survive_the_tokenizers_of_every_family(
+    tokenizer: HfTokenizer, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the published template where it takes tools, else in one in its manner."""
+    style = STYLES[{"qwen3": "thinking", "llama3_1": "llama3", "gptoss": "harmony"}.get(family, "hermes")]
+    if not family.startswith("qwen"):
+        monkeypatch.setattr(tokenizer.fast, "chat_template", style.template)
+    check_conversations(style, tokenizer, 40)
+
+
 @pytest.mark.parametrize("name", ["search-r1", "react", "qagent", "s3", "search-o1"])
 def test_a_run_is_framed_as_the_template_frames_it_and_only_ever_extended(tokenizer: HfTokenizer, name: str) -> None:
     model = Typist(tokenizer, script(name))
@@ -132,22 +142,6 @@ def test_a_system_message_reaches_every_family(tokenizer: HfTokenizer, monkeypat
     question = replace(QUESTION, meta={"prompt": cast(Json, messages)})
     ids, tail = load_protocol("search-r1", "data").template.prompt_ids(tokenizer, question)
     assert (ids, tail) == (as_published(tokenizer, "Be brief.", QUESTION.question), ())
-
-
-def test_native_calls_are_framed_as_the_template_frames_them_or_refused(family: str, tokenizer: HfTokenizer) -> None:
-    call, answer = script("tools")
-    end = "<|im_end|>" if family.startswith("qwen") else ""  # what the template writes after a call
-    model = Typist(tokenizer, [call + end, answer])
-    agent = Agent(load_protocol("tools"), model)
-    if family in ("llama3_1", "gemma3", "deepseek_v3"):
-        with pytest.raises(SettingError, match="does not show the tool 'search'"):
-            rollout(agent, Shelf(), [QUESTION], [7], WIDE)
-        return
-    (run,) = rollout(agent, Shelf(), [QUESTION], [7], WIDE)
-    check("tools", tokenizer, run, model.read[0])
-    if end:
-        shown = "".join(one.text for one in run.segments[2:] if one.author is Author.ENVIRONMENT)
-        assert shown.startswith("\n<|im_start|>user\n<tool_response>\n") and shown.endswith("assistant\n")
 
 
 @pytest.fixture(scope="module")
