@@ -1,8 +1,9 @@
-"""One real step of `search-r1-grpo` at the shapes of Qwen2.5 0.5 B and 1.5 B with random weights, and what it reaches.
+"""One real step of `search-r1-grpo` at the shapes of Qwen2.5 and SmolLM2 with random weights, and what it reaches.
 
     python -m bench.gpu                                     # on a machine with a GPU; nothing is downloaded
     python -m bench.gpu rl.policy.checkpointing=false 'rl.policy.lora={rank: 16}'
     python -m bench.gpu --device cpu --shape tiny           # seconds on a processor
+    python -m bench.gpu --device cpu --shape smollm2 --turn --bar 3    # 32 rows of four prompts against `generate`
 
 The recipe gives group, budgets, KL, minibatches and micro-batches; `SETTING=VALUE` changes them. An untrained model
 never writes a tag, so every turn has all its tokens, and random tokens stand for the documents: rows are as long as the
@@ -13,26 +14,32 @@ same prompts, in turn. `rollouts`, `reference` and `update` are parts of the ste
 the KL, and forward, backward and optimiser of every minibatch. The share is model operations (2 a weight and token and
 causal attention, three times for an update; recomputed activations do not count) of what the device reaches in large
 matrix products in this run, in the same precision.
+
+`--turn` leaves out the step: `--rows` rows in groups of `--group`, prompts of `--prompt-tokens`, and `--new-tokens`
+written by the sampler and by `generate` in turn, both from the same weights, each in its own copy in `--dtype`. The
+sampler also says log-probabilities, and reads the prompt of a group once. Exits 1 below `--bar` times `generate`.
 """
 
 import argparse
 import copy
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coseek.agents.limits import Limits
 from coseek.core.errors import UserError
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.hardware.host import Host
 from coseek.models.model import EpisodeState, Model, Request
 from coseek.models.pretrained import DTYPES
-from coseek.models.sampler import SamplerSettings
+from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.estimate import PROMPT_TOKENS
@@ -54,7 +61,7 @@ FIRST_WORD = 300
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """A network of Qwen2.5's architecture."""
+    """Sizes of a network, and transformers' name of its architecture."""
 
     hidden: int
     inner: int
@@ -62,14 +69,16 @@ class NetworkShape:
     heads: int
     kv_heads: int = 2
     vocabulary: int = 151_936
+    architecture: str = "qwen2"
 
 
 SHAPES = {
     "0.5B": NetworkShape(896, 4864, 24, 14),
     "1.5B": NetworkShape(1536, 8960, 28, 12),
+    "smollm2": NetworkShape(576, 1536, 30, 9, 3, 49_152, "llama"),
     "tiny": NetworkShape(64, 128, 2, 4, vocabulary=512),
 }
-"""Of Qwen2.5-0.5B and 1.5B as published, and one for processors."""
+"""Of Qwen2.5-0.5B and 1.5B and of SmolLM2-135M as published, and one for processors."""
 SMALL = (
     f"limits={{max_turns: 2, max_turn_tokens: 8, max_observation_tokens: 8, max_tokens: {PROMPT_TOKENS + 64}}}",
     "rl.policy.micro_batch_tokens=1024", "rl.questions_per_step=2",
@@ -91,7 +100,8 @@ def dtype_of(recipe: AgentRecipe) -> torch.dtype:
 
 def make_model(shape: NetworkShape, device: torch.device) -> PreTrainedModel:
     """A network of this shape with random float32 weights."""
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        shape.architecture,
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -103,7 +113,8 @@ def make_model(shape: NetworkShape, device: torch.device) -> PreTrainedModel:
     )
     torch.manual_seed(0)
     with device:
-        model = Qwen2ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
+    assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
 
@@ -310,17 +321,72 @@ def show(name: str, found: Mapping[str, PartTime], peak: float) -> None:
         print(f"{name:>6} {part:<10} {one.tokens:11,} {one.seconds:9.3f} {rate:11,.0f} {counted}", flush=True)
 
 
-def main(typed: Sequence[str]) -> None:
+def race(shape: NetworkShape, device: torch.device, options: argparse.Namespace) -> float:
+    """Time the sampler and `generate` in turn, print both; returns how many times as fast the sampler is."""
+    model, rng = make_model(shape, device), random.Random(0)
+    prompts = [random_ids(options.prompt_tokens, shape.vocabulary, rng) for _ in range(options.rows // options.group)]
+    rows = [prompt for prompt in prompts for _ in range(options.group)]
+    plain = copy.deepcopy(model)
+    for weight in plain.parameters():  # not the buffers, of which rotary positions are made
+        weight.data = weight.data.to(DTYPES[options.dtype])
+    sampler = Sampler(model, ByteTokenizer(), (), SamplerSettings(dtype=options.dtype, max_rows=len(rows)))
+    state = EpisodeState(Question("0", "?"))
+
+    def sample() -> int:
+        for key, prompt in enumerate(rows):
+            sampler.start(Request(key, prompt, options.new_tokens, key, state))
+        written, left = 0, len(rows)
+        while left:
+            for turn in sampler.step():
+                sampler.close(turn.key)
+                written, left = written + len(turn.ids), left - 1
+        return written
+
+    def write() -> int:
+        return generate(plain, rows, options.new_tokens)
+
+    rates: dict[str, list[tuple[float, float]]] = {"sampler": [], "generate": []}
+    for repeat in range(options.repeats + 1):
+        for name, work in (("sampler", sample), ("generate", write)):
+            busy = time.process_time()
+            tokens, seconds = timed(work, device)
+            if repeat:  # the first warms up
+                rates[name].append((tokens / seconds, tokens / (time.process_time() - busy)))
+    shown = f"{len(rows)} rows, groups of {options.group}, {options.prompt_tokens} + {options.new_tokens} tokens"
+    where = f"{torch.get_num_threads()} threads, {Host.here().instructions}"
+    print(f"{shown}, {options.dtype}, {where}; {options.repeats} repeats in turn, the median")
+    factors = []
+    for clock, unit in enumerate(("tokens/s", "tokens/s of processor time")):
+        for name, found in rates.items():
+            told = sorted(one[clock] for one in found)
+            print(f"{name:<10} {statistics.median(told):8.0f} ({told[0]:.0f} to {told[-1]:.0f}) {unit}")
+        pairs = zip(rates["sampler"], rates["generate"], strict=True)
+        ratios = sorted(ours[clock] / theirs[clock] for ours, theirs in pairs)
+        factors.append(statistics.median(ratios))
+        print(f"sampler / generate: {factors[-1]:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f} turn by turn)", flush=True)
+    return factors[0]
+
+
+def main(typed: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help=f"changes of the recipe {RECIPE}")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated [default: 0.5B and 1.5B]")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--turn", action="store_true", help="the sampler against `generate`, and no step")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--group", type=int, default=8, help="rows of one prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=300)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--bar", type=float, default=0.0, help="how many times as fast the sampler has to be")
     options = parser.parse_args(typed)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU that torch can use here; try --device cpu --shape tiny")
     shapes: list[str] = options.shape or ["0.5B", "1.5B"]
+    if options.turn:
+        return 0 if min(race(SHAPES[name], device, options) for name in shapes) >= options.bar else 1
     try:
         recipes = {name: recipe_of(name, options.overrides, device.type) for name in shapes}
     except UserError as error:
@@ -341,7 +407,8 @@ def main(typed: Sequence[str]) -> None:
             print(f"most memory held: {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
             torch.cuda.reset_peak_memory_stats(device)
         del bench
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -23,6 +23,7 @@ NETWORKS: dict[str, dict[str, object]] = {
     "lfm2": {"num_hidden_layers": 4, "layer_types": HYBRID, "block_auto_adjust_ff_dim": False},
     "llama": {},
     "qwen2": {},
+    "qwen3": {"head_dim": 12},
     "mistral": {"sliding_window": 6},  # every layer sees six tokens only
     "gemma3_text": {"sliding_window": 6, "layer_types": BY_TURNS, "head_dim": 8},
     "deepseek_v3": {  # keys and values are cached compressed, in two widths
@@ -36,6 +37,8 @@ NETWORKS: dict[str, dict[str, object]] = {
     "gpt2": {"n_positions": 256},  # learned positions, dropout
 }
 """Architecture → what is special about the tiny one that is made of it."""
+FUSED = ("lfm2", "llama", "qwen2", "qwen3")
+"""Those that the fused engine runs."""
 
 SHAPE: dict[str, object] = {
     "vocab_size": VOCABULARY,

@@ -1,32 +1,45 @@
 """Fears about caches: a row read in pieces, among others, in any slot, must lead to the logits of one plain pass."""
 
+import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from tests.models.networks import NETWORKS, SHAPE, logits_of, network, random_ids
-from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
+from tests.models.networks import FUSED, NETWORKS, SHAPE, logits_of, network, random_ids
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
+from coseek.core.files import JsonObject
 from coseek.models.engine import Engine, KVCache, TokenBlock
-from coseek.models.engines import lfm2
+from coseek.models.engines import fused
+from coseek.models.engines.fused import FusedEngine
 from coseek.models.engines.general import GeneralEngine
-from coseek.models.engines.lfm2 import Lfm2Engine
+from coseek.models.lora import adapted_layers
 from coseek.models.sampler import make_engine
+from coseek.training.trainer.lora import attach
+from coseek.training.trainer.settings import LoraSettings
 
-ENGINES = [("general", name) for name in NETWORKS] + [("own", "lfm2")]
+ENGINES = [("general", name) for name in NETWORKS] + [("own", name) for name in FUSED]
 
 
 def engine_of(kind: str, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Engine:
-    return GeneralEngine(model, dtype) if kind == "general" else Lfm2Engine(model, dtype)
+    return GeneralEngine(model, dtype) if kind == "general" else FusedEngine(model, dtype)
 
 
 def block(slots: list[int], pieces: list[list[int]], starts: list[int], width: int) -> TokenBlock:
     ids_BW = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces])
-    lengths_B = torch.tensor([len(piece) for piece in pieces])
+    lengths = [len(piece) for piece in pieces]
     first = slots == list(range(len(slots)))
-    return TokenBlock(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths_B, max(starts) + width, first)
+    return TokenBlock(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths, max(starts) + width, first)
 
 
 @torch.inference_mode()
@@ -133,8 +146,8 @@ def test_a_prompt_that_is_attended_to_in_pieces_is_read_as_a_whole(heads: int, m
     rows = [random_ids(random.Random(number), 20, 40) for number in range(3)]
     logits = []
     for most in (2**24, 500):
-        monkeypatch.setattr(lfm2, "MOST_SCORES", most)
-        engine = Lfm2Engine(model, torch.float32)
+        monkeypatch.setattr(fused, "MOST_SCORES", most)
+        engine = FusedEngine(model, torch.float32)
         read_in_pieces(engine, rows, random.Random(1))
         logits.append(step(engine, rows))
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
@@ -159,27 +172,72 @@ def test_convolutions_of_any_width_are_the_networks_own(kernel: int) -> None:
     shape = {**SHAPE, **NETWORKS["lfm2"], "conv_L_cache": kernel}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("lfm2", **shape)).eval()
     engine = make_engine(model, torch.float32)
-    assert isinstance(engine, Lfm2Engine)
+    assert isinstance(engine, FusedEngine)
     rows = [random_ids(random.Random(number), 2, 12) for number in range(3)]
     read_in_pieces(engine, rows, random.Random(0))
     for row, logits_V in zip(rows, step(engine, rows), strict=True):
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
 
 
-def test_a_changed_lfm2_is_left_to_the_general_engine() -> None:
-    assert isinstance(make_engine(network("lfm2"), torch.float32), Lfm2Engine)
-    assert isinstance(make_engine(network("llama"), torch.float32), GeneralEngine)
-
-    class Changed(Lfm2ForCausalLM):
-        """Someone's own network, which may do anything."""
-
-    config = network("lfm2").config
-    assert isinstance(config, Lfm2Config)
-    changed = Changed(config)
-    assert isinstance(make_engine(changed, torch.float32), GeneralEngine)
+class Changed(LlamaForCausalLM):
+    """Someone's own network, which may do anything."""
 
 
-@pytest.mark.parametrize(("kind", "name"), [("general", "llama"), ("general", "lfm2"), ("own", "lfm2")])
+def test_networks_that_do_more_than_their_architecture_are_left_to_the_general_engine() -> None:
+    for name in FUSED:
+        assert isinstance(make_engine(network(name), torch.float32), FusedEngine)
+    config = network("llama").config
+    assert isinstance(config, LlamaConfig)
+    others = [Changed(config), network("mistral"), network("gemma3_text")]
+    for change in ({"hidden_act": "gelu"}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}):
+        others.append(LlamaForCausalLM(LlamaConfig(**{**SHAPE, **change})))  # type: ignore[arg-type]
+    for other in others:
+        assert isinstance(make_engine(other, torch.float32), GeneralEngine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        ("lfm2", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 12}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+    ],
+)
+def test_biases_norms_and_adapters_are_the_networks_own(name: str, special: JsonObject, dtype: torch.dtype) -> None:
+    """Copies of the weights and the shared modules are as close to exact logits as one plain pass is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        shape = {**SHAPE, **NETWORKS[name], **special}
+        exact = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **shape)).eval()
+        for weight in exact.parameters():
+            weight.detach().normal_(mean=float(weight.ndim == 1), std=0.2).copy_(weight.bfloat16())
+        model = copy.deepcopy(exact)
+        for weight in model.parameters():  # and no frequency of a rotary position
+            weight.data = weight.data.to(dtype)
+        rows = [random_ids(random.Random(number), 2, 30) for number in range(20)]
+        for adapted in (False, True):
+            if adapted:
+                for one in (exact, model):
+                    attach(one, LoraSettings(rank=2), one.get_output_embeddings())
+                    for layer in adapted_layers(one).values():
+                        layer.lora_B.detach().normal_(std=0.3, generator=torch.Generator().manual_seed(2))
+            engine = make_engine(model, dtype)
+            assert isinstance(engine, FusedEngine) and engine._shares is adapted
+            read_in_pieces(engine, rows, random.Random(0))
+            exact_BV, plain_BV = (
+                torch.stack([logits_of(one, row)[-1].float() for row in rows]) for one in (exact, model)
+            )
+            gap = float((step(engine, rows) - exact_BV).abs().mean())
+            assert gap < 1e-5 + 3 * float((plain_BV - exact_BV).abs().mean())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("general", "gpt2"), ("general", "lfm2"), ("own", "lfm2"), ("own", "llama")]
+)
 def test_a_copy_in_another_precision_follows_the_weights_when_it_is_told(kind: str, name: str) -> None:
     model = network(name)
     engine = engine_of(kind, model, torch.bfloat16)

@@ -355,7 +355,7 @@ def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: s
 
 
 def test_a_start_that_fails_leaves_the_engine_free() -> None:
-    model = network("llama")
+    model = network("mistral")
     one, head = sampler(model, max_rows=2, dtype="bfloat16"), model.lm_head
     model.lm_head = torch.nn.Linear(3, 3)  # the copy cannot take these weights
     with pytest.raises(RuntimeError, match="size mismatch"):
@@ -421,12 +421,12 @@ def test_a_cache_that_was_trimmed_is_small_and_changes_no_row(name: str) -> None
     model.close(17)
     model.trim()
     cache = model._engine.cache
-    assert cache._columns > 200  # a long row is still open
+    assert cache.columns > 200  # a long row is still open
     model.close(16)
     model.start(request(0, [66, 67], max_tokens=20))
     model.step(3)
     model.trim()
-    assert cache._columns <= 25 and cache._slots == 1 and all(len(one) == 1 for one in cache.keys.values())
+    assert cache.columns <= 25 and cache.slots == 1 and all(len(one) == 1 for one in cache.keys.values())
     model.start(request(1, [66, 68], max_tokens=20))
     trimmed = {turn.key: turn.ids for _ in range(3) for turn in model.step()}
     whole = sampler(network(name), patience=0.0)

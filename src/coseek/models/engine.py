@@ -4,10 +4,12 @@ A row occupies one slot. Its tokens fill columns 0, 1, 2, …, so that a token's
 padding. Columns beyond a row's length are never attended to.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,12 +25,24 @@ class TokenBlock:
     slots_B: Tensor
     starts_B: Tensor
     """The number of tokens of each row that were read before."""
-    lengths_B: Tensor
+    lengths: Sequence[int]
     """The number of tokens among the W columns, at least 1."""
     end: int
     """One more than the last column of the block, padding included."""
     first: bool = False
     """Whether the slots are 0 … B−1, whose cache is a view."""
+
+    @cached_property
+    def lengths_B(self) -> Tensor:
+        if self.ids_BW.shape[1] == 1:
+            return torch.ones_like(self.starts_B)
+        return torch.tensor(self.lengths, device=self.ids_BW.device)
+
+    @cached_property
+    def real_N(self) -> Tensor:
+        """Indices of the tokens in the flattened block, without its padding."""
+        real_BW = np.arange(self.ids_BW.shape[1]) < np.array(self.lengths)[:, None]
+        return torch.from_numpy(np.flatnonzero(real_BW)).to(self.ids_BW.device)
 
     @cached_property
     def positions_BW(self) -> Tensor:
@@ -45,7 +59,10 @@ class KVCache:
         self.states: dict[int, Tensor] = {}
         self.holder: object = None
         """The sampler with open rows, if any: samplers may share an engine, one at a time."""
-        self._slots, self._columns = 0, 0
+        self.slots, self.columns = 0, 0
+        """Allocated slots and columns."""
+        self.version = 0
+        """Changes when the cache is reallocated, which invalidates captured steps."""
         self._most_slots, self._most_columns = 0, 0
         self._most_tokens = _NO_LIMIT
 
@@ -58,35 +75,36 @@ class KVCache:
     def reserve(self, slots: int, columns: int) -> None:
         """Allocate at least this many slots and columns; what is in them stays. Where `tokens` are expected, growing
         one way may free what lies beyond these the other way."""
-        if slots <= self._slots and columns <= self._columns:
+        if slots <= self.slots and columns <= self.columns:
             return
-        high, wide = self._slots, self._columns
+        self.version += 1
+        high, wide = self.slots, self.columns
         if slots > high:
             high = max(slots, min(high * 3 // 2, self._most_slots))
         if columns > wide:
             wide = max(columns, min(wide * 3 // 2, self._most_columns))
-        self._slots = max(slots, min(high, self._most_tokens // max(1, wide)))
-        self._columns = max(columns, min(wide, self._most_tokens // max(1, self._slots)))
+        self.slots = max(slots, min(high, self._most_tokens // max(1, wide)))
+        self.columns = max(columns, min(wide, self._most_tokens // max(1, self.slots)))
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                kept = old[: self._slots, :, : self._columns]
-                store[layer] = old.new_zeros((self._slots, old.shape[1], self._columns, old.shape[3]))
+                kept = old[: self.slots, :, : self.columns]
+                store[layer] = old.new_zeros((self.slots, old.shape[1], self.columns, old.shape[3]))
                 store[layer][: kept.shape[0], :, : kept.shape[2]] = kept
         for layer, old in self.states.items():
-            kept = old[: self._slots]
-            self.states[layer] = torch.cat((kept, old.new_zeros((self._slots - len(kept), *old.shape[1:]))))
+            kept = old[: self.slots]
+            self.states[layer] = torch.cat((kept, old.new_zeros((self.slots - len(kept), *old.shape[1:]))))
 
     def use(self, layer: int, heads: int, dim: int, like: Tensor, value_dim: int | None = None) -> None:
         """Allocate a layer's keys and values, once. Values may be narrower than keys (multi-head latent attention)."""
         if layer not in self.keys:
-            shape = (self._slots, heads, self._columns)
+            shape = (self.slots, heads, self.columns)
             self.keys[layer] = like.new_zeros((*shape, dim))
             self.values[layer] = like.new_zeros((*shape, dim if value_dim is None else value_dim))
 
     def use_state(self, layer: int, shape: tuple[int, ...], like: Tensor) -> None:
         """Allocate a layer's state, once."""
         if layer not in self.states:
-            self.states[layer] = like.new_zeros((self._slots, *shape))
+            self.states[layer] = like.new_zeros((self.slots, *shape))
 
     def clear(self, slots_B: Tensor) -> None:
         """Reset slots. Old keys may stay, since nothing attends beyond a row's length."""
@@ -99,19 +117,21 @@ class KVCache:
             raise ValueError("rows are open, and their cache cannot be freed; close them first")
         for store in (self.keys, self.values, self.states):
             store.clear()
-        self._slots, self._columns = 0, 0
+        self.version += 1
+        self.slots, self.columns = 0, 0
 
     def trim(self, slots: int, columns: int) -> None:
         """Keep these first slots and columns, and free the rest, where it is three quarters or more: then copying what
         stays is cheap, and growing again is rare."""
-        if 4 * slots * columns > self._slots * self._columns:
+        if 4 * slots * columns > self.slots * self.columns:
             return
-        self._slots, self._columns = min(slots, self._slots), min(columns, self._columns)
+        self.version += 1
+        self.slots, self.columns = min(slots, self.slots), min(columns, self.columns)
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                store[layer] = old[: self._slots, :, : self._columns].clone()
+                store[layer] = old[: self.slots, :, : self.columns].clone()
         for layer, old in self.states.items():
-            self.states[layer] = old[: self._slots].clone()
+            self.states[layer] = old[: self.slots].clone()
 
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""
@@ -137,6 +157,12 @@ class Engine(Protocol):
     device: torch.device
     cache: KVCache
     """Its slots are reserved through the engine."""
+    stretch: int
+    """Number of tokens to sample before the host checks them. On an accelerator every check is a synchronisation."""
+
+    def padded(self, rows: int) -> int:
+        """Number of rows to call `step` with in order to sample the first `rows`: at least that, at most the allocated
+        slots. Pass the extra rows at their current length, where the cache holds nothing yet."""
 
     def reserve(self, slots: int, columns: int) -> None:
         """`KVCache.reserve`, for all open rows and the longest of them."""

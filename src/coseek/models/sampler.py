@@ -5,6 +5,7 @@ rest of the batch. (In float32. The last bits of matrix products depend on their
 changes a sample.)
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -20,9 +21,8 @@ from coseek.core.settings import Settings
 from coseek.hardware.precision import Precision, PrecisionSetting, SamplingPrecision, Use
 from coseek.hardware.speed import precision_of
 from coseek.models.engine import Engine, TokenBlock
+from coseek.models.engines.fused import FusedEngine
 from coseek.models.engines.general import GeneralEngine
-from coseek.models.engines.lfm2 import Lfm2Engine
-from coseek.models.lora import adapted_layers
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.prefix_sharing import PromptPiece, plan_prefix_sharing
 from coseek.models.pretrained import DTYPES
@@ -181,10 +181,9 @@ class Sampler:
         self._admit()
         self._prefill()
         enough = max(1, int(self._table.live * self.settings.patience))
-        left = -1 if most_tokens is None else most_tokens
+        left = sys.maxsize if most_tokens is None else most_tokens
         while self._table.live and len(self._stopped) < enough and left:
-            self._decode()
-            left -= 1
+            left -= self._decode(left)
         turns, self._stopped = self._stopped, []
         return turns
 
@@ -311,7 +310,7 @@ class Sampler:
         device = self._engine.device
         starts = self._table.length[slots]
         block = TokenBlock(
-            ids_BW.to(device), _indices(slots, device), _indices(starts, device), _indices(lengths, device),
+            ids_BW.to(device), _indices(slots, device), _indices(starts, device), lengths.tolist(),
             int(starts.max()) + width, first=np.array_equal(slots, np.arange(len(slots))),
         )  # fmt: skip
         self._reserve(block.end)
@@ -324,20 +323,50 @@ class Sampler:
         used = self._table.used
         self._engine.reserve(used, max(columns, int(self._table.length[:used].max())))
 
-    def _decode(self) -> None:
-        """Sample one token on every live row."""
+    def _decode(self, most: int) -> int:
+        """Sample at most `most` tokens, and at most the engine's stretch, on every live row; returns their number.
+        Tokens that a row sampled after the end of its turn are dropped."""
         table, device = self._table, self._engine.device
-        live = slice(0, table.live)
-        end = int(table.length[live].max()) + 1
-        self._reserve(end)
-        logits_BV = self._engine.step(_indices(table.pending[live], device), _indices(table.length[live], device), end)
+        live = table.live
+        left = (table.budget - table.written)[:live]
+        count = min(most, self._engine.stretch, int(left.max()))
+        needed = int((table.length[:live] + np.minimum(left, count - 1)).max()) + 1
+        padded = min(self._engine.padded(live), len(table.length))
+        self._reserve(needed if padded == live else max(needed, int(table.length[: table.used].max()) + 1))
+        # Rows that wait, and rows with no budget left, rewrite the column after their end, which is read before use.
+        starts_SB = np.repeat(np.where(table.open, table.length, 0)[None, :padded], count, axis=0)
+        starts_SB[:, :live] += np.minimum(np.arange(count)[:, None], left)
         # The sampled token's position is one after the pending token's.
-        uniform_B = torch.from_numpy(uniforms(table.seed[live], table.length[live] + 1)).to(device)
-        drawn_B, logprobs_B = self._drawn(logits_BV, uniform_B)
-        self.tokens_written += table.live
-        ids: NDArray[np.int64] = drawn_B.cpu().numpy()
-        table.record(ids, logprobs_B.double().cpu().numpy())
-        self._stop_ended(ids)
+        uniform_SB = torch.from_numpy(uniforms(table.seed[:live], starts_SB[:, :live] + 1)).to(device)
+        starts_S, ids_B = _indices(starts_SB, device), _indices(table.pending[:padded], device)
+        drawn_S = []
+        for number in range(count):
+            end = int(starts_SB[number].max()) + 1
+            logits_BV = self._engine.step(ids_B, starts_S[number], end)[:live]
+            drawn_B, logprobs_B = self._drawn(logits_BV, uniform_SB[number])
+            ids_B = drawn_B if padded == live else torch.cat((drawn_B, ids_B[live:]))
+            drawn_S.append(torch.stack((drawn_B.double(), logprobs_B.double())))
+        # One transfer, since each waits for the device. A double represents every id.
+        drawn_S2B: NDArray[np.float64] = torch.stack(drawn_S).cpu().numpy()
+        self._record(drawn_S2B[:, 0].astype(np.int64), drawn_S2B[:, 1])
+        return count
+
+    def _record(self, ids_SB: NDArray[np.int64], logprobs_SB: NDArray[np.float64]) -> None:
+        """Append the sampled tokens to the live rows, each up to the end of its turn, and retire rows that ended."""
+        table = self._table
+        going = np.ones(table.live, np.bool_)
+        for ids, logprobs in zip(ids_SB, logprobs_SB, strict=True):
+            table.record(going, ids, logprobs)
+            self.tokens_written += int(going.sum())
+            candidates = self._may_stop(ids) | self._is_end[ids] | ~np.isfinite(logprobs)
+            candidates |= (table.written >= table.budget)[: table.live]
+            for slot in np.flatnonzero(candidates & going).tolist():
+                turn = self._turn(slot, not np.isfinite(logprobs[slot]))
+                if turn is not None:
+                    self._stopped.append(turn)
+                    going[slot] = False
+        self._exchange(*table.partition(going))
+        table.live = int(going.sum())
 
     def _drawn(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens of the live rows, with their log-probabilities."""
@@ -361,25 +390,10 @@ class Sampler:
         front[[table.slot_of[key] for key in keys]] = True
         self._exchange(*table.partition(front))
         table.live = count
-        self._decode()
+        self._decode(1)
         going = np.arange(live)
         self._exchange(*table.partition((going < table.live) | (going >= count)))
         table.live += live - count
-
-    def _stop_ended(self, ids: NDArray[np.int64]) -> None:
-        """Retire live rows whose turn has ended."""
-        table = self._table
-        last = np.arange(table.live), table.written[: table.live] - 1
-        broken = ~np.isfinite(table.logprobs[last])
-        candidates = self._may_stop(ids) | self._is_end[ids] | (table.written >= table.budget)[: table.live] | broken
-        front = np.ones(table.live, np.bool_)
-        for slot in np.flatnonzero(candidates).tolist():
-            turn = self._turn(slot, bool(broken[slot]))
-            if turn is not None:
-                self._stopped.append(turn)
-                front[slot] = False
-        self._exchange(*table.partition(front))
-        table.live = int(front.sum())
 
     def _turn(self, slot: int, broken: bool) -> Turn | None:
         """The turn in a slot, if it has ended."""
@@ -404,9 +418,8 @@ class Sampler:
 
 
 def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
-    """The fastest engine that supports the network; with adapters on weights in `dtype`, the one that shares them."""
-    shares = model.dtype == dtype and bool(adapted_layers(model))
-    return Lfm2Engine(model, dtype) if Lfm2Engine.can_run(model) and not shares else GeneralEngine(model, dtype)
+    """The fastest engine that supports the network."""
+    return FusedEngine(model, dtype) if FusedEngine.can_run(model) else GeneralEngine(model, dtype)
 
 
 def pick_dtype(wish: PrecisionSetting, model: PreTrainedModel) -> Precision:

@@ -65,15 +65,15 @@ class SlotTable:
         if 4 * needed <= self.ids.shape[1]:
             self.ids, self.logprobs = self.ids[:, :needed].copy(), self.logprobs[:, :needed].copy()
 
-    def record(self, ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
-        """Append a token to every live row; the pending tokens are now in the cache."""
-        lines = np.arange(self.live)
-        at = self.written[: self.live]
-        self.ids[lines, at] = ids
-        self.logprobs[lines, at] = logprobs
-        self.written[: self.live] += 1
-        self.length[: self.live] += 1
-        self.pending[: self.live] = ids
+    def record(self, going: NDArray[np.bool_], ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
+        """Append a token to the `going` ones of the live rows; their pending tokens are now in the cache."""
+        lines = np.flatnonzero(going)
+        at = self.written[lines]
+        self.ids[lines, at] = ids[lines]
+        self.logprobs[lines, at] = logprobs[lines]
+        self.written[lines] += 1
+        self.length[lines] += 1
+        self.pending[lines] = ids[lines]
 
     def turn(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The ids and log-probabilities of this turn."""

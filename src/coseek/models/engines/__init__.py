@@ -1,1 +1,1 @@
-"""Engines: `general` runs any Hugging Face module, `lfm2` one architecture with less overhead."""
+"""Engines: `general` runs any Hugging Face module, `fused` those of common architectures with less overhead."""

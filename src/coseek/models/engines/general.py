@@ -28,8 +28,12 @@ class GeneralEngine:
         self._dtype = dtype
         self._kinds = _layer_kinds(model)
         self._window = int(getattr(model.config.get_text_config(), "sliding_window", None) or 0)
+        self.stretch = 8 if self.device.type == "cuda" and "conv" not in self._kinds else 1
         self.cache = KVCache()
         self._view = CacheView(self.cache)
+
+    def padded(self, rows: int) -> int:
+        return rows
 
     def reserve(self, slots: int, columns: int) -> None:
         self.cache.reserve(slots, columns)
@@ -41,7 +45,7 @@ class GeneralEngine:
 
     def step(self, ids_B: Tensor, starts_B: Tensor, end: int) -> Tensor:
         slots_B = torch.arange(len(ids_B), device=self.device)
-        block = TokenBlock(ids_B[:, None], slots_B, starts_B, torch.ones_like(starts_B), end, first=True)
+        block = TokenBlock(ids_B[:, None], slots_B, starts_B, (1,) * len(ids_B), end, first=True)
         return self._forward(self._module, block)[:, -1].float()
 
     def refresh(self) -> None:

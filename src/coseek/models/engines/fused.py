@@ -1,169 +1,181 @@
-"""Lfm2 engine: the arithmetic of Hugging Face's Lfm2 module in far fewer operations.
+"""Fused engine: computes what Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Lfm2 modules do, in fewer operations.
 
-In a network of a million weights, the operations between matrix products take as long as the products. Here norm
-weights are folded into the following matrices, matrices with the same input are concatenated, the tokens of all rows
-are packed without padding, and attention of a single token is two products.
+Matrices with the same input are concatenated, the tokens of all rows are packed without padding, and attention of a
+single token is two products over the cache, whose heads are not repeated. On a GPU, where launching an operation takes
+longer than running it, each decoding step is captured once for each padded shape (`graphs`).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Lfm2ForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from coseek.core.errors import SettingError
 from coseek.models.engine import KVCache, TokenBlock
-from coseek.models.lora import merged_state_dict
+from coseek.models.engines.graphs import StepGraphs
+from coseek.models.engines.layers import DecoderWeights, Layer, family_of, weights_of
+from coseek.models.lora import adapted_layers
 
 MOST_SCORES = 2**24
 """Scores of queries and keys that are computed at a time, unless a single query has more: those of a whole prompt grow
 with the square of its length, and would be most of a small model's memory."""
+MOST_COPIED = 4 * 2**30
+"""Maximum bytes of weights to copy on a CPU only for faster products."""
 
 # N packed tokens of all rows · H hidden size · D size of a head · K width of the convolution
 
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """The concatenated weights of one layer."""
-
-    into: Tensor
-    """Convolution: gates and input, 3H × H. Attention: queries, keys, values."""
-    out: Tensor
-    up: Tensor
-    """Gate and value of the feed-forward part, 2F × H."""
-    down: Tensor
-    taps_KH: Tensor | None = None
-    """The convolution's weights, oldest token first; `None` in an attention layer."""
-    scale: Tensor | None = None
-    """Norm weights of queries and keys, one row per head; those of queries include the softmax's scale."""
-
-
-Mix: TypeAlias = Callable[[int, _Layer, Tensor], Tensor]
+Mix: TypeAlias = Callable[[int, Layer, Tensor], Tensor]
 """The token mixing of a layer: (layer number, layer, projected input) → mixed."""
 
 
-class Lfm2Engine:
-    """Implements `Engine` for `Lfm2ForCausalLM`, with concatenated copies of the weights in `dtype`."""
+class FusedEngine:
+    """Implements `Engine` with copies of the weights in `dtype`. Shares the module's weights if they are in `dtype`
+    and either have adapters, are on an accelerator, or take more than `MOST_COPIED` bytes."""
 
     @staticmethod
     def can_run(model: PreTrainedModel) -> bool:
-        """Whether the model is an Lfm2 without convolution bias and rope scaling."""
-        if type(model) is not Lfm2ForCausalLM:
-            return False
-        config = model.config
-        rope = config.rope_parameters or {}
-        return not config.conv_bias and rope.get("rope_type", "default") == "default"
+        """Whether the model is exactly of a known architecture."""
+        return family_of(model) is not None
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        assert isinstance(model, Lfm2ForCausalLM)
-        self._model = model
-        self._dtype = dtype
+        family = family_of(model)
+        if family is None:
+            raise SettingError(f"{type(model).__name__} is not of an architecture that the fused engine knows")
+        self._model, self._family, self._dtype = model, family, dtype
         self.device = model.device
         config = model.config
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        self._eps = config.norm_eps
+        self._eps = float(config.norm_eps if family.laptop else config.rms_norm_eps)
+        copied = dtype.itemsize * sum(weight.numel() for weight in model.parameters())
+        self._shares = model.dtype == dtype and (
+            bool(adapted_layers(model)) or self.device.type != "cpu" or copied > MOST_COPIED
+        )
+        # A convolution's state has no columns, so tokens after the end of a turn could not be dropped from it.
+        states = "conv" in (getattr(config, "layer_types", None) or ())
+        self.stretch = 8 if self.device.type == "cuda" and not states else 1
+        self.pads = self.device.type == "cuda" and not states
         self.cache = KVCache()
+        self._graphs = StepGraphs(self._step)
         self._turns_PD = (torch.empty(0, device=self.device), torch.empty(0, device=self.device))
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        weights = merged_state_dict(self._model)
-        self._embedding_VH = weights["model.embed_tokens.weight"].detach().to(self._dtype, copy=True)
-        head_VH = weights["lm_head.weight"] * weights["model.embedding_norm.weight"]
-        self._head_VH = head_VH.detach().to(self._dtype)
-        self._layers = [self._joined(number, weights) for number in range(self._model.config.num_hidden_layers)]
+        self._drop_weights()  # before copying, so that memory never holds two copies
+        self._weights = weights_of(self._model, self._family, self._dtype, self._shares)
 
     def release(self) -> None:
         self.cache.release()
-        self._layers, self._embedding_VH, self._head_VH = [], torch.empty(0), torch.empty(0)
+        self._drop_weights()
+
+    def _drop_weights(self) -> None:
+        self._graphs.clear()
+        self._weights = DecoderWeights(torch.empty(0), (), None, torch.nn.Identity())
 
     def reserve(self, slots: int, columns: int) -> None:
         self.cache.reserve(slots, columns)
         if columns > len(self._turns_PD[0]):
+            self._graphs.clear()
             self._turns_PD = self._rotations(columns * 3 // 2)
 
     @torch.inference_mode()
     def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
-        positions_N = block.positions_BW[tokens.real_BW]
         # Query heads that share a key-value head are concatenated along W.
         asking_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
         parts = _parts(asking_BW.shape[1], len(asking_BW) * self._kv_heads * block.end)
         whole = self._causal(asking_BW, block.end) if len(parts) == 1 else None  # the same in all layers
-        turns = self._turns_at(positions_N)
+        turns = self._turns_at(tokens.positions_N)
+        attend = _attend if self._family.laptop else _attend_many
 
-        def mix(number: int, layer: _Layer, projected_N: Tensor) -> Tensor:
+        def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
             if layer.taps_KH is not None:
                 return self._convolve_block(number, layer.taps_KH, projected_N, tokens)
             queries_NHD, keys_NHD, values_NHD = self._heads_of(layer, projected_N, turns)
-            self._remember(number, tokens.slots_N, positions_N, keys_NHD, values_NHD)
-            if number == len(self._layers) - 1:
+            self._remember(number, tokens.slots_N, tokens.positions_N, keys_NHD, values_NHD)
+            if number == len(self._weights.layers) - 1:
                 return projected_N  # only the cache of the last layer is needed
-            padded = queries_NHD.new_zeros((*block.ids_BW.shape, self._heads, self._dim))
-            padded[tokens.real_BW] = queries_NHD
+            padded = queries_NHD.new_zeros((block.ids_BW.numel(), self._heads, self._dim))
+            padded[block.real_N] = queries_NHD
+            padded = padded.view(*block.ids_BW.shape, self._heads, self._dim)
             queries = padded.transpose(1, 2).reshape(len(block.slots_B), self._kv_heads, -1, self._dim)
             seen = (block.slots_B, slice(None), slice(0, block.end))
             keys, values = self.cache.keys[number][seen], self.cache.values[number][seen]
             if whole is not None:
-                mixed = _attend(queries, keys, values, whole)
+                mixed = attend(queries, keys, values, whole)
             else:
                 mixed = queries.new_empty(queries.shape)
                 for part in parts:
                     bias = self._causal(asking_BW[:, part], block.end)
-                    mixed[:, :, part] = _attend(queries[:, :, part], keys, values, bias)
+                    mixed[:, :, part] = attend(queries[:, :, part], keys, values, bias)
             mixed = mixed.view(len(block.slots_B), self._heads, -1, self._dim).transpose(1, 2)
-            return mixed[tokens.real_BW].flatten(1)
+            return mixed.flatten(0, 1)[block.real_N].flatten(1)
 
-        self._run(block.ids_BW[tokens.real_BW], mix, last_matters=False)
+        self._run(tokens.ids_N, mix, last_matters=False)
+
+    def padded(self, rows: int) -> int:
+        return min(_padded(rows, 1), max(rows, self.cache.slots)) if self.pads else rows
 
     @torch.inference_mode()
     def step(self, ids_B: Tensor, starts_B: Tensor, end: int) -> Tensor:
+        columns = min(_padded(end, 64), self.cache.columns) if self.pads else end
+        if self.pads and self.device.type == "cuda":
+            return self._graphs.run(ids_B, starts_B, columns, self.cache.version)
+        return self._step(ids_B, starts_B, columns)
+
+    def _step(self, ids_B: Tensor, starts_B: Tensor, end: int) -> Tensor:
         rows_B = torch.arange(len(ids_B), device=self.device)
         seen_BL = starts_B[:, None] >= torch.arange(end, device=self.device)
         bias = _bias(seen_BL[:, None, None], self._dtype)
+        attend = _attend if self._family.laptop else _attend_one
         turns = self._turns_at(starts_B)
 
-        def mix(number: int, layer: _Layer, projected_N: Tensor) -> Tensor:
+        def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
             if layer.taps_KH is not None:
                 return self._convolve_one(number, layer.taps_KH, projected_N)
             queries_NHD, keys_NHD, values_NHD = self._heads_of(layer, projected_N, turns)
             self._remember(number, rows_B, starts_B, keys_NHD, values_NHD)
             queries = queries_NHD.view(len(ids_B), self._kv_heads, -1, self._dim)
             seen = (slice(0, len(ids_B)), slice(None), slice(0, end))
-            return _attend(queries, self.cache.keys[number][seen], self.cache.values[number][seen], bias).flatten(1)
+            return attend(queries, self.cache.keys[number][seen], self.cache.values[number][seen], bias).flatten(1)
 
         hidden_NH = self._run(ids_B, mix, last_matters=True)
-        return F.linear(self._normed(hidden_NH), self._head_VH).float()
+        return self._weights.head(self._normed(hidden_NH, self._weights.last_H)).float()
 
     def _run(self, ids_N: Tensor, mix: Mix, last_matters: bool) -> Tensor:
         """Run all layers. Without `last_matters`, the last layer only updates its cache."""
-        hidden_NH = F.embedding(ids_N, self._embedding_VH)
-        for number, layer in enumerate(self._layers):
-            mixed_N = mix(number, layer, F.linear(self._normed(hidden_NH), layer.into))
-            if number + 1 == len(self._layers) and not last_matters:
+        hidden_NH = F.embedding(ids_N, self._weights.embedding_VH)
+        for number, layer in enumerate(self._weights.layers):
+            mixed_N = mix(number, layer, layer.into(self._normed(hidden_NH, layer.before_H)))
+            if number + 1 == len(self._weights.layers) and not last_matters:
                 break
-            hidden_NH = hidden_NH + F.linear(mixed_N, layer.out)
-            gate_N, value_N = F.linear(self._normed(hidden_NH), layer.up).chunk(2, dim=-1)
-            hidden_NH = hidden_NH + F.linear(F.silu(gate_N) * value_N, layer.down)
+            hidden_NH = hidden_NH + layer.out(mixed_N)
+            gate_N, value_N = layer.up(self._normed(hidden_NH, layer.between_H)).chunk(2, dim=-1)
+            hidden_NH = hidden_NH + layer.down(F.silu(gate_N) * value_N)
         return hidden_NH
 
-    def _normed(self, hidden_NH: Tensor) -> Tensor:
-        return F.rms_norm(hidden_NH, (hidden_NH.shape[-1],), eps=self._eps)
+    def _normed(self, hidden_NH: Tensor, weight_H: Tensor | None) -> Tensor:
+        return F.rms_norm(hidden_NH, (hidden_NH.shape[-1],), weight_H, self._eps)
 
-    def _heads_of(self, layer: _Layer, projected_N: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """Queries and keys, normalised and rotated to their positions, and values."""
-        assert layer.scale is not None
+    def _heads_of(self, layer: Layer, projected_N: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Queries and keys, normalised and rotated to their positions, and values. Queries are scaled for the
+        softmax."""
         heads_NHD = projected_N.view(len(projected_N), -1, self._dim)
         turned = self._heads + self._kv_heads
-        plain_NHD = F.rms_norm(heads_NHD[:, :turned], (self._dim,), eps=self._eps) * layer.scale
+        plain_NHD = heads_NHD[:, :turned]
+        if layer.scale is not None:
+            plain_NHD = F.rms_norm(plain_NHD, (self._dim,), eps=self._eps) * layer.scale
         halves = plain_NHD.view(len(projected_N), turned, 2, -1)
         cos_N1D, sin_N1D = turns
-        turned_NHD = torch.addcmul(plain_NHD * cos_N1D, halves.flip(2).view_as(plain_NHD), sin_N1D)
-        return turned_NHD[:, : self._heads], turned_NHD[:, self._heads :], heads_NHD[:, turned:]
+        turned_NHD = torch.addcmul(plain_NHD * cos_N1D, halves.flip(2).view(plain_NHD.shape), sin_N1D)
+        queries_NHD = turned_NHD[:, : self._heads]
+        if layer.scale is None:
+            queries_NHD = queries_NHD * self._dim**-0.5
+        return queries_NHD, turned_NHD[:, self._heads :], heads_NHD[:, turned:]
 
     def _remember(self, number: int, slots_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
         self.cache.use(number, self._kv_heads, self._dim, keys)
@@ -220,38 +232,20 @@ class Lfm2Engine:
     def _rotations(self, count: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the first positions. The sine's first half is negated, since halves are only swapped."""
         positions = torch.arange(count, device=self.device)[None]
-        cos, sin = self._model.model.rotary_emb(torch.zeros(1, device=self.device), positions)
+        cos, sin = self._model.get_submodule("model.rotary_emb")(torch.zeros(1, device=self.device), positions)
         sin[..., : self._dim // 2].neg_()
         return cos[0].to(self._dtype), sin[0].to(self._dtype)
-
-    def _joined(self, number: int, weights: Mapping[str, Tensor]) -> _Layer:
-        def weight(name: str) -> Tensor:
-            return weights[f"model.layers.{number}.{name}.weight"].detach()
-
-        def cast(joined: Tensor) -> Tensor:
-            return joined.to(self._dtype, copy=True).contiguous()
-
-        before, between = weight("operator_norm"), weight("ffn_norm")
-        up = cast(torch.cat((weight("feed_forward.w1"), weight("feed_forward.w3"))) * between)
-        down = cast(weight("feed_forward.w2"))
-        if f"model.layers.{number}.conv.conv.weight" in weights:
-            into, out = weight("conv.in_proj") * before, weight("conv.out_proj")
-            return _Layer(cast(into), cast(out), up, down, taps_KH=cast(weight("conv.conv")[:, 0].T))
-        into = torch.cat([weight(f"self_attn.{name}_proj") for name in "qkv"]) * before
-        queries = weight("self_attn.q_layernorm").expand(self._heads, -1) * self._dim**-0.5
-        keys = weight("self_attn.k_layernorm").expand(self._kv_heads, -1)
-        return _Layer(cast(into), cast(weight("self_attn.out_proj")), up, down, scale=cast(torch.cat((queries, keys))))
 
 
 class _Tokens:
     """Indices of a block's tokens when packed without padding."""
 
     def __init__(self, block: TokenBlock) -> None:
-        width = torch.arange(block.ids_BW.shape[1], device=block.ids_BW.device)
-        self.real_BW = width < block.lengths_B[:, None]
+        self.ids_N = block.ids_BW.flatten()[block.real_N]
+        self.positions_N = block.positions_BW.flatten()[block.real_N]
         self.lengths_B = block.lengths_B
         self.slots_B = block.slots_B
-        self.rows_N = torch.repeat_interleave(block.lengths_B)
+        self.rows_N = block.real_N // block.ids_BW.shape[1]
         self.slots_N = block.slots_B[self.rows_N]
         self.firsts_B = block.lengths_B.cumsum(0) - block.lengths_B
 
@@ -271,3 +265,26 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tens
     """softmax(q·k + bias)·v over `[B, heads, …, D]`; every query attends at least to itself."""
     scores = torch.matmul(queries, keys.transpose(-1, -2))
     return torch.matmul(scores.add_(bias).softmax(dim=-1), values)
+
+
+def _attend_many(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """`_attend` with the fused kernel, which stores no scores."""
+    bias = bias.expand(len(queries), queries.shape[1], -1, -1)
+    return F.scaled_dot_product_attention(queries, keys, values, bias, scale=1.0)
+
+
+def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """`_attend` for a single token. Multiplies keys by queries: on a CPU in bfloat16 this takes a third of the time of
+    queries by keys, which transposes the keys."""
+    rows, heads, columns, dim = keys.shape
+    lines = (rows * heads, columns, dim)
+    scores = torch.bmm(keys.reshape(lines), queries.reshape(rows * heads, -1, dim).transpose(1, 2))
+    scores = scores.view(rows, heads, columns, -1).transpose(-1, -2) + bias
+    mixed = torch.bmm(scores.softmax(dim=-1).reshape(rows * heads, -1, columns), values.reshape(lines))
+    return mixed.view(rows, heads, -1, dim)
+
+
+def _padded(count: int, least: int) -> int:
+    """Round up to a multiple of `least`, with at most four sizes between a power of two and the next."""
+    unit = max(least, (1 << (count - 1).bit_length()) // 8)
+    return -(-count // unit) * unit
