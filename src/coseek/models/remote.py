@@ -232,8 +232,8 @@ def _check_repeats(row: _RemoteRow, written: ServerTurn) -> None:
     row.calls = written.calls
     if row.repeats >= _MOST_REPEATS:
         raise ValueError(
-            f"it returned the same call of the tool {row.calls[0].name!r} {row.repeats + 1} times in a row; start the "
-            "server without its tool parser (vLLM: without --enable-auto-tool-choice)"
+            f"it returned the same call of the tool {row.calls[0].name!r} {row.repeats + 1} times in a row; take the "
+            "protocol tools, or start the server without its tool parser (vLLM: without --enable-auto-tool-choice)"
         )
 
 
