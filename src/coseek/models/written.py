@@ -33,6 +33,8 @@ _CLOSES = "|".join(
     (rf"<\s?/\s?{_NAME}\s?>", rf"<\|(?:/|end_(?:of_)?){_NAME}\|>", rf"<\|{_NAME}_end\|>")
     + tuple(re.escape(end) for _, end in _PAIRS)
 )
+_STARTS = re.compile("(?:start|begin)(?=_)|(?<=_)start", re.I)
+"""The word in an opening mark for which its closing mark has `end`."""
 _LONGEST = 64
 """Maximum number of characters of a mark at the end of a text."""
 MARK = re.compile(f"(?P<closes>{_CLOSES})|{_OPENS}", re.I)
@@ -156,7 +158,7 @@ def closing_of(mark: str) -> str:
     if pair := next((pair for pair in _PAIRS if pair[0] == mark), None):
         return pair[1]
     if mark.startswith("<|"):
-        ended = re.sub("(?:start|begin)(?=_)|(?<=_)start", "end", mark, flags=re.I)
+        ended = _STARTS.sub("end", mark)
         return ended if ended != mark else f"<|/{mark[2:]}"
     return f"</{mark[1:-1].split()[0]}>"
 
