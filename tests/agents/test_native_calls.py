@@ -333,6 +333,8 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
     results = [row["content"] for row in cast(list[JsonObject], bodies[-1]["messages"]) if row["role"] == "tool"]
     assert "Ada Lovelace" in str(results[0]) and "Eve knows Bob" in str(results[1]) and len(results) == 3
     assert replay_queries(run, PROTOCOL) == [Query.of(query) for query in shelf.asked]
+    again = ConversationReader().trajectory(Conversation(QUESTION, tuple(messages_of(run))), 0)
+    assert (again.answer, [search.hits for search in again.searches]) == ("1815", [one.hits for one in run.searches])
     for style in (STYLES["thinking"], STYLES["opened"], STYLES["glm"]):  # what a policy of another family learns of it
         policy = tokenizer_of(style)
         learnt = in_tokens_of(run, PROTOCOL, policy, WIDE)
