@@ -47,7 +47,7 @@ class Stage:
 def stages(out: Path, rehearse: bool, steps: int) -> list[Stage]:
     """The stages, in order."""
     device = "cpu" if rehearse else "cuda"
-    shapes = ("tiny",) if rehearse else ("SmolLM2", "0.5B", "1.5B")
+    shapes = ("tiny",) if rehearse else ("smollm2", "0.5B", "1.5B")
     engine = [part for shape in shapes for part in ("--shape", shape)]
     learner = "{precision: bfloat16, micro_batch_tokens: 32000}"
     warm, grpo = (
