@@ -2,6 +2,7 @@
 
     python -m bench.update                       # a laptop policy, 64 runs
     python -m bench.update --runs 128 --turns 5 --bar 1.5
+    python -m bench.update --shape smollm2 --runs 8 --turns 2 --sizes 2 4   # random weights
 
 Both sides have the same weights, precision (float32), runs, masks, old log-probabilities, advantages, clips, token
 normaliser, optimiser and one update a step: forward, loss, backward, clip, AdamW. Neither has a reference. TRL is given
@@ -22,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from bench.gpu import SHAPES, make_model
 from bench.trl_side import Inputs, TrlSide, inputs_of, open_trl
 
 from coseek.data.question import Question
@@ -41,25 +43,23 @@ from coseek.training.trainer.settings import LearnerSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
-SIZES = (2, 4, 8, 16)
-"""Batch sizes that TRL may choose from."""
-
 
 def main() -> int:
     options = _options()
     torch.set_num_threads(options.threads)
     world = make_world(WorldSettings(size="compact", train=10, dev=0, test=0))
     tokenizer = HfTokenizer(train_tokenizer([passage.text for passage in world.corpus], ("<answer>",), 3000))
-    model = new_model(LaptopSettings(), tokenizer, 0)
+    shape = options.shape
+    model = make_model(SHAPES[shape], torch.device("cpu")) if shape else new_model(LaptopSettings(), tokenizer, 0)
     settings = RlSettings(minibatches=1, policy=LearnerSettings(micro_batch_tokens=options.micro_batch_tokens))
     policy = Policy(copy.deepcopy(model), settings.policy, 1)
-    experience, prompts = _step(policy, settings, options, len(tokenizer.fast))
+    experience, prompts = _step(policy, settings, options, int(model.config.vocab_size))
     tokens = int(experience.batch.lengths_B.sum())
     print(f"{options.runs} runs, {tokens} tokens, {int(experience.mask_BT.sum())} of them the agent's")
     print(f"{options.threads} threads, instructions: {Host.here().instructions}")
     with tempfile.TemporaryDirectory() as folder:
         side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
-        theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in SIZES}
+        theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in options.sizes}
         return _race(
             lambda: update_weights(
                 experience, settings, open_algorithm(settings), LocalBackend(policy, settings), random.Random(0)
@@ -73,6 +73,10 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=64, help="runs in a step")
+    parser.add_argument("--shape", choices=SHAPES, help="a larger network, with random weights")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[2, 4, 8, 16], help="batch sizes that TRL may choose from"
+    )
     parser.add_argument("--turns", type=int, default=5, help="times that each side steps")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="ours, as TRL may choose its batch size")
@@ -147,7 +151,7 @@ def _race(
     ours: Callable[[], float], theirs: dict[int, Callable[[], float]], tokens: int, options: argparse.Namespace
 ) -> int:
     """A turn of each to warm up, in which the losses must agree; then in turn, by the clock and in processor time."""
-    losses = {"ours": ours(), **{f"TRL, {size} rows": theirs[size]() for size in SIZES[:1]}}
+    losses = {"ours": ours(), **{f"TRL, {size} rows": theirs[size]() for size in options.sizes[:1]}}
     print("first losses: " + ", ".join(f"{name} {loss:.5f}" for name, loss in losses.items()))
     contenders = {"ours": ours, **{f"TRL, {size} rows": step for size, step in theirs.items()}}
     clocks = {"by the clock": time.perf_counter, "in processor time": time.process_time}

@@ -265,3 +265,24 @@ def test_positions_are_as_exact_in_a_bfloat16_copy_as_in_a_model_opened_in_bfloa
         engine.read(block([0], [row[:-1]], [0], 59))
         said.append(step(engine, [row]))
     assert torch.equal(said[0], said[1])
+
+
+def test_frozen_weights_are_copied_again_only_after_a_change() -> None:
+    """The fear: a server copied a model of billions of weights for every request that found it idle."""
+    model = network("qwen3")
+    engine = make_engine(model, torch.float32)
+    assert isinstance(engine, FusedEngine)
+    for frozen in (False, True):
+        model.requires_grad_(not frozen)
+        engine.refresh()
+        before = engine._weights
+        engine.refresh()
+        assert (engine._weights is before) is frozen
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2.0)
+    engine.refresh()
+    assert engine._weights is not before
+    before = engine._weights
+    engine.release()
+    engine.refresh()
+    assert engine._weights is not before and len(engine._weights.layers) == 2

@@ -344,7 +344,8 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     if line := warning(settings):
         log.warning("%s", line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
-    return Sampler(load_model(model_path(settings.name), settings), tokenizer, protocol.stops_for(tokenizer), sampling)
+    model = load_model(model_path(settings.name), settings).requires_grad_(False)
+    return Sampler(model, tokenizer, protocol.stops_for(tokenizer), sampling)
 
 
 def settled_for(

@@ -147,6 +147,6 @@ def load_local(
     """Load a folder's model and tokenizer. Also returns the precision, and the smaller of both context limits."""
     from coseek.models.pretrained import load_model  # imports torch
 
-    model, chosen = load_model(folder, placement), placement.precision_at(hidden_size(folder))
+    model, chosen = load_model(folder, placement).requires_grad_(False), placement.precision_at(hidden_size(folder))
     longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
     return model, HfTokenizer.load(folder), chosen, min(longest, max_context)

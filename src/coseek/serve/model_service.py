@@ -66,7 +66,7 @@ class Weights:
     def of(cls, folder: Path, settings: ModelServeSettings) -> "Weights":
         from coseek.models.pretrained import load_model
 
-        network = load_model(folder, settings)
+        network = load_model(folder, settings).requires_grad_(False)
         tokenizer = HfTokenizer.load(folder)
         config = network.config.get_text_config()
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**20)

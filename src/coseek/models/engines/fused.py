@@ -29,6 +29,8 @@ MOST_COPIED = 4 * 2**30
 
 Mix: TypeAlias = Callable[[int, Layer, Tensor], Tensor]
 """The token mixing of a layer: (layer number, layer, projected input) → mixed."""
+WeightState: TypeAlias = list[tuple[int, int]] | None
+"""Address and version of each weight."""
 
 
 class FusedEngine:
@@ -61,11 +63,16 @@ class FusedEngine:
         self.cache = KVCache()
         self._graphs = StepGraphs(self._step)
         self._turns_PD = (torch.empty(0, device=self.device), torch.empty(0, device=self.device))
+        self._state: WeightState = None
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
+        state = _state_of(self._model)
+        if state is not None and state == self._state:
+            return
         self._drop_weights()  # before copying, so that memory never holds two copies
+        self._state = state
         self._weights = weights_of(self._model, self._family, self._dtype, self._shares)
 
     def release(self) -> None:
@@ -74,6 +81,7 @@ class FusedEngine:
 
     def _drop_weights(self) -> None:
         self._graphs.clear()
+        self._state = None
         self._weights = DecoderWeights(torch.empty(0), (), None, torch.nn.Identity())
 
     def reserve(self, slots: int, columns: int) -> None:
@@ -235,6 +243,15 @@ class FusedEngine:
         cos, sin = self._model.get_submodule("model.rotary_emb")(torch.zeros(1, device=self.device), positions)
         sin[..., : self._dim // 2].neg_()
         return cos[0].to(self._dtype), sin[0].to(self._dtype)
+
+
+def _state_of(model: PreTrainedModel) -> WeightState:
+    """The state of frozen weights; `None` if an optimiser may change them, since fused ones leave versions as they are.
+    So a served model is copied once and not for every request."""
+    weights = list(model.parameters())
+    if any(weight.requires_grad or weight.is_inference() for weight in weights):
+        return None
+    return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
 class _Tokens:
