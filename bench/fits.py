@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.models.engines import fused
 from coseek.models.model import EpisodeState, Request, Turn
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
@@ -78,21 +79,29 @@ def make_model(folder: Path) -> None:
 
 # --- counting
 
+PACKED = torch._mkldnn  # type: ignore[attr-defined]
+"""The layout of a matrix that oneDNN has packed, which has no storage."""
+
 
 def live_storages() -> dict[int, torch.UntypedStorage]:
     """The storages of all tensors in this process, by address; shards and the wrappers around them are one."""
     found: dict[int, torch.UntypedStorage] = {}
+    for thing in _tensors():
+        if thing.layout is not PACKED and (storage := thing.untyped_storage()).nbytes():
+            found[storage.data_ptr()] = storage
+    return found
+
+
+def _tensors() -> Iterator[Tensor]:
     for thing in gc.get_objects():
         if type(thing) in (Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
-            storage = thing.untyped_storage()
-            if storage.nbytes():
-                found[storage.data_ptr()] = storage
-    return found
+            yield thing
 
 
 def held_bytes() -> int:
     gc.collect()
-    return sum(storage.nbytes() for storage in live_storages().values())
+    packed = sum(thing.numel() * thing.element_size() for thing in _tensors() if thing.layout is PACKED)
+    return packed + sum(storage.nbytes() for storage in live_storages().values())
 
 
 class PassPeak(TorchDispatchMode):
@@ -196,6 +205,7 @@ def _watch(learner: object, counts: Counts) -> None:
 def work(folder: Path) -> None:
     """What one worker does; the first writes down the counts of every algorithm."""
     gc.freeze()  # what was there before is not counted, and need not be looked through
+    fused.MOST_COPIED = 0  # the estimate is of accelerators, where sampler and trainer share their weights
     workers, rows = workers_here(), []
     for algorithm in ALGORITHMS:
         counts, memory = count(algorithm, folder / f"{algorithm}-{workers.world}", folder / "model", workers)

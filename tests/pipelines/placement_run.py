@@ -206,7 +206,13 @@ def a_sampler_writes_what_it_writes_on_the_cpu(given: Material) -> None:
             settings = SamplerSettings(max_rows=2, dtype="float32")
             said.append(converse(Sampler(model, ByteTokenizer(), ("\n",), settings), range(3), turns=2))
             ran_on.clear()
-        assert said[0] == said[1]
+        ours, theirs = ([turn for key in sorted(one) for turn in one[key]] for one in said)
+        assert [turn.ids for turn in ours] == [turn.ids for turn in theirs]
+        # A processor packs the matrices of a Llama, which rounds otherwise.
+        gaps = [
+            abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x.logprobs, y.logprobs, strict=True)
+        ]
+        assert max(gaps) < (1e-4 if name == "llama" else 1e-12)
     ran_on.add(model.device.type)
 
 

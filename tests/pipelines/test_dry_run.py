@@ -17,6 +17,7 @@ from coseek.pipelines.stages import stages_of
 from coseek.training.trainer.activations import GIB
 
 READER = "graders.generator.model=base"
+READS = dict.fromkeys(("smollm-s3", "smollm-qagent"), ("graders.generator.model",))
 """In place of the laptop's generator, which is trained first."""
 
 
@@ -24,6 +25,8 @@ READER = "graders.generator.model=base"
 def test_every_recipe_fits_the_machine_that_it_names(name: str) -> None:
     given = {"2wiki": ["data.imported.sources=[x]"], "qagent-laptop": [READER]}
     read = ["policy.folder=base", READER] if name.startswith("s3-") else given.get(name, [])
+    if name.startswith("smollm-"):
+        read = [f"{setting}=models/SmolLM2-135M-Instruct" for setting in ("policy.folder", *READS.get(name, ()))]
     recipe = load_recipe(name, read)
     for stage in [one.recipe for one in stages_of(recipe, Path())] or [recipe]:
         assert share_of(stage, shape_of(stage)[0]) <= FULL

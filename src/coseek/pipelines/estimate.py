@@ -25,7 +25,7 @@ from coseek.training.trainer.settings import LearnerSettings
 
 PROMPT_TOKENS = 200
 """Assumed tokens of a prompt with its question."""
-_QWEN_SIZE = re.compile(r"qwen2\.5-(\d+(?:\.\d)?b)")
+_KNOWN = re.compile(r"qwen2\.5-(\d+(?:\.\d)?b)|smollm2-135m")
 
 
 QWEN25: Mapping[str, Shape] = {
@@ -38,6 +38,8 @@ QWEN25: Mapping[str, Shape] = {
     "72b": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
 }
 """Published shapes of Qwen2.5, for models that are not downloaded yet."""
+SMOLLM2 = Shape(576, 30, 9, 3, 1536, 49_152, True, 64, attention_bias=False)
+"""That of SmolLM2-135M."""
 
 
 def shown_gib(size: float) -> str:
@@ -61,12 +63,14 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
     path = folder / "config.json"
     if path.is_file():
         return shape_of_config(read_json(path, foreign=True), path), str(path)
-    size = _QWEN_SIZE.search(folder.name.lower())
-    if size is None or size[1] not in QWEN25:
-        known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)
+    found = _KNOWN.search(folder.name.lower())
+    if found is not None and found[1] is None:
+        return SMOLLM2, "the published shape of SmolLM2-135M"
+    if found is None or found[1] not in QWEN25:
+        known = ", ".join([*(f"Qwen2.5-{name.upper()}" for name in QWEN25), "SmolLM2-135M"])
         way = way_out(str(folder), shipped_models()) + way_to_make(folder)
         raise DataError(f"there is no {path}, and its shape is known only of {known}; {way}")
-    return QWEN25[size[1]], f"the published shape of Qwen2.5-{size[1].upper()}"
+    return QWEN25[found[1]], f"the published shape of Qwen2.5-{found[1].upper()}"
 
 
 @dataclass(frozen=True, slots=True)

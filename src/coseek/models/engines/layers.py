@@ -165,7 +165,7 @@ def _side_by_side(parts: Sequence[Product]) -> Product:
 
 def _packs(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN can pack matrices here. Inductor uses the same operators; they are not a public interface."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     return dtype is not torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
