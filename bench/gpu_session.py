@@ -62,7 +62,7 @@ def stages(out: Path, rehearse: bool, steps: int) -> list[Stage]:
         )
     )
     train = ("-m", "coseek", "train", "agent")
-    start = f"policy.folder={out / 'warm' / 'policy' / 'trained'}"
+    start = f"policy.folder={out / 'warm' / 'policy' / 'warm'}"
     return [
         Stage("checks", ("-m", "pytest", "-q", "-m", "not slow", "tests/hardware", "tests/models"), 90),
         Stage("engine", ("-m", "bench.gpu", "--device", device, "--repeats", "2", *engine), 130),
