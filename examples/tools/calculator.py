@@ -33,7 +33,7 @@ SETTINGS = CalculatorSettings
 
 
 def schema(settings: CalculatorSettings) -> JsonObject:
-    """What agents with native tool calls are told of it."""
+    """Describe the tool, for agents with native tool calls."""
     expression: JsonObject = {"type": "string", "description": "numbers and + - * / % **"}
     return {
         "description": "Compute an arithmetic expression.",

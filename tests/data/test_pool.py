@@ -25,9 +25,10 @@ POOLED = st.builds(
 )
 
 
-@given(st.lists(POOLED, max_size=40))
-def test_no_tested_question_and_no_passage_of_one_is_trained_on(asked: list[Pooled]) -> None:
-    splits, left_out = deal(asked, SHARES)
+@pytest.mark.parametrize("shares", [SHARES, {"test": 1.0}, {"train": 0.0, "test": 1.0}])
+@given(asked=st.lists(POOLED, max_size=40))
+def test_no_tested_question_and_no_passage_of_one_is_trained_on(shares: dict[str, float], asked: list[Pooled]) -> None:
+    splits, left_out = deal(asked, shares)
     place = {id(question): split for split, questions in splits.items() for question in questions}
     kept = [(one, place[id(one.question)]) for one in asked if id(one.question) in place]
     for (one, here), (other, there) in product(kept, kept):
@@ -115,6 +116,11 @@ def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: P
     trained = {normalise(one.question) for name in ("train", "dev") for one in questions.get(name, [])}
     assert trained == {"who made rome", "who made alba"}
     assert not made.evaluations
+
+
+def test_a_share_names_no_file_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="cannot name a split"):
+        make_pool([], tmp_path / "pool", {"../train": 1.0})
 
 
 @pytest.mark.parametrize("text", ["hotpotqa", "=dpr:a", "nq=:a", "dpr:", "nq=dpr"])

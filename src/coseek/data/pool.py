@@ -4,7 +4,6 @@ A question that two sets ask counts once. Questions that share a gold passage, o
 same split. Questions of a published split stay in it: `test` and `dev` are tested, `train` becomes train and dev.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,11 +128,12 @@ def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str
     first: dict[int, str] = {}
     for one, group in zip(kept, groups, strict=True):
         first[group] = min(first.get(group, one.question.id), one.question.id)
-    untested = {name: share for name, share in shares.items() if name != "test"}
-    splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares)}
+    untested = {name: share for name, share in shares.items() if name != "test" and share > 0} or {"train": 1.0}
+    untested = {name: share / sum(untested.values()) for name, share in untested.items()}
+    splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares, *untested)}
     for one, group in zip(kept, groups, strict=True):
         if group not in tested:
-            splits[_drawn(first[group], untested if group in trained else shares)].append(one.question)
+            splits[imports.split_of(first[group], untested if group in trained else shares)].append(one.question)
         elif one.published == "train":
             notes[LEAKING] += 1
         else:
@@ -171,16 +171,6 @@ def _groups(shared: Sequence[Iterable[str]]) -> list[int]:
         for element in elements:
             parent[root(place)] = root(owner.setdefault(element, place))
     return [root(place) for place in range(len(shared))]
-
-
-def _drawn(ident: str, shares: Mapping[str, float]) -> str:
-    """A split by a hash of an id."""
-    place = int.from_bytes(hashlib.sha256(ident.encode()).digest()[:8], "big") / 2**64 * sum(shares.values())
-    for name, share in shares.items():
-        if place < share:
-            return name
-        place -= share
-    return [name for name, share in shares.items() if share > 0][-1]
 
 
 class _Shelf:

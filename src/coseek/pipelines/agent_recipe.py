@@ -436,7 +436,7 @@ def _read(path: Path, above: Sequence[Path]) -> JsonObject:
 
 
 def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
-    """The settings in the file `path`, merged with the recipe they extend; of several, each lies over those before."""
+    """Merge the settings in the file `path` over the recipes that they extend, each of them over those before it."""
     base = tree.get("extends")
     tree = {name: value for name, value in tree.items() if name != "extends"}
     if base is None:

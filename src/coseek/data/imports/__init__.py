@@ -90,8 +90,7 @@ def import_data(
     documents, whose questions stay if their gold passages do. `settings` are the format's. Raises `DataError` and
     `SettingError`; nothing is written then.
     """
-    for name in shares or (TEST if split is None else split,):
-        _check_name(name)
+    _check_name(TEST if split is None else split)
     if shares is not None:
         check_shares(shares)
     if deal is not None and (split is not None or shares is not None):
@@ -211,18 +210,21 @@ def split_by_shares(questions: Sequence[Question], shares: Mapping[str, float]) 
     """
     splits: dict[str, list[Question]] = {name: [] for name in shares}
     for question in questions:
-        place = int.from_bytes(hashlib.sha256(question.id.encode()).digest()[:8], "big") / 2**64
-        chosen = [name for name, share in shares.items() if share > 0][-1]
-        for name, share in shares.items():
-            if place < share:
-                chosen = name
-                break
-            place -= share
-        splits[chosen].append(question)
+        splits[split_of(question.id, shares)].append(question)
     for name, share in shares.items():
         if share > 0 and not splits[name]:
             raise SettingError(f"no question fell to {name!r}: {share} of {len(questions)} is too small a share")
     return {name: dealt for name, dealt in splits.items() if dealt}
+
+
+def split_of(ident: str, shares: Mapping[str, float]) -> str:
+    """The split of an id, by its hash. The shares sum to 1."""
+    place = int.from_bytes(hashlib.sha256(ident.encode()).digest()[:8], "big") / 2**64
+    for name, share in shares.items():
+        if place < share:
+            return name
+        place -= share
+    return [name for name, share in shares.items() if share > 0][-1]
 
 
 def _splits(
@@ -258,7 +260,9 @@ def _check_name(split: str) -> None:
 
 
 def check_shares(shares: Mapping[str, float]) -> None:
-    """Raise `SettingError` for shares that do not sum to 1."""
+    """Raise `SettingError` for shares that do not sum to 1, or whose names cannot name a split."""
+    for name in shares:
+        _check_name(name)
     if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
         raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")

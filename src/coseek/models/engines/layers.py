@@ -1,7 +1,7 @@
 """Layers: the weights of known decoders, as the fused engine multiplies them.
 
 Shared weights are the model's own modules, including adapters. Copies concatenate the matrices with the same input,
-and on a CPU pack them for oneDNN: products with 32 rows are then 1.3 × as fast in bfloat16 and 1.8 × in float32.
+and on a CPU pack them for oneDNN, which multiplies packed matrices faster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
