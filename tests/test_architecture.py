@@ -233,6 +233,15 @@ def test_every_file_that_the_docs_name_exists() -> None:
             assert (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}, which is not there"
 
 
+def test_no_link_is_tracked() -> None:
+    """Git makes way for a tracked link by deleting an ignored folder of its name, such as `.venv`."""
+    if not (ROOT / ".git").exists():
+        return
+    staged = subprocess.run(["git", "ls-files", "--stage"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    links = [line.partition("\t")[2] for line in staged.splitlines() if line.startswith("120000 ")]
+    assert not links, f"run `git rm --cached {' '.join(links)}` and amend the commit"
+
+
 def test_no_file_holds_a_path_of_one_machine() -> None:
     # Put together here, so that this file does not hold what it looks for.
     wrong = re.compile(
