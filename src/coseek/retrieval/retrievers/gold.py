@@ -1,0 +1,90 @@
+"""Gold: the gold passages of the question first, then what another retriever finds. The ceiling of every retriever.
+
+With `k` no larger than the number of gold passages it is reading with the evidence given (oracle passages); with more,
+the perfect ranking of what the other retriever would have shown.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coseek.core.errors import SettingError
+from coseek.core.fingerprint import digest_of
+from coseek.core.settings import Settings
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Hit
+from coseek.retrieval.context_fields import ContextFields
+from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.ranking import rank_hits
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
+
+
+class GoldSettings(Settings):
+    """The questions, and the retriever for the ranks below their gold passages."""
+
+    over: str | dict[str, object]
+    """An index folder, a URL, a YAML file, or settings."""
+    data: str
+    """The data-set folder whose questions, of every split, have gold passages."""
+
+
+class GoldRetriever(LayeredRetriever):
+    """Knows a question by its text: that of the episode, or for a search without one the query itself."""
+
+    name = "gold"
+
+    def __init__(self, over: Retriever, data: Dataset) -> None:
+        super().__init__(over)
+        self._gold: dict[str, list[str]] = defaultdict(list)
+        """Question → gold ids; of questions that two sets ask, those of both."""
+        for split in data.splits:
+            for question in data.questions(split):
+                known = self._gold[question.question]
+                known += [ident for ident in question.gold_ids if ident not in known]
+        if not any(self._gold.values()):
+            raise SettingError(f"no question of {data.folder} names a gold passage, so none can be put first")
+        self._passages = data.corpus
+        self._searches = self._unknown = 0
+
+    @property
+    def identity(self) -> str:
+        gold = json.dumps(sorted(self._gold.items()))
+        return digest_of(self.name, gold, self._passages.digest, self.over.identity)
+
+    @property
+    def reads(self) -> ContextFields:
+        return replace(super().reads, question=True)
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self._unknown, self._searches, "searches were for questions without gold passages"),)
+
+    def seen(self, query: QueryLike) -> str:
+        return json.dumps([_question(query), self.over.seen(query)])
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        """`k` passages per query, with scores 1, 1/2, 1/3, …"""
+        queries = as_queries(queries, k)
+        self._searches += len(queries)
+        self._unknown += sum(not self._gold.get(_question(query)) for query in queries)
+        return [self._first(query, hits, k) for query, hits in zip(queries, self.over.search(queries, k), strict=True)]
+
+    def _first(self, query: QueryLike, hits: Sequence[Hit], k: int) -> list[Hit]:
+        gold = [self._passages.by_id(ident) for ident in self._gold.get(_question(query), ())]
+        known = {passage.id for passage in gold}
+        return rank_hits([*gold, *(hit.passage for hit in hits if hit.passage.id not in known)][:k])
+
+
+def _question(query: QueryLike) -> str:
+    asked = Query.of(query)
+    return asked.question or asked.text
+
+
+SETTINGS = GoldSettings
+
+
+def open(settings: GoldSettings, opening: OpenContext) -> GoldRetriever:
+    """Open the other retriever and read the questions."""
+    return GoldRetriever(opening.open(settings.over), Dataset(opening.path(settings.data)))
