@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.models.model_servers import KINDS, Kind, answers
 
 from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.rollout import Limits, rollout
-from coseek.core.errors import RetrieverError, SettingError, UserError
+from coseek.core.errors import RetrieverError, UserError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
@@ -288,11 +287,3 @@ def test_settings_of_a_server_are_merged_wherever_they_stand_and_none_is_dropped
     path.write_text("url: http://127.0.0.1:9\nmodel: m\nserver: 3\n")
     with pytest.raises(UserError, match="server"):
         settings_for(str(path))
-
-
-def test_a_served_policy_of_ours_is_not_asked_for_text_without_a_word(tmp_path: Path) -> None:
-    with (
-        site(answers(replace(KINDS["vllm"], owner="coseek"), writes)) as there,
-        pytest.raises(SettingError, match="--tokenizer"),
-    ):
-        open_agent(settings_for(there.url))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 from tests.hardware.paces import FAST, SLOW, processor
-from tests.serve.model_live import tiny_policy
+from tests.models.tiny_policy import tiny_policy
 
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
-from tests.serve.model_live import live_model, tiny_policy
+from tests.models.tiny_policy import tiny_policy
+from tests.models.vllm_server import vllm_server
 
 from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.protocol import load_protocol
@@ -24,8 +25,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(policy: Path) -> Iterator[str]:
-    with live_model(policy) as (url, _):
-        yield url
+    with vllm_server(policy) as server:
+        yield server.url
 
 
 def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
@@ -46,7 +47,7 @@ def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
 def test_a_run_on_a_server_is_the_run_on_its_folder(
     coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
 ) -> None:
-    words = ["--retriever", index, "--split", "dev", "--count", 12, "--temperature", 1, "--seed", 3]
+    words = ["--retriever", index, "--split", "dev", "--count", 12, "--seed", 3]
     small = "limits.max_turn_tokens=60"
     here, there = tmp_path / "here", tmp_path / "there"
     assert coseek("run", world, small, "--agent", policy, "--out", here, *words).code == 0
@@ -85,13 +86,10 @@ def test_a_question_is_asked_of_a_server(coseek: Type, index: Path, policy: Path
     assert done.code == 0, done.err
 
 
-def test_a_server_without_a_tokenizer_is_a_sentence(coseek: Type, index: Path, url: str) -> None:
-    assert "--tokenizer" in coseek("ask", "Who?", "--agent", url, "--retriever", index).sentence
-
-
-def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str) -> None:
+def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"name: {url}\nserver: {{dialect: vllm}}\n")
     with pytest.raises(SettingError, match="exchanges token ids"):
-        open_agent(settings_for(url, tokenizer="bytes"))
+        open_agent(settings_for(str(tmp_path / "a.yaml"), tokenizer="bytes"))
 
 
 @pytest.mark.slow
@@ -117,7 +115,3 @@ def test_the_stop_string_that_a_server_left_off_is_that_of_the_open_tag() -> Non
     assert grammar.lost_stop("<search>a</search><answer>b") == "</answer>"
     assert grammar.lost_stop("<search>a</search> nothing more") == ""
     assert grammar.lost_stop("no tags") == ""
-
-
-def test_a_folder_that_is_no_model_is_not_served(coseek: Type, tmp_path: Path) -> None:
-    assert "not a model folder" in coseek("serve", "model", tmp_path).sentence

@@ -433,3 +433,14 @@ def test_a_cache_that_was_trimmed_is_small_and_changes_no_row(name: str) -> None
     for key in (0, 1):
         whole.start(request(key, [66, 67 + key], max_tokens=20))
     assert trimmed == {turn.key: turn.ids for _ in range(3) for turn in whole.step()} and len(trimmed) == 2
+
+
+def test_a_row_that_is_placed_beside_others_finds_its_slot() -> None:
+    """The engine had made no room yet for a row that took a slot behind one that waits."""
+    model = network("lfm2")
+    alone, beside = (Sampler(model, TOKENIZER, (), SamplerSettings(temperature=0.0)) for _ in range(2))
+    beside.start(request(1, [40, 41], 2))
+    beside.step()
+    for one in (alone, beside):
+        one.start(request(2, [50, 51], 4))
+    assert beside.step()[0].ids == alone.step()[0].ids

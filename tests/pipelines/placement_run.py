@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from tests.accelerator import DEVICE, NAME, Module
 from tests.models.networks import converse, network
+from tests.models.tiny_policy import SMALL, TAGS, TEXTS, tiny_policy
 from tests.retrieval.tiny_encoder import make_encoder
-from tests.serve.model_live import SMALL, TAGS, TEXTS, live_model, tiny_policy
 from tests.training.echo import QUESTIONS, reward, sampling
 from tests.training.tiny import tiny_model
 from tests.training.tiny_labels import write_labels
@@ -133,15 +133,6 @@ def a_model_reranks_listwise(given: Material) -> None:
 
 def a_model_plays_the_search_engine(given: Material) -> None:
     searched(open_retriever({"retriever": "simulated", "model": str(given.policy), "document_tokens": 8}))
-
-
-def a_model_is_served(given: Material) -> None:
-    import httpx
-
-    with live_model(given.policy) as (url, _):
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "policy", "prompt": "one fish", "max_tokens": 8})
-        assert answer.status_code == 200, answer.text
-        assert httpx.get(f"{url}/info").json()["device"] == str(DEVICE)
 
 
 def an_agent_is_trained_and_measured(given: Material) -> None:

@@ -23,7 +23,6 @@ NAMES = (
     "a_cross_encoder_reranks",
     "a_model_reranks_listwise",
     "a_model_plays_the_search_engine",
-    "a_model_is_served",
     "an_agent_is_trained_and_measured",
     "a_retriever_is_trained_and_measured",
     "a_generator_is_trained_and_measured",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from bench.injected_gap import warm_run
+from tests.models.vllm_server import vllm_server
 from tests.pipelines.test_agent import TINY
-from tests.serve.model_live import live_model
 
 from coseek.core.errors import SettingError
 from coseek.pipelines.agent import AgentTraining
@@ -17,15 +17,15 @@ from coseek.pipelines.agent_recipe import load_recipe
 @pytest.mark.slow
 def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
     warm = warm_run(tmp_path / "warm", TINY) / "policy" / "warm"
-    with live_model(warm, weights_below=str(tmp_path), precision="float32", device="cpu") as (url, service):
+    with vllm_server(warm) as server:
         settings = [
             *TINY, "learn=rl", "warm_start=null", f"policy.folder={warm}", "rl.steps=4",
-            f"rollout={{servers: [{url}], weights: {tmp_path / 'served'}, max_steps_behind: 1}}",
+            f"rollout={{servers: [{server.url}], weights: {tmp_path / 'served'}, max_steps_behind: 1}}",
         ]  # fmt: skip
         training = AgentTraining(load_recipe("from-nothing", settings), tmp_path / "run")
         training.begin(resume=False)
         training.train()
-        assert service.generation.written_tokens > 0
+        assert server.written_tokens > 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["faults"], row["servers"]) for row in rows] == [(step, 0, 1) for step in range(1, 5)]
     assert all("eval/reward" in row and 0 <= row["steps_behind_max"] <= 1 for row in rows)

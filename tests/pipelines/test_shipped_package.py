@@ -69,7 +69,6 @@ json.dump(found, open("found.json", "w"))
 assert main(["train", "agent", "quickstart", "policy.folder=bse"]) == 2
 assert main(["index", "w", "--retriever", "dense", "--encoder", "bas", "--out", "other"]) == 2
 assert main(["ask", "who?", "--agent", "bse", "--retriever", "dense"]) == 2
-assert main(["serve", "model", "bse"]) == 2
 """
 RESUME = """
 from coseek.cli.main import main

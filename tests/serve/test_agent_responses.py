@@ -8,9 +8,9 @@ from typing import cast
 import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionWebSearch, ResponseInputParam, ResponseStreamEvent
+from tests.models.tiny_policy import tiny_policy
 from tests.serve.agent_live import LONG, QUESTIONS, live_agent, measured
 from tests.serve.live import WEB, EchoRetriever
-from tests.serve.model_live import tiny_policy
 
 from coseek.agents.replies import reply_in_words
 from coseek.data.passage import Hit, Passage

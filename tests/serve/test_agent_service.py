@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOptionsParam
+from tests.models.tiny_policy import tiny_policy
 from tests.serve.agent_live import LONG, QUESTIONS, SHORT, asked, live_agent, measured, until
 from tests.serve.live import CORPUS, WEB, EchoRetriever
-from tests.serve.model_live import tiny_policy
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.prompt_template import EARLIER

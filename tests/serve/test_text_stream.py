@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.serve.model_live import TAGS, TEXTS
+from tests.models.tiny_policy import TAGS, TEXTS
 
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.serve.text_stream import TextStream

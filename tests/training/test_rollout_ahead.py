@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from bench.processes import forked, run_workers
-from tests.serve.live import WEB, EchoRetriever
-from tests.serve.model_live import tiny_policy
-from tests.training.test_rollout_servers import LIMITS, PROTOCOL, QUESTIONS, Training, by_length, ids, servers
+from tests.models.tiny_policy import tiny_policy
+from tests.serve.live import EchoRetriever
+from tests.training.test_rollout_servers import LIMITS, PROTOCOL, QUESTIONS, Training, by_odd_ids, ids, servers, urls_of
 
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import ModelError, SettingError
@@ -92,7 +92,7 @@ def test_no_token_is_older_than_allowed_or_of_other_weights_than_it_says(tmp_pat
     wanted = Training(tmp_path / "here", policy, steps=STEPS)
     wanted.train()
     with servers(policy, 2) as live:
-        training = KeptWeights(tmp_path / "there", policy, [url for url, _ in live], ahead=2, steps=STEPS)
+        training = KeptWeights(tmp_path / "there", policy, urls_of(live), ahead=2, steps=STEPS)
         rows = training.train(callbacks=[Look(training)])
     assert asked(training.trained) == asked(wanted.trained)  # each once, none lost
     assert [row["faults"] for row in rows] == [0] * STEPS and [row["eval/behind"] for row in rows] == [0] * STEPS
@@ -110,25 +110,28 @@ def test_no_token_is_older_than_allowed_or_of_other_weights_than_it_says(tmp_pat
 @pytest.mark.slow
 def test_a_row_of_one_version_is_what_its_seed_gives_with_these_weights(tmp_path: Path, policy: Path) -> None:
     with servers(policy, 2) as live:
-        training = KeptWeights(tmp_path / "there", policy, [url for url, _ in live], ahead=1)
+        training = KeptWeights(tmp_path / "there", policy, urls_of(live), ahead=1)
 
         def late(run: Trajectory) -> Reward:
             """The next step is sampled before this one is trained on."""
             until(lambda: len(training.runs) == min(len(training.trained) + 2, 3))
-            return by_length(run)
+            return by_odd_ids(run)
 
         rows = training.train(late)
     assert [(row["steps_behind"], row["steps_behind_max"]) for row in rows] == [(0, 0), (1, 1), (1, 1)]
     assert rows[0]["logprob_gap"] < 1e-3 < rows[2]["logprob_gap"]  # the gap to older weights is seen
     for version, runs in ((0, training.runs[0]), (0, training.runs[1]), (1, training.runs[2])):
-        again = Training(tmp_path / "again", training.weights_of(version))
-        assert ids(runs) == ids(again.rollout([run.question for run in runs], [run.seed for run in runs]))
+        weights = training.weights_of(version)
+        with servers(weights, 1) as live:
+            again = Training(tmp_path / "again", weights, urls_of(live))
+            again.backend.refresh()
+            assert ids(runs) == ids(again.rollout([run.question for run in runs], [run.seed for run in runs]))
 
 
 @pytest.mark.slow
 def test_no_turn_is_sampled_while_weights_are_changed(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as ((url, service),):
-        training = Training(tmp_path / "there", policy, [url], ahead=1)
+    with servers(policy, 1) as (server,):
+        training = Training(tmp_path / "there", policy, [server.url], ahead=1)
         training.backend.refresh()
         pool = training.sampler
         assert isinstance(pool, ServerPool)
@@ -140,15 +143,13 @@ def test_no_turn_is_sampled_while_weights_are_changed(tmp_path: Path, policy: Pa
         for key in range(3):
             pool.start(request(key, 100))
         pool.pause()
-        written = service.generation.written_tokens
-        assert written > 0 and not service.generation.running  # those under way were waited for
+        written = server.written_tokens
+        assert written > 0 and not server.running  # those under way were waited for
         pool.start(request(3, 20))
         pool.start(request(4, 20))
         pool.close(4)
         assert turns_of(pool, 3) == dict.fromkeys(range(3), 0)
-        assert service.generation.written_tokens == written  # the fourth was not sent
-        told = WEB.post(f"{url}/update_weights_from_disk", json={"model_path": str(policy), "weight_version": 1})
-        assert told.status_code == 200
+        assert server.written_tokens == written  # the fourth was not sent
         pool.use((0,), 1)
         assert turns_of(pool, 1) == {3: 1}
         pool.pause()
@@ -179,7 +180,7 @@ def test_a_server_that_dies_ahead_costs_no_episode(tmp_path: Path, policy: Path)
     wanted.train()
     with servers(policy, 1) as live, ExitStack() as doomed:
         dying = doomed.enter_context(servers(policy, 1))
-        training = Training(tmp_path / "there", policy, [live[0][0], dying[0][0]], ahead=1, steps=STEPS)
+        training = Training(tmp_path / "there", policy, urls_of([*live, *dying]), ahead=1, steps=STEPS)
 
         def kill_in_the_third_step() -> None:
             if len(training.runs) == 2:
@@ -198,7 +199,7 @@ def train_until_killed(folder: Path, policy: Path, urls: Sequence[str]) -> None:
     def die_in_the_fourth_step(run: Trajectory) -> Reward:
         if len(training.trained) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return by_length(run)
+        return by_odd_ids(run)
 
     training.train(die_in_the_fourth_step)
 
@@ -208,7 +209,7 @@ def test_a_killed_run_asks_again_for_what_it_had_not_trained_on(tmp_path: Path, 
     wanted = Training(tmp_path / "here", policy, steps=STEPS)
     wanted.train()
     with servers(policy, 2) as live:
-        urls = [url for url, _ in live]
+        urls = urls_of(live)
         process = forked(train_until_killed, tmp_path / "there", policy, urls)
         process.join(120)
         assert process.exitcode == -signal.SIGKILL
@@ -236,14 +237,13 @@ def train_together(folder: Path, policy: Path, urls: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-def test_workers_divide_the_rows_and_push_every_version_once(
-    tmp_path: Path, policy: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    alone = Training(tmp_path / "here", policy)
-    alone.train()
+def test_workers_divide_the_rows_and_push_every_version_once(tmp_path: Path, policy: Path) -> None:
+    with servers(policy, 1) as one:
+        alone = Training(tmp_path / "here", policy, urls_of(one))
+        alone.train()
     wanted = [[run.question.id, run.seed, list(run.ids)] for step in alone.trained for run in step]
-    with servers(policy, 2, log=True) as live:
-        run_workers(2, train_together, tmp_path, policy, [url for url, _ in live])
+    with servers(policy, 2) as live:
+        run_workers(2, train_together, tmp_path, policy, urls_of(live))
     versions = 0
     for ahead in (0, 1):
         found = [json.loads((tmp_path / f"ahead-{ahead}-{rank}.json").read_text()) for rank in range(2)]
@@ -258,14 +258,13 @@ def test_workers_divide_the_rows_and_push_every_version_once(
         assert [(row["faults"], row["servers"]) for row in rows] == [(0, 2)] * 3
         assert max(row.get("steps_behind_max", 0) for row in rows) <= ahead
         versions += 1 + sum(row["updates"] > 0 for row in rows)
-    pushed = capfd.readouterr().err.count("/update_weights_from_disk")
-    assert pushed == 2 * versions > 4  # to each server
+    assert [one.paths.count("/collective_rpc") for one in live] == [versions] * 2 and versions > 2
 
 
 @pytest.mark.slow
 def test_a_training_that_fails_ends_the_rollouts_under_way(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as ((url, _),):
-        training = Training(tmp_path / "there", policy, [url], ahead=2)
+    with servers(policy, 1) as live:
+        training = Training(tmp_path / "there", policy, urls_of(live), ahead=2)
 
         def fail(run: Trajectory) -> Reward:
             raise ZeroDivisionError("a bug")
@@ -279,12 +278,12 @@ def test_a_training_that_fails_ends_the_rollouts_under_way(tmp_path: Path, polic
 @pytest.mark.slow
 def test_without_any_server_the_training_ends_with_a_sentence(tmp_path: Path, policy: Path) -> None:
     with ExitStack() as doomed:
-        ((url, _),) = doomed.enter_context(servers(policy, 1))
-        training = Training(tmp_path / "there", policy, [url], ahead=1)
+        live = doomed.enter_context(servers(policy, 1))
+        training = Training(tmp_path / "there", policy, urls_of(live), ahead=1)
 
         def die(run: Trajectory) -> Reward:
             doomed.close()
-            return by_length(run)
+            return by_odd_ids(run)
 
         with pytest.raises(ModelError, match="no rollout server loaded the new weights"):
             training.train(die)
@@ -293,8 +292,8 @@ def test_without_any_server_the_training_ends_with_a_sentence(tmp_path: Path, po
 
 @pytest.mark.slow
 def test_a_retriever_with_a_bug_ends_the_training_and_not_a_thread_alone(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as ((url, _),):
-        training = Training(tmp_path / "there", policy, [url], ahead=1)
+    with servers(policy, 1) as live:
+        training = Training(tmp_path / "there", policy, urls_of(live), ahead=1)
 
         def fail_in_the_second_step() -> None:
             if training.runs:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 from tests.serve.live import WEB
-from tests.training.test_rollout_servers import QUESTIONS, Training, by_length
+from tests.training.test_rollout_servers import QUESTIONS, Training, by_odd_ids
 from tests.training.test_vllm import tiny_llama
 from torch import Tensor
 
@@ -131,7 +131,7 @@ class Served(Training):
         """Groups of runs that the server samples, with what the algorithm makes of them."""
         self.tinker.refresh()
         asked = [question for question in QUESTIONS[:3] for _ in range(3)]
-        episodes = score([place // 3 for place in range(9)], self.rollout(asked, range(9)), by_length)
+        episodes = score([place // 3 for place in range(9)], self.rollout(asked, range(9)), by_odd_ids)
         return make_experience(episodes, self.settings, open_algorithm(self.settings), self.tinker)
 
     def twin(self, policy: Path) -> LocalBackend:

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from tests.models.tiny_policy import tiny_policy
 from tests.serve.live import WEB
-from tests.serve.model_live import tiny_policy
 from tests.training.test_rollout_servers import Training
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -43,9 +43,6 @@ ClusterName: TypeAlias = Annotated[
         help="Work on a Ray cluster: local, auto, or ray://HOST:PORT; behind it what a process takes: ?cpus=2&gpus=1.",
     ),
 ]
-PrecisionName: TypeAlias = Annotated[
-    str, typer.Option(help="float32, bfloat16, or auto: the faster one on this machine.")
-]
 
 
 def question_filter(given: Sequence[str] | None) -> QuestionFilter:

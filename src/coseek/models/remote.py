@@ -29,14 +29,14 @@ from coseek.models.usage import Prices, Usage, read_usage
 from coseek.models.written import ToolCallText
 
 log = logging.getLogger(__name__)
-_OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
+_OWNERS = {"vllm": "vllm", "sglang": "sglang"}
 """Maps `owned_by` in a server's model list to its dialect."""
 
 
 class RemoteModelSettings(ServerSettings):
     """Requests to a model behind HTTP."""
 
-    dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat", "tools"] = "auto"
+    dialect: Literal["auto", "vllm", "sglang", "completions", "chat", "tools"] = "auto"
     """The server's dialect; `auto` asks the server. `completions`, `chat` and `tools` are text only and not for
     training."""
     prices: Prices = Field(default=Prices())
@@ -263,7 +263,7 @@ def why_inexact(
     if not module.EXACT:
         return (
             f"the server is asked for text only ({dialect}), so the ids are not those that were sampled and have no "
-            "log-probabilities; use a server that returns them: vLLM, SGLang, or `coseek serve model`"
+            "log-probabilities; use a server that returns them: vLLM or SGLang"
         )
     if send:
         return f"`send` changes the fields {', '.join(send)} of the requests, on which the samples may depend"

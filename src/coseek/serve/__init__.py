@@ -1,1 +1,1 @@
-"""Serve: retrievers and models over HTTP. Needs the extra `serve`."""
+"""Serve: retrievers and agents over HTTP. Needs the extra `serve`."""

@@ -18,13 +18,12 @@ from coseek.data.trajectory import Search, Trajectory
 from coseek.serve.agent_chat import ChatAnswer, ChatRequest
 from coseek.serve.agent_responses import ResponsesAnswer, ResponsesRequest
 from coseek.serve.agent_service import AgentService
-from coseek.serve.app import new_app, read_body
+from coseek.serve.app import new_app, openai_error, read_body, while_wanted
 from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.conversation import QuestionInContext, read_request
 from coseek.serve.documents import document
 from coseek.serve.logs import Log, print_bug
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
-from coseek.serve.model_app import openai_error, while_wanted
 from coseek.serve.running import run, token_of
 
 Heard: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"

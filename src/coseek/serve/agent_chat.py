@@ -19,8 +19,8 @@ from coseek.core.repetition import without_repetition
 from coseek.core.spelling import as_written
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
+from coseek.serve.app import openai_error
 from coseek.serve.conversation import AgentRequest, LenientSettings, Messages, QuestionInContext
-from coseek.serve.model_app import openai_error
 
 _CUT = (StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT)
 

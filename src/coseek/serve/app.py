@@ -217,3 +217,22 @@ def _times(job: SearchJob) -> JsonObject:
         "engine_ms": round((job.ended - job.began) * 1_000, 2),
         "batch": job.batch,
     }
+
+
+def openai_error(status: int, sentence: str, kind: str) -> JsonObject:
+    """The body of an error in OpenAI's format."""
+    return {"error": {"message": sentence, "type": kind, "code": status}}
+
+
+async def while_wanted(request: Request, work: Awaitable[T]) -> T:
+    """The result of the work, which is cancelled when the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RefusedRequest(499, "the client has gone")
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()

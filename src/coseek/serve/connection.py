@@ -21,8 +21,6 @@ from coseek.serve.settings import ListenSettings
 
 LEAVING = "coseek.leaving"
 """Key of the ASGI scope with the `Leaving` of the connection."""
-ARRIVED = "coseek.arrived"
-"""Key of the ASGI scope: when the last byte of the request came, in the event loop's time."""
 Leaving: TypeAlias = set[Callable[[], object]]
 """Calls that are made when the client leaves."""
 _A_HEADER = 32
@@ -170,8 +168,6 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unparsed = 0
         self._wait(None)
-        # While one of a connection is answered, those behind it wait, too.
-        cast(dict[str, object], self.scope)[ARRIVED] = self.loop.time()
         super().on_message_complete()
 
     def _count(self, size: int) -> None:

@@ -3,7 +3,6 @@
 from pydantic import Field
 
 from coseek.core.settings import Settings, VariableName
-from coseek.hardware.placement import Placement
 
 
 class ListenSettings(Settings):
@@ -66,31 +65,6 @@ class ServeSettings(ListenSettings):
     """Seconds between looks at the index folders; an index that was replaced is opened and takes over."""
     log_queries: bool = False
     """Write the queries into the log line, too. Off by default, since they are the users' words."""
-
-
-class ModelServeSettings(ListenSettings, Placement):
-    """Settings of a model service."""
-
-    max_rows: int = Field(default=64, ge=1)
-    """Texts generated at once, at most."""
-    cache_tokens: int = Field(default=65_536, ge=1)
-    """Tokens that the cache has room for: the texts generated at once, times the longest of them with its prompt and
-    all tokens that it may have. One that finds no room waits; a single text may have more."""
-    queue: int = Field(default=1_024, ge=1)
-    """Texts that may wait; more are answered with 503 and `Retry-After`."""
-    most_wait_s: float = Field(default=30.0, gt=0)
-    """Seconds: a request is refused in the same way where others are before it and all are expected to take longer, and
-    where it has not begun by then."""
-    max_context: int | None = Field(default=None, ge=16)
-    """Prompt and text together have at most this many tokens; the model's own limit when not set."""
-    max_prompt_chars: int = Field(default=2_000_000, ge=1)
-    """Characters of one prompt, at most."""
-    max_prompts: int = Field(default=64, ge=1)
-    """Prompts of one request, at most."""
-    max_new_tokens: int = Field(default=262_144, ge=1)
-    """Tokens of one answer, at most: prompts times `max_tokens`."""
-    weights_below: str | None = None
-    """A folder: `/update_weights_from_disk` may load models below it. Without one it loads none."""
 
 
 class AgentServeSettings(ListenSettings):

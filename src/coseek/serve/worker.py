@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from coseek.core.files import JsonObject
 from coseek.serve.budgets import HeldBytes
-from coseek.serve.settings import AgentServeSettings, ListenSettings, ModelServeSettings, ServeSettings
+from coseek.serve.settings import AgentServeSettings, ListenSettings, ServeSettings
 
 L = TypeVar("L", bound=ListenSettings)
 T = TypeVar("T")
@@ -127,6 +127,4 @@ class Service(ABC, Generic[L]):
         return self._worker.close(wait_s)
 
 
-AnyService: TypeAlias = (
-    Service[ListenSettings] | Service[ServeSettings] | Service[ModelServeSettings] | Service[AgentServeSettings]
-)
+AnyService: TypeAlias = Service[ListenSettings] | Service[ServeSettings] | Service[AgentServeSettings]

@@ -1,4 +1,4 @@
-"""Serve retrievers, models and agents over HTTP."""
+"""Serve retrievers and agents over HTTP."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from coseek.agents.factory import check_folder, open_agent, settled_for
+from coseek.agents.factory import open_agent, settled_for
 from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.options import (
     DeviceName,
-    PrecisionName,
     PromptTemplateName,
     ProtocolName,
     RetrieverName,
@@ -26,18 +25,15 @@ from coseek.core.errors import SettingError
 from coseek.core.files import real_path
 from coseek.core.settings import make_settings
 from coseek.hardware.device import AUTO, device_of
-from coseek.hardware.speed import warning
-from coseek.models.shipped import model_path
 from coseek.retrieval.factory import check_source, index_cards, open_retriever, require_library, stamp_of
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever, follow
-from coseek.serve.settings import AgentServeSettings, ModelServeSettings, ServeSettings
+from coseek.serve.settings import AgentServeSettings, ServeSettings
 
 GROUP = "Agents"
 app = new_app()
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 _OURS = ServeSettings()
-_MODEL = ModelServeSettings()
 _AGENT = AgentServeSettings()
 TOGETHER_CPU, TOGETHER_GPU = 8, 64
 """Queries in one forward pass. On a processor 8 short queries suffice; more only add padding."""
@@ -56,7 +52,7 @@ Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No line in the 
 
 @app.callback()
 def serve() -> None:
-    """Serve retrievers and models over HTTP."""
+    """Serve retrievers and agents over HTTP."""
 
 
 @app.command("retriever", epilog="Example: `coseek serve retriever data/notes.index --port 8000`")
@@ -112,64 +108,6 @@ def serve_retriever(
     stamps = {name: partial(stamp_of, index_cards(source)) for name, source in sources(retrievers).items()}
     say(f"opening {', '.join(openers)} …")
     run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"), stamps)
-
-
-@app.command("model", epilog="Example: `coseek serve model models/mine --port 8001`")
-def serve_model(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a shipped model such as `base`.")],
-    name: Annotated[
-        str | None, typer.Option(help="The model's name in requests; the folder's name by default.")
-    ] = None,
-    host: Host = _MODEL.host,
-    port: Port = _MODEL.port,
-    token_env: TokenEnv = None,
-    rows: Annotated[int, typer.Option(min=1, help="Texts generated at once, at most.")] = _MODEL.max_rows,
-    queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
-    most_wait: Annotated[
-        float,
-        typer.Option(min=0.001, help="Expected seconds to an answer behind others, at most; else 503."),
-    ] = _MODEL.most_wait_s,
-    cache_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of the cache, texts times the longest one; others wait for room.")
-    ] = _MODEL.cache_tokens,
-    device: DeviceName = None,
-    precision: PrecisionName = _MODEL.precision,
-    weights_below: Annotated[
-        Path | None,
-        typer.Option(help="Let POST /update_weights_from_disk load models below this folder, as training asks for."),
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
-    /v1/chat/completions, GET /v1/models, /health and /info. No streaming.
-
-    Prints the URL once the model is open. On Ctrl-C or SIGTERM, accepted requests are answered first.
-    """
-    check_libraries()
-    folder = model_path(model)
-    check_folder(folder)
-    from coseek.serve.model_app import serve_model as run
-
-    settings = make_settings(
-        ModelServeSettings,
-        {
-            "host": host,
-            "port": port,
-            "token_env": token_env,
-            "max_rows": rows,
-            "queue": queue,
-            "most_wait_s": most_wait,
-            "cache_tokens": cache_tokens,
-            "device": device or AUTO,
-            "precision": precision,
-            "weights_below": None if weights_below is None else str(weights_below),
-            "log": not quiet,
-        },
-    )
-    if line := warning(settings):
-        say(line)
-    say(f"opening {model} …")
-    run(folder, settings, name, lambda url: tell(f"coseek serves {name or model} at {url}"))
 
 
 @app.command(

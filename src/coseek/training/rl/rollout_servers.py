@@ -177,10 +177,7 @@ def check_servers(settings: RolloutSettings) -> None:
         served = detect_server(calls, paths, remote.dialect, remote.model)
         calls.close()
         if weight_dialect_of(served.dialect) is None:
-            raise SettingError(
-                f"{url} ({served.dialect}) cannot load weights while it serves; use `coseek serve model "
-                "--weights-below`, vLLM or SGLang"
-            )
+            raise SettingError(f"{url} ({served.dialect}) cannot load weights while it serves; use vLLM or SGLang")
 
 
 def _load_one(server: RemoteModel, update: WeightUpdate) -> str:

@@ -87,7 +87,7 @@ class RolloutSettings(Settings):
     """Where rollouts are sampled."""
 
     servers: tuple[str, ...] = ()
-    """URLs of model servers that sample: `coseek serve model`, vLLM or SGLang. None: in this process."""
+    """URLs of model servers that sample: vLLM or SGLang. None: in this process."""
     weights: str | None = None
     """A folder that the servers can read, for the weights of each step; inside the run's folder when not set."""
     remote: RemoteModelSettings = RemoteModelSettings()

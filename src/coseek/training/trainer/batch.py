@@ -75,7 +75,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
             raise DataError(
                 f"the run of question {run.question.id!r} cannot be trained on: the server or log that it is from does "
                 "not hold the ids that were sampled with their log-probabilities; run the agent from its folder, or on "
-                "a server that returns both (vLLM, SGLang, `coseek serve model`)"
+                "a server that returns both (vLLM, SGLang)"
             )
         if not run.segments or not run.segments[0].ids or run.segments[0].author is Author.AGENT:
             raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt")
