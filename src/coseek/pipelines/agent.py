@@ -47,7 +47,7 @@ from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedule, check_in_turn, schedule_of
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
-from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
+from coseek.pipelines.stages import Stage, accuracy_of, candidates, right_runs, select, stages_of
 from coseek.pipelines.start import write_start
 from coseek.pipelines.verl.stage import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
@@ -61,10 +61,10 @@ from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
+from coseek.training.tracker import tracked
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.lora import load_learner
-from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import Workers, workers_here
@@ -101,8 +101,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         """Make the data, the warm start and every stage; finished parts are skipped."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        trackers, config = self.recipe.track if self.workers.first else (), dump_settings(self.recipe)
-        with tracked(trackers, self.folder, config, lambda: metrics_files(self.recipe, self.folder), self.progress.say):
+        trackers = self.recipe.track if self.workers.first else ()
+        with tracked(trackers, self.folder, dump_settings(self.recipe), self.progress.say):
             self._train()
 
     def _train(self) -> None:

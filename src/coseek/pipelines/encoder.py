@@ -65,11 +65,10 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimiser_of,
 )
-from coseek.training.tracker import find_tracker
+from coseek.training.tracker import find_tracker, tracked
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.lora import attach
 from coseek.training.trainer.metrics import MetricsLog
-from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.workers import workers_here
 from coseek.world.world import make_world
 
@@ -231,9 +230,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         """Train and save the encoder; does nothing where it exists."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        trackers, path = self.recipe.track if self.workers.first else (), self.folder / "metrics.jsonl"
-        config = dump_settings(self.recipe)
-        with tracked(trackers, self.folder, config, lambda: [path] if path.exists() else [], self.progress.say):
+        trackers = self.recipe.track if self.workers.first else ()
+        with tracked(trackers, self.folder, dump_settings(self.recipe), self.progress.say):
             self._train()
 
     def _train(self) -> None:

@@ -312,8 +312,8 @@ def try_format(name: str, bench: Bench) -> Iterator[str]:
 
 def try_tracker(name: str, bench: Bench) -> Iterator[str]:
     config: dict[str, Json] = {}
-    run = tracker.TrackedRun("trial/rl", "0" * 32, Path("rl"), bench.folder / "store", config, 0, None)
-    opened = tracker.find_tracker(name).open_run(run)
+    run = tracker.TrackedRun("trial/rl", "0" * 32, Path("rl"), bench.folder / "store", config, None)
+    opened = tracker.find_tracker(name)(run)
     opened.send(1, {"reward": 0.5})
     opened.close()
     files = [path for path in bench.folder.rglob("*") if path.is_file() and "store" in path.parts]

@@ -70,14 +70,6 @@ def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
     ]
 
 
-def metrics_files(recipe: AgentRecipe, folder: Path) -> list[Path]:
-    """Every `metrics.jsonl` of a training folder so far, in the order in which they are begun."""
-    parts = [folder / "warm-start", *(stage.folder for stage in stages_of(recipe, folder))]
-    # Reinforcement learning writes into a stage's folder, supervised training into one for each round.
-    names = ("metrics.jsonl", "round-*/metrics.jsonl")
-    return [path for part in parts for name in names for path in sorted(part.glob(name))]
-
-
 def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[Question]:
     """The questions that pass the filters on data set, hops, type and yes/no answers."""
     return [one for one in settings.apply(questions) if settings.yes_no or not is_closed(one)]

@@ -23,5 +23,5 @@ class TextFile:
 
 
 def open_run(run: TrackedRun) -> TextFile:
-    """Start a run, or continue it if `run.last_step` is given."""
+    """Start a run; `run.last_step` is the last step before this session."""
     return TextFile(run.store / f"{run.id}.txt")

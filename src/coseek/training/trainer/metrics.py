@@ -15,13 +15,13 @@ from coseek.core.errors import DiskFault, RunError
 from coseek.core.files import JsonObject, json_line, read_jsonl
 from coseek.data.run_seal import chained
 
-Listener: TypeAlias = Callable[[Path], None]
-"""Called with a log's path when the log is opened and after every row. Must not raise."""
+Listener: TypeAlias = Callable[[Path, Mapping[str, float], int | None], None]
+"""Called after every row with the log's path, the row, and the step of the row before it. Must not raise."""
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Listener | None) -> Iterator[None]:
     """Make every log that is opened in this block call `listener`, without passing it through the trainers."""
     token = _listener.set(listener)
     try:
@@ -45,11 +45,10 @@ class MetricsLog:
         os.truncate(path, position)
         self.position = position
         self.rows, self._chain = 0, ""
+        self._last_step: int | None = None
         for _, row in read_jsonl(path):
             self._bind(row)
         self._listener = _listener.get()
-        if self._listener is not None:
-            self._listener(path)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append one row. Raises `DiskFault` if it cannot be written."""
@@ -63,12 +62,15 @@ class MetricsLog:
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)
+        last_step = self._last_step
         self._bind(written)
         if self._listener is not None:
-            self._listener(self.path)
+            self._listener(self.path, as_written(row), last_step)
 
     def _bind(self, row: JsonObject) -> None:
         self.rows, self._chain = self.rows + 1, chained(self._chain, row)
+        step = row.get("step")
+        self._last_step = int(step) if isinstance(step, int | float) else None
 
     @property
     def seal(self) -> JsonObject:

@@ -1,1 +1,0 @@
-"""Trackers: one file for each experiment service. See `training/tracker.py`."""
