@@ -14,12 +14,10 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.app import make_app
-from coseek.serve.middleware import App, Headers, Receive, Scope, Send
-from coseek.serve.running import Server, bound
-from coseek.serve.service import RetrieverService
+from coseek.serve.limits import App, Headers, Receive, Scope, Send
+from coseek.serve.running import AnyService, Server, bound
+from coseek.serve.search_service import SearchService, make_app
 from coseek.serve.settings import ServeSettings
-from coseek.serve.worker import AnyService
 
 CORPUS = Corpus(
     [
@@ -81,7 +79,7 @@ def live(
     """The URL of a server in a thread, which is stopped in the end. `sizes` takes the bytes of every request's body."""
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
-    service = RetrieverService({name: partial(_same, one) for name, one in retrievers.items()}, given)
+    service = SearchService({name: partial(_same, one) for name, one in retrievers.items()}, given)
     app = make_app(service, token)
 
     async def measured(scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,8 +96,7 @@ def in_a_thread(service: AnyService, app: App, listening: socket.socket) -> Iter
     """The URL of a service that runs in a thread, which is stopped in the end."""
     ready = threading.Event()
     service.when_open = ready.set
-    server = Server(service, app)
-    server.grace_s = 0.0
+    server = Server(app, service.settings)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:

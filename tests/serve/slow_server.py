@@ -12,7 +12,7 @@ from tests.serve.live import EchoRetriever
 
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
-from coseek.serve.running import serve
+from coseek.serve.search_service import serve
 from coseek.serve.settings import ServeSettings
 
 

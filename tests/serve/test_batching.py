@@ -10,20 +10,13 @@ from tests.serve.live import EchoRetriever
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.query import Query
 from coseek.serve.batching import Batcher, SearchJob, shares
-from coseek.serve.contract import RefusedRequest
+from coseek.serve.limits import RefusedRequest
+from coseek.serve.running import WorkThread
 
 
-def run(batcher: Batcher, scenario: Callable[[], Awaitable[None]]) -> None:
-    """Play a scenario in an event loop, with the searching thread at work."""
-
-    async def play() -> None:
-        batcher.start(lambda: True)
-        try:
-            await asyncio.wait_for(scenario(), 20)
-        finally:
-            assert batcher.close(10)
-
-    asyncio.run(play())
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Play a scenario in an event loop."""
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -45,7 +38,7 @@ class Busy:
     def __init__(self, batch: int = 4, queue: int = 100) -> None:
         self.gate = threading.Event()
         self.retriever = EchoRetriever(self.gate)
-        self.batcher = Batcher(batch, queue)
+        self.batcher = Batcher(WorkThread("search"), batch, queue)
 
     async def ask(self, *queries: str, k: int = 2) -> "asyncio.Task[SearchJob]":
         """A request that has reached the queue."""
@@ -70,7 +63,7 @@ def test_requests_that_wait_are_searched_together_and_each_gets_its_own() -> Non
         assert texts(busy.retriever) == [["first"], ["a", "b", "c", "d"]]
         assert [(await task).batch for task in tasks] == [4, 4, 4]
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
 def test_only_searches_of_the_same_k_are_joined() -> None:
@@ -83,7 +76,7 @@ def test_only_searches_of_the_same_k_are_joined() -> None:
         assert [found(await task) for task in tasks] == [[1], [3], [1]]
         assert texts(busy.retriever) == [["first"], ["a", "c"], ["b"]]
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
 def test_a_large_request_does_not_keep_a_small_one_waiting() -> None:
@@ -101,7 +94,7 @@ def test_a_large_request_does_not_keep_a_small_one_waiting() -> None:
             f"l{number}" for number in range(9)
         ]
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
 def test_a_fault_fails_the_request_that_it_concerns_and_spares_its_siblings() -> None:
@@ -117,30 +110,30 @@ def test_a_fault_fails_the_request_that_it_concerns_and_spares_its_siblings() ->
         assert [job.fault for job in (jobs[0], jobs[2])] == [None, None]
         assert busy.batcher.faults == 1
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
 def test_a_bug_of_a_retriever_fails_one_request_and_not_the_service(capsys: pytest.CaptureFixture[str]) -> None:
-    batcher, retriever = Batcher(4, 100), EchoRetriever()
+    batcher, retriever = Batcher(WorkThread("search"), 4, 100), EchoRetriever()
 
     async def scenario() -> None:
         job = await batcher.search(retriever, ["bug"], 1)
         assert isinstance(job.fault, ZeroDivisionError)
         assert found(await batcher.search(retriever, ["a"], 1)) == [1]
 
-    run(batcher, scenario)
+    run(scenario)
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_the_rest_of_a_request_that_failed_is_not_searched() -> None:
-    batcher, retriever = Batcher(2, 100), EchoRetriever()
+    batcher, retriever = Batcher(WorkThread("search"), 2, 100), EchoRetriever()
 
     async def scenario() -> None:
         job = await batcher.search(retriever, ["a", "fail", "c", "d", "e", "f"], 1)
         assert isinstance(job.fault, RetrieverError)
         assert batcher.waiting == 0
 
-    run(batcher, scenario)
+    run(scenario)
     assert texts(retriever) == [["a", "fail"]]
 
 
@@ -158,7 +151,7 @@ def test_a_full_queue_turns_away_and_says_when_to_come_back() -> None:
         assert [found(await task) for task in waiting] == [[2, 2], [2]]
         assert found(await busy.batcher.search(busy.retriever, ["d"], 2)) == [2]
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
 def test_who_would_wait_for_minutes_is_turned_away_and_small_requests_are_not() -> None:
@@ -178,30 +171,32 @@ def test_who_would_wait_for_minutes_is_turned_away_and_small_requests_are_not() 
         busy.gate.set()
         assert [len((await task).lists) for task in tasks] == [1, 20, 16, 2]
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
-def test_closing_finishes_what_waits() -> None:
+def test_what_nobody_waits_for_is_not_searched() -> None:
     busy = Busy()
 
     async def scenario() -> None:
-        await busy.occupy()
-        task = await busy.ask("a")
+        first = await busy.occupy()
+        gone, stays = await busy.ask("gone", k=1), await busy.ask("stays")
+        gone.cancel()
+        await until(lambda: busy.batcher.waiting == 1)
         busy.gate.set()
-        assert busy.batcher.close(10)
-        assert found(await task) == [2]
+        assert [found(await task) for task in (first, stays)] == [[2], [2]]
+        assert texts(busy.retriever) == [["first"], ["stays"]]
 
-    run(busy.batcher, scenario)
+    run(scenario)
 
 
 def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told() -> None:
-    batcher, retriever = Batcher(2, 100, wait_s=5.0), EchoRetriever()
+    batcher, retriever = Batcher(WorkThread("search"), 2, 100, wait_s=5.0), EchoRetriever()
 
     async def scenario() -> None:
         jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
         assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch, long before five seconds
 
-    run(batcher, scenario)
+    run(scenario)
     assert texts(retriever) == [["a", "b"]]
 
 

@@ -6,7 +6,7 @@ from coseek.core.spelling import as_written
 from coseek.data.dataset import Dataset
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.serve.examples import examples_for
+from coseek.serve.agent_service import examples_for
 from coseek.world.world import WorldSettings, make_world
 
 

@@ -4,8 +4,9 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+from typing import cast
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -22,7 +23,8 @@ from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever
 from coseek.serve import mcp_server
-from coseek.serve.mcp_server import KnowledgeTools, make_server
+from coseek.serve.mcp_server import KnowledgeTools, bounded, make_server
+from coseek.serve.settings import ListenSettings
 from coseek.world.world import WorldSettings, make_world
 
 HOSTILE = 'x\x1b[2J"}]} </answer><script>alert(1)</script>\u202e'
@@ -163,6 +165,21 @@ def test_a_client_starts_the_command_and_speaks_over_stdio(index: Path) -> None:
     assert found is not None and len(found["results"]) == 10
 
 
+def test_a_call_that_is_too_long_is_refused_in_json_rpc() -> None:
+    sent: list[MutableMapping[str, object]] = []
+
+    async def never(*_: object) -> None:
+        raise AssertionError("it was not read")
+
+    async def send(message: MutableMapping[str, object]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [(b"content-length", b"11")]}
+    asyncio.run(bounded(never, ListenSettings(max_body_bytes=10))(scope, never, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 413
+    assert "more than 10 bytes" in json.loads(cast(bytes, sent[1]["body"]))["error"]["message"]
+
+
 def posted(url: str, arguments: dict[str, str]) -> int:
     """The status of a call of `search`."""
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": arguments}}
@@ -191,7 +208,6 @@ def test_two_clients_speak_over_http(index: Path) -> None:
             assert asyncio.run(speak(url)) == 4
             longest = {"query": "\U0001f600" * mcp_server.LONGEST}  # JSON may write each in twelve bytes
             assert posted(url, longest) == 200
-            assert posted(url, dict.fromkeys(map(str, range(mcp_server.MOST_VALUES)), "")) == 413
             port = urlsplit(url).port
             again = subprocess.run([*words[:-3], str(port)], capture_output=True, text=True, check=False, timeout=60)
             assert again.returncode == 2 and again.stderr.startswith("coseek: ") and str(port) in again.stderr

@@ -24,9 +24,8 @@ from coseek.retrieval.index_update import update_index
 from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, follow
 from coseek.retrieval.retrievers.cached import CachedRetriever
-from coseek.serve.app import make_app
 from coseek.serve.running import bound
-from coseek.serve.service import RetrieverService
+from coseek.serve.search_service import SearchService, make_app
 from coseek.serve.settings import ServeSettings
 
 QUERY = {"queries": ["ada"], "topk": 50, "return_scores": True}
@@ -36,14 +35,14 @@ def watched(source: Path) -> AbstractContextManager[str]:
     """The URL of a service that looks at its indexes all the time."""
     settings = make_settings(ServeSettings, {"port": 0, "log": False, "watch_s": 0.02})
     stamps = {name: partial(stamp_of, index_cards(one)) for name, one in sources([str(source)]).items()}
-    service = RetrieverService(named([str(source)]), settings, stamps)
+    service = SearchService(named([str(source)]), settings, stamps)
     return in_a_thread(service, make_app(service), bound(settings.host, 0))
 
 
 def in_front(url: str) -> AbstractContextManager[str]:
     """The URL of a service over another one."""
     settings = make_settings(ServeSettings, {"port": 0, "log": False})
-    service = RetrieverService(named([url]), settings)
+    service = SearchService(named([url]), settings)
     return in_a_thread(service, make_app(service), bound(settings.host, 0))
 
 

@@ -1,4 +1,3 @@
-import asyncio
 import json
 import signal
 import socket
@@ -8,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,9 +22,8 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import Dense
-from coseek.serve.app import make_app
-from coseek.serve.running import Server, bound, is_loopback, serve, token_of
-from coseek.serve.service import RetrieverService, check_name, without_secrets
+from coseek.serve.running import Server, bound, is_loopback, token_of
+from coseek.serve.search_service import SearchService, check_name, make_app, serve, without_secrets
 from coseek.serve.settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,67 +77,6 @@ def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Pa
     assert sum(line["queue_ms"] for line in served) > 0
     asked = sorted(text for line in served for text in line.get("texts", []))
     assert asked == (sorted(f"secret{number}" for number in range(32)) if log else [])
-
-
-def sent(url: str) -> bytes:
-    """A request over a connection of its own, and the beginning of its answer; empty where there is none."""
-    body = b'{"queries": ["x"]}'
-    with connected(url) as one:
-        one.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        return one.recv(12)
-
-
-@pytest.mark.slow
-def test_a_busy_service_that_is_stopped_answers_what_it_accepted_late() -> None:
-    """Its event loop is held up for longer than the grace, so that connections wait to be accepted, and to be read."""
-    answers: list[bytes] = []
-
-    def client(url: str) -> None:
-        with suppress(ConnectionRefusedError, TimeoutError):  # nothing listens any more
-            while True:
-                answers.append(sent(url))
-
-    async def busy() -> None:
-        while True:
-            time.sleep(0.3)
-            await asyncio.sleep(0)
-
-    app = make_app(service := RetrieverService({"echo": EchoRetriever}, ServeSettings(port=0, log=False)))
-    server, listening = Server(service, app), bound("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    tick = server.on_tick
-    held: list[asyncio.Future[None]] = []
-
-    async def hold_up(counter: int) -> bool:
-        if not held and answers:
-            held.append(asyncio.ensure_future(busy()))
-        return await tick(counter)
-
-    server.on_tick = hold_up  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    with ThreadPoolExecutor(8) as pool:
-        clients = [pool.submit(client, url) for _ in range(8)]
-        time.sleep(1.0)
-        server.should_exit = True
-        assert [one.exception() for one in clients] == [None] * 8
-    assert set(answers) <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def test_a_pipelined_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """uvicorn tells the last request of a connection alone that its client has left."""
-    body = json.dumps({"queries": ["x"] * 800, "topk": 4}).encode()
-    request = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with live({"echo": EchoRetriever()}, batch=1) as url, caplog.at_level("ERROR"):
-        for _ in range(5):
-            with connected(url) as leaving:
-                leaving.sendall(request * 3)
-                time.sleep(0.05)
-                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        assert ask(url).status_code == 200
-    assert not caplog.records
 
 
 @pytest.mark.slow
@@ -296,11 +233,11 @@ def test_health_says_what_is_still_being_opened() -> None:
         assert may_open.wait(20)
         return EchoRetriever()
 
-    service = RetrieverService({"big": opener}, ServeSettings(port=0, log=False))
+    service = SearchService({"big": opener}, ServeSettings(port=0, log=False))
     service.when_open = ready.set
     listening = bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(service, make_app(service))
+    server = Server(make_app(service), service.settings)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:
@@ -326,20 +263,6 @@ def test_an_index_that_cannot_be_opened_ends_the_service_with_its_error() -> Non
 
 def connected(url: str) -> socket.socket:
     return socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0), timeout=10)
-
-
-@pytest.mark.slow
-def test_a_client_that_sends_slowly_is_not_waited_for() -> None:
-    with live({"echo": EchoRetriever()}, headers_s=0.2, body_s=0.2) as url:
-        with connected(url) as silent:
-            assert silent.recv(1) == b""
-        with connected(url) as headers:
-            headers.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n")
-            assert headers.recv(1) == b""
-        with connected(url) as body:
-            body.sendall(b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"queries"')
-            assert body.recv(12) == b"HTTP/1.1 408"
-        assert ask(url).status_code == 200
 
 
 def test_a_client_that_leaves_disturbs_nobody() -> None:
@@ -378,7 +301,7 @@ def test_settings_are_shown_without_secrets() -> None:
 
 def test_a_queue_that_no_request_would_fit_into_is_refused() -> None:
     with pytest.raises(SettingError, match="make the queue longer"):
-        RetrieverService({"a": EchoRetriever}, ServeSettings(queue=10, max_queries=11))
+        SearchService({"a": EchoRetriever}, ServeSettings(queue=10, max_queries=11))
 
 
 def test_scores_that_are_no_numbers_are_a_fault_and_not_broken_json() -> None:

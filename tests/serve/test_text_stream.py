@@ -6,7 +6,7 @@ import pytest
 from tests.models.tiny_policy import TAGS, TEXTS
 
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
-from coseek.serve.text_stream import TextStream
+from coseek.serve.model_engine import TextStream
 
 WHOLE = "Ada 月が海を動かす 🙂 naïve <answer>é</answer>\n" * 4
 

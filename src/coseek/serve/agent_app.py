@@ -1,38 +1,46 @@
-"""Agent app: the HTTP paths of an agent service, and a page for trying it."""
+"""Agent app: the HTTP paths of an agent service, a page for trying it, and the documents to which the page links."""
 
 import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol as Interface
 from typing import TypeAlias, TypeVar, cast
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi import Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search, Trajectory
-from coseek.serve.agent_chat import ChatAnswer, ChatRequest
+from coseek.serve.agent_chat import ChatAnswer, ChatRequest, QuestionInContext, openai_error, read_request
 from coseek.serve.agent_responses import ResponsesAnswer, ResponsesRequest
 from coseek.serve.agent_service import AgentService
-from coseek.serve.app import new_app, openai_error, read_body, while_wanted
-from coseek.serve.contract import BUG, RefusedRequest
-from coseek.serve.conversation import QuestionInContext, read_request
-from coseek.serve.documents import document
-from coseek.serve.logs import Log, print_bug
-from coseek.serve.middleware import RECORD, AccessMiddleware, App
-from coseek.serve.running import run, token_of
+from coseek.serve.limits import (
+    BUG,
+    RECORD,
+    AccessMiddleware,
+    App,
+    RefusedRequest,
+    aside,
+    print_bug,
+    read_body,
+    while_wanted,
+)
+from coseek.serve.running import new_app, run, token_of
 
 Heard: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
 """What the agent wrote and searched since, and `None` at its end."""
 A = TypeVar("A", ChatRequest, ResponsesRequest)
+Answer: TypeAlias = ChatAnswer | ResponsesAnswer
+"""An answer in the words of one API, whole or as the events of a stream."""
 PAGE = Path(__file__).parent / "chat.html"
 _ONLY_OWN = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
+_CLOSED = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_SHOWN = frozenset((".pdf", ".txt", ".md", ".csv", ".html", ".htm", ".png", ".jpg", ".jpeg", ".gif"))
+"""Files that a browser shows; others are downloaded."""
 
 
 def serve_agent(service: AgentService, ready: Callable[[str], None]) -> None:
@@ -42,13 +50,11 @@ def serve_agent(service: AgentService, ready: Callable[[str], None]) -> None:
 
 
 def make_agent_app(service: AgentService, token: str | None = None) -> App:
-    """The whole application. It starts and closes the service with its own lifespan."""
-    log = Log() if service.settings.log else None
-    app = new_app(service, log, openai_error, openapi=False)
-    _end_episodes_first(app, service)
+    """The whole application. It opens and closes the service with its own lifespan."""
+    app = new_app(service, openai_error, openapi=False)
 
     async def info() -> Response:
-        return JSONResponse(await service.aside(True, service.info))  # a remote retriever is asked what it serves
+        return JSONResponse(await aside(True, service.info))  # a remote retriever is asked what it serves
 
     async def models() -> Response:
         return JSONResponse(service.models())
@@ -73,44 +79,14 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
         app.add_api_route("/documents/{path:path}", lambda path: document(root, path), methods=["GET"])
     if service.settings.page:
         app.add_api_route("/", page, methods=["GET"])
-    return AccessMiddleware(cast(App, app), service, token, log)
-
-
-def _end_episodes_first(app: FastAPI, service: AgentService) -> None:
-    """Let the application's life hold that of the episodes: they end before the engine does."""
-    inner = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with inner(app), service.episodes():
-            yield
-
-    app.router.lifespan_context = lifespan
-
-
-class Answer(Interface):
-    """An answer in the words of one API, whole or as the events of a stream."""
-
-    def whole(self, run: Trajectory) -> JsonObject: ...
-
-    def begin(self) -> bytes: ...
-
-    def write(self, text: str) -> bytes:
-        """What the agent wrote further."""
-
-    def show(self, made: Sequence[Search]) -> bytes:
-        """Searches that were made since."""
-
-    def end(self, run: Trajectory) -> bytes: ...
-
-    def fail(self, status: int, sentence: str, kind: str) -> bytes: ...
+    return AccessMiddleware(cast(App, app), token, service.settings.log)
 
 
 def _endpoint(
     service: AgentService, kind: type[A], new: Callable[[str, A], Answer]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        asked, conversation = await read_body(request, service, partial(_read, kind))
+        asked, conversation = await read_body(request, service.settings, partial(_read, kind))
         service.check_name(asked.model)
         seed = asked.seed or 0
         service.check_length(conversation)
@@ -121,9 +97,7 @@ def _endpoint(
             _note(record, run)
             if run.stop.is_fault:
                 return JSONResponse(openai_error(502, _fault(run), "agent_error"), 502)
-            text = json.dumps(answer.whole(run), allow_nan=False).encode()
-            service.held.take(request.scope, len(text))
-            return Response(text, media_type="application/json")
+            return Response(json.dumps(answer.whole(run), allow_nan=False), media_type="application/json")
         heard: Heard = asyncio.Queue()
         begun = asyncio.Event()
         running = asyncio.ensure_future(
@@ -187,3 +161,21 @@ def _fault(run: Trajectory) -> str:
 def _note(record: JsonObject, run: Trajectory) -> None:
     """Add the counts of a run to the log line."""
     record |= {"stop": str(run.stop), "searches": len(run.searches)}
+
+
+def document(root: Path, path: str) -> Response:
+    """The file of a passage's `path`, which begins with the name of what was imported. Raises `RefusedRequest` (404)
+    for any other one; a script in a file does not run."""
+    root = root.resolve()
+    try:
+        file = (root.parent / path).resolve()
+        known = file.is_relative_to(root) and file.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        known = False
+    if not known:
+        raise RefusedRequest(404, f"{path[:200]!r} is no file of the documents that are served here")
+    # A browser opens no PDF in a sandbox, and runs none of its scripts on this page's behalf.
+    policy = _CLOSED if file.suffix.lower() == ".pdf" else f"{_CLOSED}; sandbox"
+    kind = "inline" if file.suffix.lower() in _SHOWN else "attachment"
+    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
+    return FileResponse(file, headers=headers, filename=file.name, content_disposition_type=kind)

@@ -16,9 +16,18 @@ from coseek.agents.replies import reply_in_words
 from coseek.core.files import Json, JsonObject
 from coseek.core.repetition import without_repetition
 from coseek.data.trajectory import Author, Search, Trajectory
-from coseek.serve.agent_chat import citations, details, finish_of, source, usage
-from coseek.serve.contract import RefusedRequest
-from coseek.serve.conversation import AgentMessage, AgentRequest, QuestionInContext, checked
+from coseek.serve.agent_chat import (
+    AgentMessage,
+    AgentRequest,
+    QuestionInContext,
+    checked,
+    citations,
+    details,
+    finish_of,
+    source,
+    usage,
+)
+from coseek.serve.limits import RefusedRequest
 
 _NOT_KEPT = ("previous_response_id", "conversation", "background")
 
@@ -69,25 +78,11 @@ class ResponsesAnswer:
         self._sent = 0
         self._id, self._item = _new_id("resp"), ""
         self._body: JsonObject = {
-            "id": self._id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "in_progress",
-            "model": model,
-            "output": [],
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
-            "metadata": dict(request.metadata or {}),
-            "parallel_tool_calls": False,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": None,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": None,
-            "usage": None,
-        }
+            "id": self._id, "object": "response", "created_at": int(time.time()), "status": "in_progress",
+            "model": model, "output": [], "error": None, "incomplete_details": None, "instructions": None,
+            "metadata": dict(request.metadata or {}), "parallel_tool_calls": False, "previous_response_id": None,
+            "store": False, "temperature": None, "tool_choice": "auto", "tools": [], "top_p": None, "usage": None,
+        }  # fmt: skip
 
     def whole(self, run: Trajectory) -> JsonObject:
         """The response; made of the events that a stream would send."""

@@ -4,8 +4,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from coseek import __version__
@@ -15,24 +16,33 @@ from coseek.agents.grammar import Action
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.rollout import Agent
-from coseek.core.errors import RetrieverError
-from coseek.core.files import Json, JsonObject
+from coseek.core.errors import CoseekError, RetrieverError
+from coseek.core.files import Json, JsonObject, parse_rows
 from coseek.core.repetition import RepetitionFilter
 from coseek.core.settings import dump_settings
+from coseek.core.spelling import as_written
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.models.model import EpisodeState, Ranking, Request
+from coseek.retrieval.index import IndexCard
 from coseek.retrieval.retriever import Retriever, follow
-from coseek.serve.contract import RefusedRequest
-from coseek.serve.conversation import QuestionInContext
-from coseek.serve.examples import examples_for
-from coseek.serve.model_engine import ModelEngine
+from coseek.serve.agent_chat import QuestionInContext
+from coseek.serve.limits import RefusedRequest
+from coseek.serve.model_engine import ModelEngine, TextStream
+from coseek.serve.running import Service, WorkThread
 from coseek.serve.settings import AgentServeSettings
-from coseek.serve.text_stream import TextStream
-from coseek.serve.worker import Service
 
 LAST_ANSWERS = 64
 """Answers by whose durations the wait for a row is expected."""
+_EXAMPLES = 3
+"""Examples on the page."""
+_LONGEST = 90
+"""Characters of an example, at most, so that it fits a line or two."""
+_SPLITS = ("test", "dev", "train")
+_LOOKED_AT = 200
+"""Questions or passages among which the examples are looked for."""
 Hear = Callable[[str, Sequence[Search]], None]
 """Called with what the agent wrote further, or with "" and the searches that were answered since."""
 
@@ -58,13 +68,13 @@ class AgentService(Service[AgentServeSettings]):
         """Questions that wait for a row."""
         self.running = 0
         self._settings, self._open_retriever = agent, open_retriever
-        self._engine = ModelEngine()
+        super().__init__(settings, WorkThread("coseek-agent"))
+        self._engine = ModelEngine(self.thread)
         self._free = asyncio.Semaphore(settings.max_rows)
         self._took_s = deque[float](maxlen=LAST_ANSWERS)
         self._agent: Agent | None = None
         self._retriever: Retriever | None = None
         self._driver: AsyncDriver | None = None
-        super().__init__(settings, self._engine)
 
     def _open(self) -> None:
         self._retriever = follow(self._open_retriever())
@@ -75,7 +85,9 @@ class AgentService(Service[AgentServeSettings]):
     @property
     def not_ready(self) -> str:
         """Why nothing can be asked now; empty when it can."""
-        return self.why_not(self.name, self._agent is not None)
+        if self.failure is not None:
+            return f"{self.name} could not be opened"
+        return "" if self._agent is not None else f"{self.name} is being opened"
 
     def health(self) -> JsonObject:
         why, engine = self.not_ready, self._engine
@@ -123,14 +135,11 @@ class AgentService(Service[AgentServeSettings]):
             "spelling": agent.protocol.template.file.question_spelling,
         }
 
-    @asynccontextmanager
-    async def episodes(self) -> AsyncIterator[None]:
-        """Wraps the life of the service: at its end no episode is left."""
-        try:
-            yield
-        finally:
-            if self._driver is not None:
-                await self._driver.__aexit__(None, None, None)
+    async def close(self) -> None:
+        """End the episodes that nobody waits for, then the engine."""
+        if self._driver is not None:
+            await self._driver.__aexit__(None, None, None)
+        await super().close()
 
     async def answer(
         self, asked: QuestionInContext, seed: int, hear: Hear | None = None, begun: asyncio.Event | None = None
@@ -269,3 +278,31 @@ class _RankingTurns(_Turns):
 
 def _turns_of(engine: ModelEngine, hear: Hear | None) -> _Turns:
     return (_RankingTurns if isinstance(engine.model, Ranking) else _Turns)(engine, hear)
+
+
+def examples_for(source: str, corpus: Corpus | None) -> list[str]:
+    """Up to three questions for the chat page, as people write them: from the data folder of an index, else about
+    passages of its corpus. `source` is the retriever's name or path."""
+    asked = list(dict.fromkeys(as_written(one.question).strip() for one in _questions(source)))[:_EXAMPLES]
+    if asked or corpus is None:
+        return asked
+    titles = (as_written(passage.title).strip() for passage in islice(corpus, _LOOKED_AT))
+    named = dict.fromkeys(f"What is said about {title}?" for title in titles if title)
+    return [text for text in named if len(text) <= _LONGEST][:_EXAMPLES]
+
+
+def _questions(source: str) -> list[Question]:
+    """The first questions of the data folder that an index was made from; none where it is gone."""
+    if not source or "://" in source or not (folder := Path(source)).is_dir():
+        return []
+    with suppress(CoseekError, OSError):
+        if path := IndexCard.read(folder).corpus_path:
+            data = Dataset((folder / path).resolve().parent)
+            found = (list(_asked(data.split_path(split))) for split in _SPLITS if split in data.splits)
+            return next(filter(None, found), [])
+    return []
+
+
+def _asked(path: Path) -> Iterator[Question]:
+    rows = islice(parse_rows(path, Question.from_json), _LOOKED_AT)  # a training set may hold millions
+    return (one for one in rows if len(one.question) <= _LONGEST and one.answerable)

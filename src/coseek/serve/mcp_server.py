@@ -4,10 +4,9 @@
 and the same JSON as text. Searches of one server run one after the other, since a retriever need not be thread-safe.
 """
 
-import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, cast
@@ -24,17 +23,23 @@ from coseek.agents.replies import reply_in_words
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.sources import sources_of
 from coseek.core.errors import CoseekError, DataError
+from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.core.spelling import as_written
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.allocator import give_back_large_blocks
-from coseek.serve.app import whole_body
-from coseek.serve.budgets import HeldBytes, check_values
-from coseek.serve.connection import LEAVING, Leaving
-from coseek.serve.contract import RefusedRequest
-from coseek.serve.middleware import AccessMiddleware, App, Receive, Scope, Send
+from coseek.serve.limits import (
+    AccessMiddleware,
+    App,
+    Receive,
+    RefusedRequest,
+    Scope,
+    Send,
+    send_json,
+    while_wanted,
+    whole_body,
+)
 from coseek.serve.running import Server, bound, url_of
 from coseek.serve.settings import ListenSettings
 
@@ -48,8 +53,6 @@ LONGEST = 32_768
 """Characters of a query or question, at most."""
 MOST_BYTES = 16 * LONGEST
 """Bytes of a body, at most: JSON may write a character in twelve. The library reads it in the event loop."""
-MOST_VALUES = 4_096
-"""Values in a body, at most; a call has a dozen."""
 ABOUT = "Search a collection of passages, and read a passage whole by its id."
 ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
 
@@ -180,75 +183,41 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
     return server
 
 
-@dataclass
-class _Listening:
-    """The limits and the state of the HTTP side."""
-
-    settings: ListenSettings
-    stopping: bool = False
-
-    def __post_init__(self) -> None:
-        self.held = HeldBytes(self.settings.max_held_bytes)
-
-
 def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> None:
     """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
     Raises `SettingError` for a port that is taken."""
-    give_back_large_blocks()
-    settings = make_settings(ListenSettings, {"port": port, "max_body_bytes": MOST_BYTES, "max_values": MOST_VALUES})
-    service = _Listening(settings)
+    settings = make_settings(ListenSettings, {"port": port, "max_body_bytes": MOST_BYTES})
     listening = bound(settings.host, settings.port)
-    app = guarded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), service)
+    app = bounded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), settings)
     ready(f"{url_of(listening)}/mcp")
-    Server(service, AccessMiddleware(app, service, None, None)).run(sockets=[listening])
+    Server(AccessMiddleware(app, None, log=False), settings).run(sockets=[listening])
 
 
-def guarded(app: App, service: _Listening) -> App:
+def bounded(app: App, settings: ListenSettings) -> App:
     """The application behind the limits of a body; what it does is cancelled when the client leaves."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
+        request = Request(scope, receive)
         try:
-            if scope["method"] != "POST":  # a stream of events would hold nothing, and its connection for ever
+            if request.method != "POST":  # a stream of events would hold nothing, and its connection for ever
                 raise RefusedRequest(405, "calls are sent with POST")
-            body = await whole_body(Request(scope, receive), service)
-            check_values(body, service.settings.max_values)
+            body = await whole_body(request, settings)
         except RefusedRequest as error:
-            await _refuse(send, error)
+            row: JsonObject = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": str(error)}}
+            await send_json(send, error.status, row, {"allow": "POST", **error.headers})
             return
         given = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> MutableMapping[str, object]:
             return given.pop() if given else await receive()
 
-        calling = asyncio.ensure_future(app(scope, again, send))
-        leaving = cast(Leaving, scope.get(LEAVING, set()))
-        leaving.add(calling.cancel)
-        try:
-            await asyncio.wait({calling})
-        finally:
-            leaving.discard(calling.cancel)
-            calling.cancel()
-        if not calling.cancelled():
-            calling.result()
+        with suppress(RefusedRequest):  # the client has gone
+            await while_wanted(request, app(scope, again, send))
 
     return handle
-
-
-async def _refuse(send: Send, error: RefusedRequest) -> None:
-    """Answer in JSON-RPC."""
-    row = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": str(error)}}
-    body = json.dumps(row).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"allow", b"POST")] if error.status == 405 else []
-    if error.status in (408, 413):
-        headers.append((b"connection", b"close"))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(error.retry_after_s).encode()))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:

@@ -5,14 +5,16 @@ Rows stay open between the turns of an episode, and a new row joins those under 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from coseek.core.errors import ModelError
-from coseek.models.model import ForkableModel, Model, Request, ServedModel, Turn
-from coseek.serve.logs import print_bug
-from coseek.serve.worker import Worker
+from coseek.models.model import ForkableModel, Model, Request, ServedModel, Tokenizer, Turn
+from coseek.models.stop_strings import REPLACEMENT
+from coseek.serve.limits import print_bug
+from coseek.serve.running import WorkThread
 
 if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 TOLD_AT_ONCE = 8
 """Turns whose new tokens are sent after a step, about. With more turns under way each sends several tokens at a time,
 since sending takes time from sampling."""
+_WINDOW = 16
+"""Ids from which the decoded window of a stream is shortened."""
 
 HearIds: TypeAlias = Callable[[Sequence[int]], None]
 """Called in the event loop with the ids that a turn has grown by."""
@@ -30,24 +34,25 @@ class TurnJob:
     """A turn that is wanted."""
 
     request: Request
-    done: "asyncio.Future[None]"
+    done: "asyncio.Future[Turn]"
     hear: HearIds | None = None
     told: int = 0
     """Ids that `hear` has got."""
-    turn: Turn | None = None
 
 
-class ModelEngine(Worker):
-    """Takes requests in the event loop, and writes in its thread. `model` is set before the first request."""
+class ModelEngine:
+    """Takes requests in the event loop, and writes in a thread. `model` is set before the first request."""
 
-    def __init__(self) -> None:
-        super().__init__("coseek-agent")
+    def __init__(self, thread: WorkThread) -> None:
         self.model: Model | None = None
         self.faults = 0
+        self._thread = thread
         self._asked: deque[TurnJob | int] = deque()
         """Turns that are wanted, and keys of rows to be closed, in order."""
         self._jobs: dict[int, TurnJob] = {}
         self._open: set[int] = set()
+        self._working: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def open_rows(self) -> int:
@@ -61,71 +66,65 @@ class ModelEngine(Worker):
         models write turns whole."""
         job = TurnJob(request, asyncio.get_running_loop().create_future(), hear)
         self._ask(job)
-        await job.done
-        if job.turn is None:
-            raise ModelError("the model failed; the service's log has the details")
-        return job.turn
+        return await job.done
 
     def close_row(self, key: int) -> None:
         """Free a row, whether it is under way or not."""
         self._ask(key)
 
     def _ask(self, what: TurnJob | int) -> None:
-        with self._changed:
-            self._asked.append(what)
-            self._changed.notify()
+        self._asked.append(what)
         if isinstance(self.model, ServedModel):
             self.model.wake()
+        if self._working is None or self._working.done():
+            self._loop = asyncio.get_running_loop()
+            self._working = asyncio.ensure_future(self._work())
 
-    def _work(self) -> None:
+    async def _work(self) -> None:
         assert self.model is not None
-        while self._admit(self.model):
+        model = self.model
+        while self._asked:
+            await self._thread.run(partial(self._write, model))
+
+    def _write(self, model: Model) -> None:
+        """Write until no turn is wanted; called in the thread."""
+        while True:
             try:
-                turns = self._step(self.model)
+                while self._asked:
+                    self._carry_out(model, self._asked.popleft())
+                if not self._jobs:
+                    return
+                turns = self._step(model)
             except Exception:  # noqa: BLE001 (a bug fails the turns under way and not the service)
                 print_bug()
                 self.faults += 1
-                self._fail(self.model)
+                self._fail(model)
             else:
-                self._deliver(turns)
+                # A turn without a job is one whose row was closed meanwhile.
+                jobs = [(self._jobs.pop(turn.key), turn) for turn in turns if turn.key in self._jobs]
+                self._later(partial(_finish, jobs))
 
     def _step(self, model: Model) -> list[Turn]:
         if not isinstance(model, ForkableModel):
             return model.step()
         sampler = cast("Sampler", model)
-        turns = sampler.step_new()  # whoever has asked just now sees nothing yet, and does not wait for a whole step
-        ended = {turn.key for turn in turns}
-        self._tell(sampler, ended, new=True)
-        turns += sampler.step(1)  # requests that came meanwhile join at the next token
-        self._tell(sampler, ended | {turn.key for turn in turns})
+        turns = sampler.step(1)  # requests that came meanwhile join at the next token
+        self._tell(sampler, {turn.key for turn in turns})
         return turns
 
-    def _tell(self, sampler: "Sampler", ended: Set[int], new: bool = False) -> None:
-        """Send the new ids of turns under way, the first one of each at once; `new`: only those first ones."""
+    def _tell(self, sampler: "Sampler", ended: Set[int]) -> None:
+        """Send the new ids of turns under way, the first one of each at once."""
         few = -(-len(self._jobs) // TOLD_AT_ONCE)
         told: list[tuple[HearIds, list[int]]] = []
         for key, job in self._jobs.items():
-            if job.hear is None or key in ended or (new and job.told):
+            if job.hear is None or key in ended:
                 continue
             ids = sampler.written(key, job.told)
             if len(ids) >= (few if job.told else 1):
                 job.told += len(ids)
                 told.append((job.hear, ids))
-        self._later(_hear, told)
-
-    def _admit(self, model: Model) -> bool:
-        """Wait for work and begin it; false when closed and done."""
-        while True:
-            with self._changed:
-                while not self._asked and not self._jobs:
-                    if self._closed:
-                        return False
-                    self._changed.wait()
-                asked, self._asked = self._asked, deque()
-            for what in asked:
-                self._carry_out(model, what)
-            if self._jobs:
-                return True
+        if told:
+            self._later(partial(_hear, told))
 
     def _carry_out(self, model: Model, what: TurnJob | int) -> None:
         if isinstance(what, int):
@@ -142,24 +141,63 @@ class ModelEngine(Worker):
                 self._open.add(key)
                 model.start(what.request)
 
-    def _deliver(self, turns: Sequence[Turn]) -> None:
-        finished = []
-        for turn in turns:
-            job = self._jobs.pop(turn.key, None)
-            if job is not None:  # else its row was closed meanwhile
-                job.turn = turn
-                finished.append(job)
-        self._wake(finished)
-
     def _fail(self, model: Model) -> None:
         """End all rows without a turn."""
         jobs, self._jobs = list(self._jobs.values()), {}
         for key in self._open:
             model.close(key)
         self._open.clear()
-        self._wake(jobs)
+        error = ModelError("the model failed; the service's log has the details")
+        self._later(partial(_finish, [(job, error) for job in jobs]))
+
+    def _later(self, call: Callable[[], None]) -> None:
+        """Call in the event loop; called in the thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+
+def _finish(jobs: Iterable[tuple[TurnJob, Turn | ModelError]]) -> None:
+    for job, outcome in jobs:
+        if job.done.done():  # cancelled where the client has gone
+            continue
+        if isinstance(outcome, ModelError):
+            job.done.set_exception(outcome)
+        else:
+            job.done.set_result(outcome)
 
 
 def _hear(told: Sequence[tuple[HearIds, list[int]]]) -> None:
     for hear, ids in told:
         hear(ids)
+
+
+class TextStream:
+    """Decodes a turn piece by piece while it is sampled. The pieces joined are the decoding of all its ids; an
+    incomplete character is held back.
+
+    (Except for a tokenizer that decodes unfinished characters of byte tokens as one with what stands before them.)
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        """The last ids: decoded together, since a character may span tokens and a decoder may look back by one."""
+        self._told = 0
+        """Characters of the window's text that were returned."""
+        self._told_in_all = 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """The text that is certain with these further ids."""
+        self._window += ids
+        text = self._tokenizer.decode(self._window)
+        certain = text.rstrip(REPLACEMENT)
+        new = certain[self._told :]
+        self._told += len(new)
+        self._told_in_all += len(new)
+        if certain == text and len(self._window) >= _WINDOW and (last := self._tokenizer.decode(self._window[-1:])):
+            self._window, self._told = self._window[-1:], len(last)  # an id without text would not be looked back at
+        return new
+
+    def rest(self, ids: Sequence[int]) -> str:
+        """What is left of the text of the whole turn `ids`."""
+        return self._tokenizer.decode(ids)[self._told_in_all :]

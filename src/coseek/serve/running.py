@@ -1,57 +1,136 @@
-"""Running: a service on a socket until a signal stops it. The first signal lets it finish, a second ends it at once."""
+"""Running: a service, the thread it works in, its application, and its life on a socket until a signal stops it."""
 
 import asyncio
-import ctypes
 import os
-import selectors
 import socket
-import struct
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from types import FrameType
-from typing import Protocol, cast
+from typing import Generic, TypeAlias, TypeVar
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
+from coseek import __version__
 from coseek.core.connections import names_this_machine
 from coseek.core.errors import SettingError
-from coseek.retrieval.factory import Stamp
-from coseek.retrieval.retriever import Retriever
-from coseek.serve.allocator import give_back, give_back_large_blocks
-from coseek.serve.app import make_app
-from coseek.serve.connection import protocol_of
-from coseek.serve.middleware import App
-from coseek.serve.service import RetrieverService
-from coseek.serve.settings import ListenSettings, ServeSettings
-from coseek.serve.worker import AnyService
+from coseek.core.files import JsonObject
+from coseek.serve.limits import BUG, App, RefusedRequest
+from coseek.serve.settings import AgentServeSettings, ListenSettings, ServeSettings
 
+L = TypeVar("L", bound=ListenSettings)
+T = TypeVar("T")
+ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
+"""(status, sentence, kind) → the body of an answer that is an error."""
 _BACKLOG = 1_024
-_ATTACH_FILTER = 26
-"""SO_ATTACH_FILTER of Linux, which `socket` does not name."""
-_TRIM_TICKS = 50
-"""Tenths of a second after which freed memory is given back."""
 
 
-def serve(
-    openers: Mapping[str, Callable[[], Retriever]],
-    settings: ServeSettings,
-    ready: Callable[[str], None],
-    stamps: Mapping[str, Callable[[], Stamp | None]] | None = None,
-) -> None:
-    """Serve until a signal comes; `ready` is called with the URL once everything is open. See `RetrieverService`."""
-    token = token_of(settings)
-    service = RetrieverService(openers, settings, stamps)
-    run(service, make_app(service, token), ready)
+class WorkThread:
+    """One thread for work that must not block the event loop; calls are made one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)
+        self._ended: Callable[[], bool] = lambda: True
+        """Whether the last call has."""
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result of a call. Cancelled, the call is made to its end."""
+        future = self._pool.submit(call)
+        self._ended = future.done
+        return await asyncio.wrap_future(future)
+
+    @property
+    def busy(self) -> bool:
+        return not self._ended()
+
+    def close(self) -> None:
+        """End the thread once the call under way, if any, has ended."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Service(ABC, Generic[L]):
+    """Opens what it serves in its thread, so that `/health` answers meanwhile."""
+
+    def __init__(self, settings: L, thread: WorkThread) -> None:
+        self.settings, self.thread = settings, thread
+        self.failure: Exception | None = None
+        """Why it could not be opened."""
+        self.when_open: Callable[[], None] = lambda: None
+        """Called in the event loop once everything is open, or could not be (then there is a `failure`)."""
+
+    @abstractmethod
+    def health(self) -> JsonObject:
+        """`ready`, and `why` not; the answer of `/health`."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open everything; called in the thread."""
+
+    async def open(self) -> None:
+        try:
+            await self.thread.run(self._open)
+        except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
+            self.failure = error
+        self.when_open()
+
+    async def close(self) -> None:
+        """Called in the end, when every request has been answered."""
+        self.thread.close()
+
+
+AnyService: TypeAlias = Service[ServeSettings] | Service[AgentServeSettings]
+
+
+def new_app(service: AnyService, error_body: ErrorBody, openapi: bool) -> FastAPI:
+    """An application with `/health` and error answers, whose lifespan opens and closes the service."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        opening = asyncio.ensure_future(service.open())
+        yield
+        opening.cancel()
+        await service.close()
+
+    async def health() -> Response:
+        found = service.health()
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusedRequest)
+        return JSONResponse(error_body(error.status, str(error), "refused"), error.status, error.headers)
+
+    def no_such_path(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        body = error_body(error.status_code, str(error.detail), "refused")
+        return JSONResponse(body, error.status_code, error.headers)
+
+    def bug(request: Request, error: Exception) -> Response:
+        return JSONResponse(error_body(500, BUG, "bug"), 500)
+
+    app = FastAPI(
+        title="coseek",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url="/openapi.json" if openapi else None,
+        docs_url=None,  # the pages of documentation would load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.add_api_route("/health", health, methods=["GET"], summary="Whether it is ready, and why not.")
+    app.add_exception_handler(RefusedRequest, refused)
+    app.add_exception_handler(HTTPException, no_such_path)
+    app.add_exception_handler(Exception, bug)
+    return app
 
 
 def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
-    """Listen until a signal comes."""
-    give_back_large_blocks()
-    server = Server(service, app)
-    listening = bound(service.settings.host, service.settings.port)
+    """Serve until a signal comes; `ready` is called with the URL once everything is open. Raises what made opening
+    fail."""
+    server, listening = Server(app, service.settings), bound(service.settings.host, service.settings.port)
     url = url_of(listening)
 
     def when_open() -> None:
@@ -64,106 +143,36 @@ def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
     server.run(sockets=[listening])
     if service.failure is not None:
         raise service.failure
-    if not service.close(0.0):
-        # A thread in a search cannot be ended, and must not keep the process alive.
+    if service.thread.busy:  # with work that nobody waits for; the interpreter would wait for its end
         sys.stdout.flush()
         os._exit(0)
 
 
-class Listens(Protocol):
-    """What connections need to know of a service."""
-
-    stopping: bool
-
-    @property
-    def settings(self) -> ListenSettings: ...
-
-
 class Server(uvicorn.Server):
-    """uvicorn, with a shutdown that loses no request."""
+    """uvicorn, which ends with exit code 0 after the first signal, and at once after a second."""
 
-    grace_s = 0.25
-    """Seconds after the signal in which requests over open connections are still read."""
-    drain_s = 10.0
-    """Seconds at most in which what has arrived by then is read; a busy process is late with it."""
-
-    def __init__(self, service: Listens, app: App) -> None:
-        settings = service.settings
-        self.service = service
+    def __init__(self, app: App, settings: ListenSettings) -> None:
         config = uvicorn.Config(
             app,
-            http=protocol_of(settings),
+            http="httptools",
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="error",  # no line for each malformed request, whose writing could block
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=settings.keep_alive_s,
+            limit_concurrency=settings.max_connections + 1,
             backlog=_BACKLOG,
         )
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; a second signal ends the process. uvicorn's own handler would raise the signal again at the end."""
+        """Stop. uvicorn's own handler raises the signal again at the end, which makes it the exit code."""
         if self.should_exit:
             os._exit(128 + sig)
         self.should_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % _TRIM_TICKS == 0:
-            await asyncio.to_thread(give_back)
-        return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what has come, accept nothing new, then close.
-
-        A connection that waits to be accepted is reset when its port closes, hence they are accepted here; one that
-        waits to be read is reset when it is closed itself, hence the waits."""
-        self.service.stopping = True
-        for listening in sockets or ():
-            _refuse_new(listening)
-        arrived = [one for listening in sockets or () for one in _waiting(listening)]
-        for server in self.servers:
-            server.close()
-        loop = asyncio.get_running_loop()
-        for one in arrived:
-            await loop.connect_accepted_socket(self._connection, one)
-        await asyncio.sleep(self.grace_s)
-        until = time.monotonic() + self.drain_s
-        while self._unread() and time.monotonic() < until:
-            await asyncio.sleep(0.01)
-        await super().shutdown(sockets)
-
-    def _connection(self) -> asyncio.Protocol:
-        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-    def _unread(self) -> bool:
-        """Whether data waits on a connection without a request under way, which uvicorn would close."""
-        found = [cast(HttpToolsProtocol, one) for one in self.server_state.connections]
-        idle = [one.transport for one in found if one.cycle is None or one.cycle.response_complete]
-        with selectors.DefaultSelector() as selector:
-            for one in idle:
-                if not one.is_closing():
-                    selector.register(one.get_extra_info("socket"), selectors.EVENT_READ)
-            return bool(selector.get_map()) and bool(selector.select(0))
-
-
-def _refuse_new(listening: socket.socket) -> None:
-    """Let no more connections begin; those that wait to be accepted stay. Elsewhere than on Linux one may be reset."""
-    if sys.platform == "linux":
-        nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a packet filter: take 0 bytes
-        with suppress(OSError):  # a sandbox may have no filters
-            listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(nothing)))
-
-
-def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
-    """The connections that wait to be accepted."""
-    with suppress(BlockingIOError):
-        while True:
-            yield listening.accept()[0]
 
 
 def bound(host: str, port: int) -> socket.socket:

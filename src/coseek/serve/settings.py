@@ -6,7 +6,7 @@ from coseek.core.settings import Settings, VariableName
 
 
 class ListenSettings(Settings):
-    """Address and limits of connections."""
+    """Address, and limits of any request."""
 
     host: str = "127.0.0.1"
     """The address to listen at. Any other than this machine's own loopback needs `token_env`."""
@@ -15,21 +15,11 @@ class ListenSettings(Settings):
     token_env: VariableName | None = None
     """The environment variable that holds the token of requests; the token itself is stored nowhere."""
     max_connections: int = Field(default=4_096, ge=1)
-    """Open connections, at most; further ones are answered with 503 and closed."""
-    max_header_bytes: int = Field(default=65_536, ge=1_024)
-    """Bytes of one request's line, headers and trailers, at most."""
+    """Open connections, at most; requests of further ones are answered with 503."""
     max_body_bytes: int = Field(default=16_777_216, ge=1)
     """Bytes of one request's body, at most."""
-    max_values: int = Field(default=262_144, ge=1)
-    """Values (texts, numbers, lists, objects) in the JSON of one request, at most."""
-    max_held_bytes: int = Field(default=268_435_456, ge=1)
-    """Bytes of the bodies and answers of all requests together, at most; more are answered with 503."""
-    headers_s: float = Field(default=10.0, gt=0)
-    """Seconds for sending the headers of a request, at most."""
     body_s: float = Field(default=30.0, gt=0)
     """Seconds for sending the body of a request, at most."""
-    answer_s: float = Field(default=30.0, gt=0)
-    """A client that reads less than 48 KiB of a waiting answer in so many seconds is cut off."""
     keep_alive_s: int = Field(default=75, ge=1)
     """Seconds for which an idle connection is kept."""
     log: bool = True

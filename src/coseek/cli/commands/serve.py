@@ -87,7 +87,7 @@ def serve_retriever(
     On Ctrl-C or SIGTERM, accepted requests are answered first.
     """
     check_libraries()
-    from coseek.serve.running import serve as run
+    from coseek.serve.search_service import serve as run
 
     given = {
         "host": host,

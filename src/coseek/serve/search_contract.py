@@ -1,4 +1,5 @@
-"""Contract: requests to `/retrieve` and their answers, as JSON. Knows neither HTTP nor any index.
+"""Search contract: requests to `/retrieve` and their answers, as JSON, and both as OpenAPI. Knows neither HTTP nor any
+index.
 
 A request is `{"queries": [str, …], "topk": int | null, "return_scores": bool}`; docs/reference/service.md has every
 dialect.
@@ -9,24 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from coseek.core.errors import CoseekError, DataError
+from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
+from coseek.serve.limits import RefusedRequest
 from coseek.serve.settings import ServeSettings
 
-BUG = "a bug of the service; its log has the details"
 _QUOTED = 200
 """Characters of a refused value that a message quotes, at most."""
-
-
-class RefusedRequest(CoseekError):
-    """A request that is refused, with an HTTP status and one sentence for the client."""
-
-    def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +193,97 @@ def _quoted(value: object) -> str:
         return "a number of more than 200 digits"  # writing one out can take minutes, and Python refuses to
     text = repr(value)
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
+
+
+# --- OpenAPI
+
+
+def request_schema(limits: ServeSettings) -> JsonObject:
+    """The body of `/retrieve`, for OpenAPI. The functions above decide; a fuzz test compares the two."""
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _request_row(limits)}}},
+    }
+
+
+def answer_schemas() -> dict[int | str, dict[str, object]]:
+    """The answers of `/retrieve`, for OpenAPI."""
+    return {
+        200: _answer("one list for each query, in input order", _RESULT),
+        "default": _answer("one sentence; with 503, Retry-After says when to retry", _ERROR),
+    }
+
+
+def _answer(description: str, schema: JsonObject) -> dict[str, object]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _request_row(limits: ServeSettings) -> JsonObject:
+    text: JsonObject = {"type": "string", "maxLength": limits.max_query_chars}
+    texts: JsonObject = {
+        "oneOf": [{"type": "array", "items": text, "maxItems": limits.max_queries}, text],
+        "description": "The queries; a single string is a list of one.",
+    }
+    return {
+        "type": "object",
+        "anyOf": [{"required": ["queries"]}, {"required": ["query"]}],
+        "properties": {
+            "queries": texts,
+            "query": {**texts, "description": "The same; a single string is answered with a flat list."},
+            "topk": {
+                "type": ["integer", "null"],
+                "minimum": 0,
+                "description": f"Passages for each query; null and 0 mean {limits.topk}.",
+            },
+            "return_scores": {"type": "boolean", "default": False},
+            "contexts": {
+                "type": ["array", "null"],
+                "items": {"oneOf": [{"type": "null"}, _CONTEXT]},
+                "description": "The context of each query, for retrievers whose view reads it; as many as queries.",
+            },
+        },
+    }
+
+
+_STRING: JsonObject = {"type": "string"}
+_TURN: JsonObject = {
+    "type": "object",
+    "properties": {
+        "query": _STRING,
+        "reasoning": _STRING,
+        "documents": {"type": "array", "items": _STRING},
+        "same_turn": {
+            "type": "boolean",
+            "default": False,
+            "description": "Whether the turn of the search before it made this one, too.",
+        },
+    },
+}
+_CONTEXT: JsonObject = {
+    "type": "object",
+    "properties": {
+        "question": _STRING,
+        "reasoning": _STRING,
+        "history": {"type": "array", "items": _TURN, "description": "Earlier searches, oldest first."},
+    },
+}
+_DOCUMENT: JsonObject = {
+    "type": "object",
+    "required": ["id", "contents", "title", "text"],
+    "properties": {"id": _STRING, "contents": _STRING, "title": _STRING, "text": _STRING, "meta": {"type": "object"}},
+}
+_SCORED: JsonObject = {
+    "type": "object",
+    "required": ["document", "score"],
+    "properties": {"document": _DOCUMENT, "score": {"type": "number"}},
+}
+_RESULT: JsonObject = {
+    "type": "object",
+    "required": ["result"],
+    "properties": {
+        "result": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "array", "items": {"anyOf": [_SCORED, _DOCUMENT]}}, _SCORED, _DOCUMENT]},
+        },
+    },
+}
+_ERROR: JsonObject = {"type": "object", "required": ["error"], "properties": {"error": _STRING}}

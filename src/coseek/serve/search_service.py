@@ -1,4 +1,4 @@
-"""Retriever service: several named retrievers and one batcher. Knows no HTTP.
+"""Search service: named retrievers over HTTP. All paths answer with JSON; an error is `{"error": sentence}`.
 
 An index that is replaced on disk is opened beside the old one, searched once, and takes over. A request is answered by
 the index that was in place when it arrived.
@@ -7,23 +7,38 @@ the index that was in place when it arrived.
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
-from urllib.parse import urlsplit, urlunsplit
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from coseek import __version__
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
 from coseek.core.visible import visible
+from coseek.data.passage import Hit
 from coseek.retrieval.factory import Stamp
+from coseek.retrieval.query import Query
+from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import ReplaceableRetriever, Retriever, fields_read, with_all_under
-from coseek.serve.batching import Batcher
-from coseek.serve.contract import RefusedRequest
+from coseek.serve.batching import Batcher, SearchJob
+from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, aside, read_body, while_wanted
+from coseek.serve.running import Service, WorkThread, new_app, run, token_of
+from coseek.serve.search_contract import (
+    RetrieveRequest,
+    answer,
+    answer_schemas,
+    blank,
+    parse_request,
+    passages_of,
+    request_schema,
+)
 from coseek.serve.settings import ServeSettings
-from coseek.serve.worker import Service
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of indexes, which become parts of URLs."""
@@ -31,6 +46,20 @@ TAKEN = frozenset({"retrieve", "info", "health", "openapi.json"})
 LIMITS = {"max_queries", "max_query_chars", "max_context_chars", "max_topk", "max_hits", "max_body_bytes"}
 """Settings that bound a request; `/info` states them."""
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
+_MANY_HITS = 2_000
+"""Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
+
+
+def serve(
+    openers: Mapping[str, Callable[[], Retriever]],
+    settings: ServeSettings,
+    ready: Callable[[str], None],
+    stamps: Mapping[str, Callable[[], Stamp | None]] | None = None,
+) -> None:
+    """Serve until a signal comes; `ready` is called with the URL once everything is open. See `SearchService`."""
+    token = token_of(settings)
+    service = SearchService(openers, settings, stamps)
+    run(service, make_app(service, token), ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +78,11 @@ class Index:
         passages = None if corpus is None else len(corpus)
         settings = getattr(retriever, "settings", None)
         shown = without_secrets(dump_settings(settings)) if isinstance(settings, Settings) else {}
-        view = getattr(settings, "view", "query")
         card: JsonObject = {
             "index": name,
             "name": retriever.name,
             "identity": retriever.identity,
-            "view": str(view),
+            "view": str(getattr(settings, "view", "query")),
             "reads": fields_read(retriever).to_json(),
             "passages": passages,
             "settings": shown,
@@ -75,7 +103,7 @@ class Index:
         return str(self.card["identity"])
 
 
-class RetrieverService(Service[ServeSettings]):
+class SearchService(Service[ServeSettings]):
     """Serves named retrievers, which are opened in the search thread."""
 
     def __init__(
@@ -95,9 +123,11 @@ class RetrieverService(Service[ServeSettings]):
                 f"a request may bring {settings.max_queries} queries and the queue holds {settings.queue}; "
                 "make the queue longer or requests smaller"
             )
+        super().__init__(settings, WorkThread("coseek-search"))
         self.names = tuple(openers)
-        self.batcher = Batcher(settings.batch, settings.queue, settings.wait_ms / 1_000, settings.most_wait_s)
-        super().__init__(settings, self.batcher)
+        self.batcher = Batcher(
+            self.thread, settings.batch, settings.queue, settings.wait_ms / 1_000, settings.most_wait_s
+        )
         self.indexes: dict[str, Index] = {}
         self._openers = openers
         self._opening = next(iter(openers))
@@ -119,19 +149,19 @@ class RetrieverService(Service[ServeSettings]):
         return self.indexes[name]
 
     def health(self) -> JsonObject:
-        why = "the service is stopping" if self.stopping else self.unopened
+        why = self.unopened
         return {"ready": not why, "why": why, "waiting": self.batcher.waiting, "faults": self.batcher.faults}
 
     def info(self, name: str) -> JsonObject:
         """The card of an index, with what it reads of a query's context, and the limits of a request."""
         limits = self.settings.model_dump(include=LIMITS)
-        said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
         index = self.index(name)
+        said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
         return {**index.card, "identity": index.identity, **said, "coseek": __version__}
 
-    def close(self, wait_s: float) -> bool:
+    async def close(self) -> None:
         self._closing.set()
-        return super().close(wait_s)
+        await super().close()
 
     def _open(self) -> None:
         for name in self._openers:
@@ -146,7 +176,8 @@ class RetrieverService(Service[ServeSettings]):
             stamp = self._opened_stamps[name] = self._stamp(name)
             index = Index.of(name, self._openers[name]())
             if index.passages is not None:  # a search of a remote retriever may cost money
-                _warm_up(index.retriever)
+                with suppress(RetrieverError):  # a request that meets the same error reports it
+                    index.retriever.search(["warm up"], 1)  # so that encoders are loaded before the first request
             if self._stamp(name) == stamp:
                 return index
 
@@ -168,12 +199,85 @@ class RetrieverService(Service[ServeSettings]):
             print(visible(f"{name} was replaced, and the old index is kept: {error}"), file=sys.stderr, flush=True)
 
 
-def _warm_up(retriever: Retriever) -> None:
-    """Search once, so that encoders are loaded before the first request."""
+def make_app(service: SearchService, token: str | None = None) -> App:
+    """The whole application. It opens and closes the service with its own lifespan."""
+    app = new_app(service, lambda status, sentence, kind: {"error": sentence}, openapi=True)
+    for name in (None, *service.names):
+        _add_index(app, service, name)
+
+    def fault(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": f"the retriever failed: {error}"}, 502)
+
+    app.add_exception_handler(RetrieverError, fault)
+    return AccessMiddleware(cast(App, app), token, service.settings.log)
+
+
+def _add_index(app: FastAPI, service: SearchService, name: str | None) -> None:
+    """Add the paths of one index; `None` stands for the default index."""
+    prefix = "" if name is None else f"/{name}"
+    known = name or service.names[0]
+
+    async def info() -> Response:
+        return JSONResponse(await aside(service.index(known).follows, lambda: service.info(known)))
+
+    app.add_api_route(
+        f"{prefix}/retrieve",
+        _retrieve(service, known),
+        methods=["POST"],
+        summary=f"Search {known}.",
+        responses=answer_schemas(),
+        openapi_extra=request_schema(service.settings),
+        operation_id=f"retrieve_{name or 'default'}",
+    )
+    app.add_api_route(f"{prefix}/info", info, methods=["GET"], operation_id=f"info_{name or 'default'}")
+
+
+def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def retrieve(request: Request) -> Response:
+        limits = service.settings
+        record = cast(JsonObject, request.scope[RECORD])
+        wish = await read_body(request, limits, partial(parse_request, limits=limits))
+        index = service.index(name)
+        k = passages_of(wish, limits, index.passages)
+        record |= {"index": name, "queries": len(wish.queries), "k": k}
+        if limits.log_queries:
+            record["texts"] = [Query.of(query).text for query in wish.queries]
+        asked = [query for query in wish.queries if not blank(query)]
+        lists: list[list[Hit]] = []
+        if asked:
+            job = await while_wanted(request, service.batcher.search(index.retriever, asked, k))
+            record |= _times(job)
+            if job.fault is not None:
+                raise job.fault
+            lists = job.lists
+        text = await _written(_in_place(wish, lists), wish, limits.max_answer_bytes)
+        identity = await aside(index.follows, lambda: index.identity)
+        return Response(text, media_type="application/json", headers={IDENTITY: identity})
+
+    return retrieve
+
+
+def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
+    """One list for each query, an empty one for a blank query."""
+    if len(lists) == len(wish.queries):
+        return lists
+    found = iter(lists)
+    return [[] if blank(query) else next(found) for query in wish.queries]
+
+
+async def _written(lists: list[list[Hit]], wish: RetrieveRequest, most: int) -> bytes:
     try:
-        retriever.search(["warm up"], 1)
-    except RetrieverError:
-        return  # a request that meets the same error reports it
+        return await aside(sum(map(len, lists)) >= _MANY_HITS, partial(answer, lists, wish, most))
+    except ValueError:
+        raise RetrieverError("the retriever gave a score that is no number") from None
+
+
+def _times(job: SearchJob) -> JsonObject:
+    return {
+        "queue_ms": round((job.began - job.arrived) * 1_000, 2),
+        "engine_ms": round((job.ended - job.began) * 1_000, 2),
+        "batch": job.batch,
+    }
 
 
 def check_name(name: str) -> None:
@@ -184,25 +288,12 @@ def check_name(name: str) -> None:
         raise SettingError(f"{name!r} is a path of the service itself; serve the index under another name")
 
 
-def without_secrets(value: Json) -> JsonObject:
-    """Settings without secrets: no value of a `key` or `token`, no user or password inside a URL."""
-    return cast(JsonObject, _open_to_all(value))
-
-
-def _open_to_all(value: Json) -> Json:
+def without_secrets(value: Json) -> Json:
+    """Settings without secrets: no value of a `key` or `token`, no user, password or query inside a URL."""
     if isinstance(value, dict):
-        return {key: _open_to_all(one) for key, one in value.items() if not _SECRET & set(key.lower().split("_"))}
+        return {key: without_secrets(one) for key, one in value.items() if not _SECRET & set(key.lower().split("_"))}
     if isinstance(value, list):
-        return [_open_to_all(one) for one in value]
+        return [without_secrets(one) for one in value]
     if isinstance(value, str) and "://" in value:
-        return _bare_url(value)
+        return re.split("[?#]", re.sub(r"(?<=://)[^/]*@", "", value))[0]
     return value
-
-
-def _bare_url(url: str) -> str:
-    """The URL without user, password and query."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
