@@ -24,8 +24,6 @@ from coseek.agents.protocol import load_protocol
 from coseek.cli.main import main
 from coseek.core.errors import UserError
 from coseek.core.files import Json, json_line, read_yaml, write_json
-from coseek.data.audit import audit_run
-from coseek.data.checkpoint_manifest import write_manifest
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset
 from coseek.data.grade_cache import GradeCache, Verdict
@@ -38,12 +36,11 @@ from coseek.graders.generator import GeneratorSettings, load_generator_prompt
 from coseek.hub.card import read_card
 from coseek.labels.label_folder import LabelFolder
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.folder_audit import audits_of
+from coseek.pipelines.audit import audit_run
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import open_index
 from coseek.traces.importing import import_traces, trace_settings
 from coseek.training.encoder.recipe import load_retriever_recipe
-from coseek.training.trainer.metrics import MetricsLog
 from coseek.world.oracle import Oracle
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
@@ -82,10 +79,6 @@ def labels_of(path: Path) -> None:
     labels.recover()
 
 
-def audited(path: Path) -> None:
-    assert all(audit.of for _, audit in audits_of(path.parent))
-
-
 def searched(path: Path) -> None:
     open_index(path.parent).search(["who"], 3)
 
@@ -100,8 +93,6 @@ READERS: dict[str, tuple[Read, ...]] = {
     "labels/labels.jsonl": (labels_of,),
     "labels/dropped.jsonl": (labels_of,),
     "verdicts.jsonl": (verdicts,),
-    "trained/metrics.jsonl": (audited,),
-    "trained/checkpoints/step-000001/manifest.json": (lambda path: audited(path.parents[1]),),
     "bm25/index.json": (searched,),
     "bm25/checksums.json": (searched,),
     "bm25/vocabulary.json": (searched,),
@@ -139,9 +130,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "set" / "README.md").write_text("---\nlicense: mit\n---\nMine.\n", encoding="utf-8")
     with (cache := GradeCache(home / "verdicts.jsonl", Verdict, "one judge", {})).appending() as file:
         cache.append(file, Verdict("q", "Ada", True))
-    (log := MetricsLog(home / "trained" / "metrics.jsonl")).write({"step": 1, "reward": 0.5})
-    (checkpoint := home / "trained" / "checkpoints" / "step-000001").mkdir(parents=True)
-    write_manifest(checkpoint, 1, {}, log.seal)
     for name, text in TEXTS.items():
         (home / name).write_text(text, encoding="utf-8")
     for name, source in COPIED.items():

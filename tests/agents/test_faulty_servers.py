@@ -14,12 +14,12 @@ from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import run_questions
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpSettings
-from coseek.data.audit import audit_run
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, StopReason
 from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.audit import audit_run
 from coseek.retrieval.retrievers.remote import RemoteRetriever
 from coseek.retrieval.retrievers.remote import RemoteRetrieverSettings as RetrieverSettings
 
@@ -104,4 +104,4 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
         for segment in trajectory.segments[1:]:
             assert "proxy" not in segment.text and "memory" not in segment.text
             assert segment.author is Author.AGENT or EVIDENCE in segment.text
-    assert audit_run(tmp_path / "run", TOKENIZER.decode).first is None
+    assert audit_run(tmp_path / "run").violations == ()

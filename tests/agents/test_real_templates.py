@@ -25,7 +25,7 @@ from coseek.models.chat import templated
 from coseek.models.pretrained import save_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_run import RunSettings, run_agent
-from coseek.pipelines.run_audit import audit_stored_run
+from coseek.pipelines.audit import audit_run
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.training.trainer.batch import make_batch
@@ -200,5 +200,5 @@ def test_a_network_of_the_family_samples_a_sound_run(
     run_agent(settings, tmp_path / "run", resume=False)
     (run,) = Run(tmp_path / "run").trajectories()
     assert run.valid and run.answer == "1815" and run.ids == taught.ids
-    audit = audit_stored_run(tmp_path / "run", str(data / "index"), policy)
+    audit = audit_run(tmp_path / "run", str(data / "index"), policy)
     assert audit.count == 0 and audit.derived == 1 and not audit.left_out, (audit.violations, audit.left_out)

@@ -16,7 +16,6 @@ from coseek.agents.scripted_agent import Move
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.agents.served_context import served_context
 from coseek.cli.commands.ask import watched
-from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -27,6 +26,7 @@ from coseek.measure.score import score_run
 from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.audit import audit_run
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world

@@ -11,13 +11,13 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script, typist
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.agents.run_questions import row_seed, run_questions
-from coseek.data.audit import audit_run
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.searched import search_questions
 from coseek.models.model import Request, Turn
+from coseek.pipelines.audit import audit_run
 from coseek.retrieval.query import QueryLike
 
 SEARCH_R1 = load_protocol("search-r1", "default")

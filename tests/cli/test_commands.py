@@ -34,8 +34,7 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     assert "budgeted_recall: 30 tokens of passages" in coseek("score", "r", "--budget", 30).out
     audit = coseek("audit", "r", "--retriever", "w-bm25")
     assert audit.out.splitlines() == [
-        "r: sound; 20 trajectories checked",
-        "  100% worked out again, 100% bound; sealed",
+        "r: sound; 20 trajectories checked, 100% derived again, with a digest file",
     ]
     assert audit.err == ""  # nothing was left out
 
@@ -254,7 +253,7 @@ def test_a_model_folder_is_an_agent(world: Path, index: Path, tmp_path: Path, co
     agent = Run(tmp_path / "r").settings["agent"]
     assert isinstance(agent, dict)
     assert (agent["protocol"], agent["prompt_template"], agent["temperature"]) == ("search-r1", "laptop", 1.0)
-    assert "sound; 16 trajectories checked\n" in coseek("audit", tmp_path / "r").out
+    assert "sound; 16 trajectories checked, 100% derived again" in coseek("audit", tmp_path / "r").out
     asked = coseek("ask", "Who ?", "max_tokens=40", "--agent", tmp_path / "policy", "--retriever", index)
     assert (asked.code, "no answer: the run ended by" in asked.err or bool(asked.out)) == (0, True)
 

@@ -13,9 +13,9 @@ from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
-from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.models.remote import RemoteModelSettings
+from coseek.pipelines.audit import audit_run
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
     found, logprobs = [], []
     for line in (run / "trajectories.jsonl").read_text().splitlines():
         row = json.loads(line)
-        del row["timings"], row["digest"]
+        del row["timings"]
         found.append(row)
     found.sort(key=lambda row: (row["question"]["id"], row["seed"]))
     for row in found:
@@ -74,7 +74,7 @@ def test_text_only_is_marked_and_not_trained_on(
     assert "not for training" in done.err
     kept = list(Run(tmp_path / "run").trajectories())
     assert not any(run.exact for run in kept)
-    assert audit_run(tmp_path / "run").first is None
+    assert audit_run(tmp_path / "run").violations == ()
     from coseek.training.trainer.batch import make_batch
 
     with pytest.raises(DataError, match="cannot be trained on"):

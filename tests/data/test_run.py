@@ -55,12 +55,12 @@ def test_half_a_row_of_a_killed_run_is_completed_by_resume_and_not_by_hand(tmp_p
         list(made.trajectories())
 
 
-def test_a_run_is_sorted_before_it_is_sealed(tmp_path: Path) -> None:
+def test_a_run_is_sorted_before_it_is_closed(tmp_path: Path) -> None:
     made = Run.create(tmp_path / "run", {})
     with made.open_for_append(order=["q2", "q1"]) as file:
         for one in (fault(seed=1), fault(seed=0)):
             made.append(file, one)
-    assert made.is_sealed and [one.seed for one in made.trajectories()] == [0, 1]
+    assert made.is_closed and [one.seed for one in made.trajectories()] == [0, 1]
 
 
 def test_a_run_remembers_versions_and_when(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from coseek.core.fingerprint import file_digest
 from coseek.core.settings import make_settings
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.run_audit import audit_stored_run
+from coseek.pipelines.audit import audit_run
 from coseek.view.run_source import open_sources
 
 T = TypeVar("T")
@@ -76,16 +76,16 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<script" not in page and "What was learnt" in page
     (kept,) = (tmp_path / "run" / "rl" / "rollouts").iterdir()
-    audit = audit_stored_run(kept)
-    assert kept.name == "step-000002" and audit.rows == audit.derived == audit.bound == 6 and not audit.violations
+    audit = audit_run(kept)
+    assert kept.name == "step-000002" and audit.rows == audit.derived == 6 and audit.bound and not audit.violations
     tokens = kept / "tokens.jsonl"
     paid = tokens.read_text(encoding="utf-8")
     tokens.write_text(re.sub(r'"reward": [^,]+', '"reward": 0.77', paid, count=1), encoding="utf-8")
-    found = audit_stored_run(kept).violations
+    found = audit_run(kept).violations
     tokens.write_text(paid, encoding="utf-8")
-    assert "the reward is 0.77" in str(found[0]) and "changed after the run was closed" in str(found[1])
+    assert "the reward is 0.77" in str(found[0]) and "changed after the folder was closed" in str(found[1])
     for cell in cells:
-        audit = audit_stored_run(tmp_path / "run" / "table" / cell)
+        audit = audit_run(tmp_path / "run" / "table" / cell)
         assert audit.rows == audit.derived == 8 and not audit.violations, cell
     assert main(["score", str(kept)]) == 0
     sources, _ = open_sources([tmp_path / "run"])

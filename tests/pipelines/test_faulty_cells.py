@@ -169,14 +169,14 @@ def test_servers_that_sample_ahead_of_a_schedule_are_refused_before_the_warm_sta
         training.train()
 
 
-def test_a_cell_that_a_kill_left_unsealed_is_sealed(tmp_path: Path) -> None:
+def test_a_cell_that_a_kill_left_open_is_closed(tmp_path: Path) -> None:
     training, shelf, row = agent_training(tmp_path, 400), Outage(), TableRow("rules", "", "search-r1", 0.0)
     shelf.down, column = False, QuestionSet("test", (QUESTION,), shelf)
     answer_cell(training, row, column, 0)
     run = Run(cell_folder(training, row, column))
-    run._unseal()
+    run._reopen()
     answer_cell(training, row, column, 0)
-    assert run.is_sealed and len(run.done()) == 1
+    assert run.is_closed and len(run.done()) == 1
 
 
 def test_samples_that_an_outage_spoilt_are_drawn_again_until_they_are_learnt_from(tmp_path: Path) -> None:

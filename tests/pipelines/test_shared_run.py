@@ -13,8 +13,8 @@ from tests.pipelines.shared_run_run import shared
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.core.errors import SettingError
+from coseek.core.files import json_line
 from coseek.data.run import Run
-from coseek.data.run_seal import row_line
 from coseek.pipelines.shared_run import take_over_runs
 
 LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
@@ -23,7 +23,7 @@ LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
 def rows(run: Path) -> list[str]:
     """The stored rows in their order, without the seconds that they took."""
     lines = (run / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.dumps({**json.loads(line), "timings": {}, "digest": ""}) for line in lines]
+    return [json.dumps({**json.loads(line), "timings": {}}) for line in lines]
 
 
 def logprobs(rows: list[str]) -> list[float]:
@@ -66,7 +66,7 @@ def test_a_kill_while_parts_are_taken_over_doubles_no_row_and_other_weights_are_
     whole, part = Run.create(tmp_path / "run", {}), Run.create(tmp_path / "run" / "parts" / "1", {})
     one = sampled(seed=7)
     asked = [replace(one.question, id=f"q{number}") for number in range(6)]
-    lines = [row_line(replace(one, question=question)).rstrip("\n") for question in asked]
+    lines = [json_line(replace(one, question=question).to_json()).rstrip("\n") for question in asked]
     for kept, some in ((whole, lines[0::2]), (part, lines[1::2])):
         kept.bind({"model": "a"})
         kept.trajectories_path.write_text("".join(f"{line}\n" for line in some))

@@ -11,9 +11,9 @@ from tests.traces.chats import imported, own_runs, random_chat, stored
 
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
-from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
+from coseek.pipelines.audit import audit_run
 from coseek.traces.atif import atif_document
 from coseek.traces.exporting import export_run
 from coseek.traces.importing import import_traces

@@ -7,8 +7,8 @@ import pytest
 from tests.traces.chats import imported, search_chat
 
 from coseek.core.files import Json, JsonObject
-from coseek.data.audit import audit_run
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.pipelines.audit import audit_run
 from coseek.traces.importing import TraceReport
 
 PAGES: list[Json] = [{"id": "1", "title": "Orlen", "text": "Orlen lies on the Tave."}]

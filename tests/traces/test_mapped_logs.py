@@ -9,10 +9,10 @@ from tests.traces.chats import imported, search_chat, write_log
 from coseek.agents.served_context import served_context
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
 from coseek.measure.score import score_trajectory
+from coseek.pipelines.audit import audit_run
 from coseek.traces.found_passages import hits_by_query
 from coseek.traces.importing import import_traces, trace_settings
 

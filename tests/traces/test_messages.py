@@ -19,13 +19,13 @@ from coseek.agents.search_turns import replay_queries
 from coseek.agents.served_context import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_jsonl
-from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.score import score_trajectory
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.audit import audit_run
 from coseek.pipelines.generator_table import identities_of, naive_rag
 from coseek.pipelines.stored_runs import in_tokens_of
 from coseek.retrieval.query import QueryLike

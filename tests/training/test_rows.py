@@ -202,6 +202,7 @@ def test_an_interrupted_export_leaves_the_old_rows(tmp_path: Path) -> None:
         export_rows(run, fail, choice)
     assert (run.folder / "rows.jsonl").read_bytes() == before
     assert sorted(path.name for path in run.folder.iterdir() if not path.name.startswith(".")) == [
+        "SHA256SUMS",
         "rows.jsonl",
         "run.yaml",
         "trajectories.jsonl",

@@ -18,9 +18,9 @@ from coseek.agents.protocol import Protocol
 from coseek.agents.tool import DocumentPage, Result, TurnSearches
 from coseek.agents.unwritable import NOT_KEPT
 from coseek.core.errors import UserError
-from coseek.data.audit import Finding
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory_checks import Finding
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.retrieval.query import QueryLike
 

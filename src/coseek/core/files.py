@@ -36,6 +36,8 @@ _RUST_DISK_FAULT = re.compile(r"\(os error (\d+)\)")
 """A fault of the disk as tokenizers and safetensors tell it, whose exceptions are no `OSError`s."""
 RECORDS = ("run.yaml", "recipe.yaml", "labels.yaml")
 """Records of a start. They are written first and are no result."""
+SUMS = "SHA256SUMS"
+"""Digests of the files of a closed run or label folder."""
 _OURS = re.compile(r"(corpus|questions\..+|trajectories|labels|dropped|texts)\.jsonl(\.gz)?")
 """Names of files that no other file takes, even where the folder is still to be made."""
 _MARKS = (*RECORDS, "index.json", "corpus.jsonl")
@@ -303,13 +305,17 @@ def check_replaceable(folder: Path, is_ours: Callable[[str], object], what: str)
 def is_failed_start(folder: Path, record: str) -> bool:
     """Whether a folder holds the `record` of a start and no result, so that it may be started anew.
 
-    Records (`RECORDS`), empty files, hidden files and logs are no results. A record has the key `created`.
+    Records (`RECORDS`), `SUMS`, empty files, hidden files and logs are no results. A record has the key `created`.
     """
     if not (folder / record).exists() or "created" not in read_yaml(folder / record, "record"):
         return False
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and path.stat().st_size and not (hidden or path.suffix == ".log" or path.name in RECORDS):
+        if (
+            path.is_file()
+            and path.stat().st_size
+            and not (hidden or path.suffix == ".log" or path.name in (*RECORDS, SUMS))
+        ):
             return False
     return True
 

@@ -1,7 +1,7 @@
 """Grades that a generator or judge gave to the trajectories of a run, in a JSONL file beside them.
 
-The first line names the grader; every later line is an entry, appended when it is known. Each has a digest. A stored
-run can be scored again without a model.
+The first line names the grader; every later line is an entry, appended when it is known. A stored run can be scored
+again without a model.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, check_is_fi
 from coseek.core.lock import lock_beside, sweep_lock_beside
 from coseek.core.strict_json import is_json
 from coseek.data.run import drop_partial_line
-from coseek.data.run_seal import bound
 
 SCHEMA = 1
 """Version of the file, in its first line."""
@@ -164,7 +163,7 @@ class GradeCache(Generic[E]):
         with lock_beside(self.path):
             if not self.path.exists():
                 with atomic_write(self.path) as file:
-                    file.write(json_line(bound({"schema": SCHEMA, "identity": self.identity, "by": self.card})))
+                    file.write(json_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
             check_is_file(self.path)
             drop_partial_line(self.path)
             with self.path.open("a", encoding="utf-8") as file:
@@ -172,7 +171,7 @@ class GradeCache(Generic[E]):
 
     @staticmethod
     def append(file: IO[str], entry: GradeEntry) -> None:
-        file.write(json_line(bound(entry.to_json())))
+        file.write(json_line(entry.to_json()))
         file.flush()
 
 

@@ -21,6 +21,13 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def value_digest(value: Json) -> str:
+    """SHA-256 of a JSON value in one spelling, in hexadecimal digits. Equal numbers (1 and 1.0) are spelt alike."""
+    # `default`: a YAML file may hold a date, of which its text counts.
+    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def questions_digest(questions: Iterable[Question]) -> str:
     """Digest of the questions in order."""
     sha = hashlib.sha256()
@@ -52,3 +59,11 @@ def check_identities(file: Path, recorded: Json, now: Identities) -> None:
             f"{file.parent} was begun with other parts than there are now (what differs: {', '.join(changed)}); put "
             "back what it was begun with, or choose another --out"
         )
+
+
+def _plain(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

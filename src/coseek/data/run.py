@@ -1,5 +1,5 @@
-"""Run: a folder with `run.yaml` (settings, identities, versions, commit, seal), `trajectories.jsonl` and
-`metrics.jsonl`."""
+"""Run: a folder with `run.yaml` (settings, identities, versions, commit), `trajectories.jsonl`, and
+`SHA256SUMS` once it is closed."""
 
 import platform
 import shutil
@@ -21,6 +21,7 @@ from coseek.core.files import (
     check_link,
     check_output_folder,
     is_failed_start,
+    json_line,
     parse_line,
     parse_row,
     parse_rows,
@@ -34,12 +35,14 @@ from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
 from coseek.core.settings import check_same_settings
 from coseek.core.strict_json import is_json
+from coseek.data.digests import OLD_SEAL, is_closed, remove_digests, replacing, write_digests
 from coseek.data.identities import KEY, Identities, changed_parts, check_identities
-from coseek.data.run_seal import SEAL, row_line, seal_of
 from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
 """Libraries whose versions a run remembers."""
+TOKENS = "tokens.jsonl"
+"""The token data of kept rollouts."""
 RowKey: TypeAlias = tuple[str, int]
 """Question id and seed of a trajectory."""
 
@@ -123,12 +126,18 @@ class Run:
                 check_identities(self.folder / "run.yaml", recorded, identities)
                 known = recorded if isinstance(recorded, dict) else {}
             if (whole := {**known, **identities}) != recorded:
-                _write_record(self.folder, {**record, KEY: whole})
+                with replacing(self.folder, self.files):
+                    _write_record(self.folder, {**record, KEY: whole})
 
     @property
-    def is_sealed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether all that was begun was written to its end."""
-        return SEAL in self.record
+        return is_closed(self.folder, self.record)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the digests of a closed run cover."""
+        return self.folder / "run.yaml", self.trajectories_path, self.folder / TOKENS
 
     @property
     def trajectories_path(self) -> Path:
@@ -139,7 +148,7 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """The stored trajectories: those of a sealed run by question, of another one in the order they ended."""
+        """The stored trajectories: those of a closed run by question, of another one in the order they ended."""
         path = self.trajectories_path
         if not path.exists():
             return
@@ -196,7 +205,7 @@ class Run:
             spans = _spans(self.trajectories_path)
             wanted = sorted(spans, key=lambda span: (place.get(span[0][0], len(place)), span[0][1]))
             if wanted != spans:
-                with atomic_write(self.trajectories_path) as file:
+                with replacing(self.folder, self.files), atomic_write(self.trajectories_path) as file:
                     file.writelines(_lines_at(self.trajectories_path, wanted))
 
     def drop_faults(self) -> int:
@@ -206,7 +215,7 @@ class Run:
             drop_partial_line(path)
             faults = sum(map(_has_fault, _rows(path)))
             if faults:
-                self._unseal()
+                self._reopen()
                 write_jsonl(path, (row for row in _rows(path) if not _has_fault(row)))
             return faults
 
@@ -217,33 +226,33 @@ class Run:
         """Open the trajectories file for appending, with the folder locked; drops a partial last line.
 
         `identities` are checked and stored: see `bind`. Only then `repeat_faults` drops the trajectories with a fault.
-        When the block ends without an error, the run is arranged by `order`, if it is given, and sealed.
+        When the block ends without an error, the run is arranged by `order`, if it is given, and closed.
         """
         with lock_folder(self.folder):
             if identities is not None:
                 self.bind(identities)
-            if self.is_sealed:
+            if self.is_closed:
                 check_whole_rows(self.trajectories_path, Trajectory.from_json)  # before anything is changed
             if repeat_faults:
                 self.drop_faults()
             drop_partial_line(self.trajectories_path)
-            self._unseal()
+            self._reopen()
             with self.trajectories_path.open("a", encoding="utf-8") as file:
                 yield file
             if order is not None:
                 self.arrange(order)
-            record = self.record
-            _write_record(self.folder, {**record, SEAL: seal_of(record, self.trajectories_path)})
+            write_digests(self.folder, self.files)
 
     @staticmethod
     def append(file: IO[str], trajectory: Trajectory) -> None:
-        file.write(row_line(trajectory))
+        file.write(json_line(trajectory.to_json()))
         file.flush()
 
-    def _unseal(self) -> None:
-        """Remove the seal, which holds for a run that nobody is writing."""
+    def _reopen(self) -> None:
+        """Remove what says that the run is closed."""
+        remove_digests(self.folder)
         record = self.record
-        if record.pop(SEAL, None) is not None:
+        if record.pop(OLD_SEAL, None) is not None:
             _write_record(self.folder, record)
 
 

@@ -13,8 +13,7 @@ from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows
-from coseek.data.run import RowKey
-from coseek.data.run_seal import TOKENS
+from coseek.data.run import TOKENS, RowKey
 from coseek.data.trajectory import Author, Trajectory
 
 FILE = TOKENS

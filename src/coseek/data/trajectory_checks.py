@@ -27,6 +27,8 @@ from coseek.data.trajectory import (
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
+Finding: TypeAlias = tuple[str, int | None]
+"""What is wrong with a trajectory, and the position of its segment where it has one."""
 
 _ROUNDING = 1e-6
 """How far above 0 a float32 log-probability may come out; a certain token is 0."""
@@ -58,7 +60,7 @@ class RecordedLimits:
 
 def check_trajectory(
     trajectory: Trajectory, budgets: RecordedLimits | None = None, decode: Decode | None = None
-) -> Iterator[tuple[str, int | None]]:
+) -> Iterator[Finding]:
     """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
     budgets = budgets or RecordedLimits()
     if odd := next(_odd_numbers(trajectory), None):

@@ -1,8 +1,8 @@
-"""Label folder: `labels.yaml` (settings, identities, versions, commit, seal), `labels.jsonl`, `dropped.jsonl`,
-`scores/`, and the long texts of labels in `texts.jsonl`.
+"""Label folder: `labels.yaml` (settings, identities, versions, commit), `labels.jsonl`, `dropped.jsonl`, `scores/`,
+and the long texts of labels in `texts.jsonl`.
 
 Rows are appended as they are known. A kill loses only the current turn, and a resumed folder ends with the same bytes
-as an uninterrupted one. A folder whose turns are all done is sealed.
+as an uninterrupted one. A folder whose turns are all done is closed with `SHA256SUMS`.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ from coseek.core.files import (
 )
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import check_same_settings
+from coseek.data.digests import OLD_SEAL, remove_digests, write_digests
 from coseek.data.run import RowKey, check_whole_rows, drop_partial_line, provenance
-from coseek.data.run_seal import SEAL, bound, files_seal
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.text_store import TextStore
@@ -109,7 +109,7 @@ class LabelFolder:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
         sets. `known` are the turns that are labelled, with the digests of their trajectories, and `runs` gives the
         digests of all trajectories, those without a search included: rows of a trajectory that was made anew are
-        removed. A broken row, and one of any other turn, is refused before anything is removed, the seal included."""
+        removed. A broken row, and one of any other turn, is refused before anything is removed."""
         there: set[tuple[TurnId, str]] = set()
         check_whole_rows(self.dropped_path, lambda row: there.add(_origin_of(DroppedTurn.from_json(row))))
         check_whole_rows(self.sets_path, lambda row: there.add(_origin_of(self._set_of(row))))
@@ -128,7 +128,7 @@ class LabelFolder:
             raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
-        self._seal(closed=False)
+        self._reopen()
         self._remove(stale)
         cut_last_turn(self.sets_path)
         return self._turns()
@@ -153,12 +153,12 @@ class LabelFolder:
 
     @contextmanager
     def appending(self) -> Iterator[Callable[[Labelled], None]]:
-        """A function that appends one row, with its digest, to its file. Both files are made."""
+        """A function that appends one row to its file. Both files are made."""
         with self.sets_path.open("a", encoding="utf-8") as sets, self.dropped_path.open("a", encoding="utf-8") as rest:
 
             def append(row: Labelled) -> None:
                 file = sets if isinstance(row, LabelSet) else rest
-                file.write(json_line(bound(self.texts.shorten(row.to_json()))))
+                file.write(json_line(self.texts.shorten(row.to_json())))
                 file.flush()
 
             yield append
@@ -181,7 +181,7 @@ class LabelFolder:
                         file.write(json_line(self.texts.shorten(part.texts.restore(row))))
 
     def arrange(self, order: Sequence[TurnId]) -> None:
-        """Sort the rows by turn, since a fault or a kill changes their order, and seal the folder."""
+        """Sort the rows by turn, since a fault or a kill changes their order, and close the folder."""
         place = {turn: number for number, turn in enumerate(order)}
         for path in (self.sets_path, self.dropped_path):
             rows = [row for _, row in read_jsonl(path)]
@@ -189,23 +189,21 @@ class LabelFolder:
             if there != rows:
                 write_jsonl(path, there)
         self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
-        for path in self.bound_paths:
+        for path in self._rows_and_scores:
             drop_partial_line(path)  # a score file that needed no further score still ends as a kill left it
-        self._seal(closed=True)
+        write_digests(self.folder, [self.folder / "labels.yaml", *self._rows_and_scores])
 
     @property
-    def bound_paths(self) -> list[Path]:
-        """The files that a seal covers."""
+    def _rows_and_scores(self) -> list[Path]:
         own = (self.sets_path, self.dropped_path, self.texts.path)
         return [*filter(Path.exists, own), *sorted((self.folder / "scores").glob("*.jsonl"))]
 
-    def _seal(self, closed: bool) -> None:
-        """Write the seal, or remove it: it holds for a folder that nobody is writing."""
+    def _reopen(self) -> None:
+        """Remove what says that the folder is closed."""
+        remove_digests(self.folder)
         record = self.record
-        was = record.pop(SEAL, None)
-        seal = files_seal(record, self.folder, self.bound_paths) if closed else None
-        if was != seal:
-            write_yaml(self.folder / "labels.yaml", record if seal is None else {**record, SEAL: seal})
+        if record.pop(OLD_SEAL, None) is not None:
+            write_yaml(self.folder / "labels.yaml", record)
 
 
 def absorb_lines(source: Path, target: Path) -> None:

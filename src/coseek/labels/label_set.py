@@ -7,9 +7,9 @@ from typing import cast
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
+from coseek.data.identities import value_digest
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.data.run_seal import value_digest
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.query import Query
 

@@ -14,7 +14,6 @@ from coseek.agents.search_turns import TurnId
 from coseek.core.files import json_line
 from coseek.core.lock import Lock, lock_beside
 from coseek.data.grade_cache import GradeCache, GradeEntry
-from coseek.data.run_seal import bound
 from coseek.graders.grader import CacheEntry
 
 E = TypeVar("E", bound=GradeEntry)
@@ -71,7 +70,7 @@ class ScoreCache(Generic[E]):
     def keep(self, entries: Sequence[E]) -> None:
         """Append entries. From the first call on, the file is locked as long as this object lives."""
         # Made first: pydantic builds the schema of a first entry, and drops a Ctrl-C that arrives meanwhile.
-        lines = [json_line(bound(entry.to_json())) for entry in entries]
+        lines = [json_line(entry.to_json()) for entry in entries]
         with self._writing:
             if self._file is None:
                 self._lock = lock_beside(self.cache.path)

@@ -154,7 +154,7 @@ def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, own)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     run.drop_faults()
-    return None if run.is_sealed and len(run.done()) == len(column.questions) else run.settings
+    return None if run.is_closed and len(run.done()) == len(column.questions) else run.settings
 
 
 def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject:

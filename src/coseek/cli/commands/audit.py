@@ -1,4 +1,4 @@
-"""Check stored runs, labels and trainings, or what a corpus lacks."""
+"""Check stored runs and labels, or what a corpus lacks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +10,12 @@ from coseek.cli.options import Split
 from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, check_output_file, parse_rows, write_json, write_jsonl
-from coseek.data.audit import Audit
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Passage
 from coseek.data.question import load_questions
 from coseek.measure.corpus_coverage import corpus_coverage
 from coseek.pipelines.agent_run import check_questions
-from coseek.pipelines.folder_audit import audits_of
+from coseek.pipelines.audit import Audit, audits_of
 
 TOLD = 1_000_000
 """Passages between two lines of progress."""
@@ -39,8 +38,7 @@ app = new_app()
 
 @app.callback(cls=RunsByDefault)
 def audit() -> None:
-    """Check stored runs, labels and trainings: `coseek audit FOLDER…`. Or what a corpus lacks: `coseek audit corpus
-    DATA`."""
+    """Check stored runs and labels: `coseek audit PATH…`. Or what a corpus lacks: `coseek audit corpus DATA`."""
 
 
 @app.command(epilog="Example: `coseek audit corpus DATA`")
@@ -84,9 +82,9 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
 
 @app.command(RUNS, epilog="Example: `coseek audit runs/mine --retriever INDEX`")
 def runs_(
-    folders: Annotated[
+    paths: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER", help="Folders of runs, labels or trainings; all that lies below is checked."),
+        typer.Argument(metavar="PATH", help="Folders of runs, labels or trainings; all runs and labels below count."),
     ],
     retriever: Annotated[
         str | None, typer.Option(help="The retriever of the runs, to search every query again and compare.")
@@ -97,67 +95,53 @@ def runs_(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check stored runs, their grades, labels, metrics and checkpoints: what follows from other files is worked out
-    again, and digests bind the rest.
+    """Derive tokens, masks, hits, answers, rewards and labels again, and say what differs.
 
-    Ends with 1 when something is not sound. All violations are counted, and the first hundred of each folder are named
-    with their file, line, question and segment. Says what could not be compared.
+    Ends with 1 when something differs. All violations are counted, and the first hundred of each folder are named with
+    their file, line, question and segment. Says what could not be compared.
     """
-    audits = {inner: audit for folder in folders for inner, audit in audits_of(folder, retriever, model)}
+    audits = [audit for path in paths for audit in audits_of(path, retriever, model)]
     if as_json:
-        print_json([as_object(folder, found) for folder, found in audits.items()])
+        print_json([as_object(audit) for audit in audits])
     else:
-        for folder, found in audits.items():
-            report(folder, found)
-    return 1 if any(found.count for found in audits.values()) else 0
+        for audit in audits:
+            report(audit)
+    return 1 if any(audit.count for audit in audits) else 0
 
 
-def report(folder: Path, found: Audit) -> None:
-    """Print one line for a sound folder, else the first violations; and how much could be compared."""
-    if not found.count:
-        tell(f"{folder}: sound; {found.rows:,} {found.of} checked")
+def report(audit: Audit) -> None:
+    """Print one line for a sound folder, else the first violations; and how much was derived again."""
+    share = f"{audit.derived / audit.rows:.0%}" if audit.rows else "0%"
+    how = f"{share} derived again, {'with' if audit.bound else 'without'} a digest file"
+    if not audit.count:
+        tell(f"{audit.folder}: sound; {audit.rows:,} {audit.of} checked, {how}")
     else:
-        shown = len(found.violations)
-        which = "all of them" if shown == found.count else f"the first {shown} of them"
-        tell(f"{folder}: not sound; {found.count:,} violations in {found.rows:,} {found.of}, {which}:")
-        for violation in found.violations:
+        shown = len(audit.violations)
+        which = "all of them" if shown == audit.count else f"the first {shown} of them"
+        tell(f"{audit.folder}: not sound; {audit.count:,} violations in {audit.rows:,} {audit.of}, {how}, {which}:")
+        for violation in audit.violations:
             tell(f"  {violation}")
-    closed = "sealed" if found.sealed else "not sealed"
-    tell(f"  {_share(found.derived, found.rows)} worked out again, {_share(found.bound, found.rows)} bound; {closed}")
-    for one in found.shares:
-        if one.rows:
-            again, bound = _share(one.derived, one.rows), _share(one.bound, one.rows)
-            tell(f"  {one.rows:,} {one.of}: {again} worked out again, {bound} bound")
-    for what, why in found.left_out.items():
-        say(f"{folder}: not compared: {what} ({why})")
+    for what, why in audit.left_out.items():
+        say(f"{audit.folder}: not compared: {what} ({why})")
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{min(part, whole) / whole:.0%}" if whole else "0%"  # a row that cannot be read is bound and not counted
-
-
-def as_object(folder: Path, found: Audit) -> JsonObject:
+def as_object(audit: Audit) -> JsonObject:
     return {
-        "folder": str(folder),
-        "of": found.of,
-        "rows": found.rows,
-        "decoded": found.decoded,
-        "derived": found.derived,
-        "bound": found.bound,
-        "sealed": found.sealed,
-        "shares": [
-            {"of": one.of, "rows": one.rows, "derived": one.derived, "bound": one.bound} for one in found.shares
-        ],
-        "not_compared": dict(found.left_out),
-        "violation_count": found.count,
+        "folder": str(audit.folder),
+        "of": audit.of,
+        "rows": audit.rows,
+        "derived": audit.derived,
+        "digests": audit.bound,
+        "not_compared": dict(audit.left_out),
+        "violation_count": audit.count,
         "violations": [
             {
-                "file": str(one.file),
-                "line": one.line,
-                "question": one.question,
-                "segment": one.segment,
-                "what": one.what,
+                "file": str(violation.file),
+                "line": violation.line,
+                "question": violation.question,
+                "segment": violation.segment,
+                "what": violation.what,
             }
-            for one in found.violations
+            for violation in audit.violations
         ],
     }

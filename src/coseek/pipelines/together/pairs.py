@@ -87,7 +87,7 @@ class Pairs:
         identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed, framed)
         run = Run.made_with(self.path(pair), settings, identities)
         run.drop_faults()
-        if run.is_sealed and len(run.done()) == len(questions):
+        if run.is_closed and len(run.done()) == len(questions):
             return
         run_questions(
             run,

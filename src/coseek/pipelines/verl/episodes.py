@@ -17,7 +17,6 @@ from coseek.core.files import JsonObject, json_line
 from coseek.core.settings import Settings, dump_settings, load_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.run_seal import row_line
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import ChatTemplate
@@ -154,7 +153,7 @@ class KeptEpisodes:
                 file.write(json_line({**said, "detail": run.stop_detail[:500]}))
         if step not in self._left:
             return
-        line = row_line(storable(run))
+        line = json_line(storable(run).to_json())
         self._left[step] -= len(line.encode())
         if self._left[step] >= 0.0:
             with self._run(step).trajectories_path.open("a", encoding="utf-8") as file:

@@ -2,8 +2,7 @@
 
 The examples of an update depend on the seed and its number alone (`ExampleOrder`), so a resumed run skips the updates
 that are done. A checkpoint holds the trained weights with their adapters, the length of `metrics.jsonl`, and the sums
-of its next row. It is valid once `trainer_state.json`, which the library writes last, can be read; `manifest.json`
-then binds its files and the metrics.
+of its next row. It is valid once `trainer_state.json`, which the library writes last, can be read.
 """
 
 import time
@@ -33,8 +32,6 @@ from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
 from coseek.core.progress import Progress
 from coseek.core.stops import PendingStop
-from coseek.data.checkpoint_manifest import NAME as MANIFEST
-from coseek.data.checkpoint_manifest import file_sum, write_manifest
 from coseek.training.encoder.collator import Collator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
@@ -153,18 +150,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
             # torch's writer of zip files says no more where the disk is full.
             raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
         if self.args.should_save:
-            self._bind(Path(str(self.args.output_dir)))
             drop_old_checkpoints(Path(str(self.args.output_dir)))
-
-    def _bind(self, folder: Path) -> None:
-        """Write the manifest of the checkpoint of this step."""
-        step = self.state.global_step
-        checkpoint = folder / f"checkpoint-{step}"
-        sums = {path.name: file_sum(path) for path in sorted(checkpoint.iterdir()) if path.name != MANIFEST}
-        try:
-            write_manifest(checkpoint, step, sums, None if self.metrics is None else self.metrics.seal)
-        except OSError as error:
-            raise _not_written(checkpoint, error.strerror or str(error)) from None
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.model.load_state_dict(

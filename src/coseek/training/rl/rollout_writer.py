@@ -15,7 +15,6 @@ from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line
 from coseek.core.parts import sweep
 from coseek.data.run import RowKey, Run
-from coseek.data.run_seal import row_line
 from coseek.data.token_data import FILE, TokenData
 from coseek.data.trajectory import Trajectory
 from coseek.training.rl.callbacks import Callback, StepReport
@@ -76,7 +75,7 @@ class RolloutWriter(Callback):
         count = 0
         for group in groups:
             kept = [(storable(run), run, one) for run, one in group]
-            some = [row_line(held) for held, _, _ in kept]
+            some = [json_line(held.to_json()) for held, _, _ in kept]
             valued = [one for held, run, one in kept if one and held is run]  # no values for what no file holds
             some_rows = [json_line(_data_of(one, report.tokens, places).to_json()) for one in valued]
             left -= sum(len(line.encode()) for line in (*some, *some_rows))
@@ -88,7 +87,7 @@ class RolloutWriter(Callback):
         described = {**self._describe(report.step), "groups": count, "groups_of_step": len(groups)}
         with Run.create(part, described).open_for_append() as file:
             file.writelines(runs)
-            (part / FILE).write_text("".join(rows), encoding="utf-8")  # before the run is closed, whose seal covers it
+            (part / FILE).write_text("".join(rows), encoding="utf-8")  # before the digests
 
     def _thin(self, newest: int) -> None:
         """Double the distance between kept steps until they fit the budget. The newest stays."""

@@ -2,7 +2,7 @@
 
     checkpoints/step-000012/shard-*.safetensors   tensors: each worker writes its shards (torch.distributed.checkpoint)
     checkpoints/step-000012/run.pt                all other values (torch's own format, loaded with weights_only)
-    checkpoints/step-000012/manifest.json         schema, step, the sha256 of every other file, digest of the metrics
+    checkpoints/step-000012/manifest.json         schema, step, the sha256 of every other file
 
     checkpoints/healthy                     in reinforcement learning: the last one followed by steps without an alarm
     checkpoints/candidate                   the one that may replace it
@@ -16,7 +16,7 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -27,14 +27,16 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DiskFault, RunError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, link_files, read_json
+from coseek.core.files import JsonObject, atomic_folder, link_files, read_json, write_json
+from coseek.core.fingerprint import file_digest
 from coseek.core.parts import recover_folder, sweep
-from coseek.data.checkpoint_manifest import file_sum, write_manifest
 from coseek.training.trainer.learner import LearnerState
 from coseek.training.trainer.workers import ALONE, Workers
 
 KEPT = 2
 HEALTHY, CANDIDATE = "healthy", "candidate"
+MANIFEST, SCHEMA = "manifest.json", 2
+"""Name and version of the file that is written last."""
 _NAME = re.compile(r"\.?step-(\d+)(?:\.old)?")
 
 
@@ -47,8 +49,6 @@ class TrainingState(TypedDict):
     """Position in the data."""
     metrics_bytes: int
     """Length of metrics.jsonl."""
-    metrics_seal: NotRequired[JsonObject]
-    """`MetricsLog.seal`, for the manifest; older checkpoints have none."""
     torch_rng: Tensor
     """State of the first worker's global generator. No code here draws from it, but a module's own code may."""
     settings: JsonObject
@@ -115,7 +115,7 @@ def _fill(part: Path, state: TrainingState, workers: Workers) -> None:
     workers.wait()
     sums = _sums(part, sorted(file.name for file in part.iterdir()), workers)
     if workers.first:
-        write_manifest(part, state["step"], sums, state.get("metrics_seal"))
+        write_json(part / MANIFEST, {"schema": SCHEMA, "step": state["step"], "sha256": cast(JsonObject, sums)})
 
 
 def save_state(state: object, path: Path) -> None:
@@ -129,7 +129,7 @@ def save_state(state: object, path: Path) -> None:
 
 def _sums(path: Path, names: list[str], workers: Workers) -> dict[str, str | None]:
     """Return the sha256 of files, `None` for a missing one. Each worker reads its part of them."""
-    mine = {name: file_sum(path / name) for name in workers.mine(names)}
+    mine = {name: file_digest(path / name) if (path / name).is_file() else None for name in workers.mine(names)}
     return {name: value for one in workers.gather(mine) for name, value in sorted(one.items())}
 
 
@@ -197,9 +197,9 @@ def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
 
 
 def _step_of(path: Path) -> int | None:
-    if not (path / "manifest.json").is_file():
+    if not (path / MANIFEST).is_file():
         return None
-    manifest = read_json(path / "manifest.json")
+    manifest = read_json(path / MANIFEST)
     return int(str(manifest["step"])) if isinstance(manifest, dict) else None
 
 
@@ -252,7 +252,7 @@ def check_settings(began: JsonObject, now: JsonObject, free: frozenset[str]) -> 
 
 def _is_valid(path: Path, workers: Workers) -> bool:
     try:
-        manifest = read_json(path / "manifest.json")
+        manifest = read_json(path / MANIFEST)
     except CoseekError:
         return False
     if not isinstance(manifest, dict):
@@ -279,6 +279,6 @@ def _last_step(folder: Path) -> int | None:
 
 def _delete(path: Path) -> None:
     """Delete a checkpoint, its manifest first: a half-deleted checkpoint must not be valid."""
-    (path / "manifest.json").unlink(missing_ok=True)
+    (path / MANIFEST).unlink(missing_ok=True)
     if path.is_dir():
         shutil.rmtree(path)

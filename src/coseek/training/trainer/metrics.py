@@ -1,7 +1,4 @@
-"""Metrics: the log `metrics.jsonl`, with one row per step, truncated to the checkpoint when a run resumes.
-
-A checkpoint binds the rows before it by the digest of their chain.
-"""
+"""Metrics: the log `metrics.jsonl`, with one row per step, truncated to the checkpoint when a run resumes."""
 
 import math
 import os
@@ -13,7 +10,6 @@ from typing import TypeAlias
 
 from coseek.core.errors import DiskFault, RunError
 from coseek.core.files import JsonObject, json_line, read_jsonl
-from coseek.data.run_seal import chained
 
 Listener: TypeAlias = Callable[[Path, Mapping[str, float], int | None], None]
 """Called after every row with the log's path, the row, and the step of the row before it. Must not raise."""
@@ -44,10 +40,9 @@ class MetricsLog:
             )
         os.truncate(path, position)
         self.position = position
-        self.rows, self._chain = 0, ""
         self._last_step: int | None = None
         for _, row in read_jsonl(path):
-            self._bind(row)
+            self._last_step = _step_of(row)
         self._listener = _listener.get()
 
     def write(self, row: Mapping[str, float]) -> None:
@@ -62,20 +57,9 @@ class MetricsLog:
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)
-        last_step = self._last_step
-        self._bind(written)
+        last_step, self._last_step = self._last_step, _step_of(written)
         if self._listener is not None:
             self._listener(self.path, as_written(row), last_step)
-
-    def _bind(self, row: JsonObject) -> None:
-        self.rows, self._chain = self.rows + 1, chained(self._chain, row)
-        step = row.get("step")
-        self._last_step = int(step) if isinstance(step, int | float) else None
-
-    @property
-    def seal(self) -> JsonObject:
-        """What binds the rows so far, for a checkpoint."""
-        return {"rows": self.rows, "digest": self._chain}
 
     def sync(self) -> None:
         """Flush the file to disk; call it before a checkpoint that stores `position`."""
@@ -86,6 +70,11 @@ class MetricsLog:
 def as_written(row: Mapping[str, float]) -> dict[str, float]:
     """Return the row as it is written: numbers rounded to 6 digits, without non-finite ones, which JSON cannot hold."""
     return {name: _short(value) for name, value in row.items() if math.isfinite(value)}
+
+
+def _step_of(row: JsonObject) -> int | None:
+    step = row.get("step")
+    return int(step) if isinstance(step, int | float) else None
 
 
 def _short(value: float) -> float | int:

@@ -121,7 +121,6 @@ class RunState:
             "step": self.step,
             "position": self.position,
             "metrics_bytes": self._metrics.position if self._workers.first else 0,
-            "metrics_seal": self._metrics.seal if self._workers.first else {},
             "torch_rng": torch.get_rng_state(),
             "settings": self._settings,
             "notes": self.notes,

@@ -1,0 +1,129 @@
+"""The invariants of one trajectory: each that a file may have lost is named with its segment."""
+
+from collections.abc import Callable
+from typing import TypeAlias, cast
+
+import pytest
+from tests.measure.samples import MIRA, ORBO, OTHER, decode, fault, found, run
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, parse_row
+from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
+
+LIMITS = RecordedLimits(max_turns=2, passages_per_search=2, max_turn_tokens=60, max_tokens=400)
+Edit: TypeAlias = Callable[[JsonObject], object]
+
+
+def sound() -> Trajectory:
+    return run(found("orbo", ORBO, OTHER), found("mira", MIRA), selected_ids=("mira",))
+
+
+def part(row: JsonObject, at: int) -> JsonObject:
+    return cast(list[JsonObject], row["segments"])[at]
+
+
+def search(row: JsonObject, at: int) -> JsonObject:
+    return cast(list[JsonObject], row["searches"])[at]
+
+
+def items(row: JsonObject, name: str) -> list[object]:
+    return cast(list[object], row[name])
+
+
+def test_trajectories_of_the_driver_hold_every_invariant() -> None:
+    for trajectory in (sound(), fault(), run(answer=None, valid=False)):
+        assert [*check_trajectory(trajectory, LIMITS, decode)] == []
+
+
+BROKEN: dict[str, tuple[Edit, int | None, str]] = {
+    "another text": (lambda row: part(row, 1).update(text="<think>ho</think>"), 1, "not the decoding of the ids"),
+    "another id": (lambda row: items(part(row, 2), "ids").__setitem__(0, 65), 2, "from character 0"),
+    "ids that no tokenizer has": (
+        lambda row: items(part(row, 2), "ids").__setitem__(0, 99_999_999),
+        2,
+        "cannot be decoded",
+    ),
+    "a negative id": (lambda row: items(part(row, 0), "ids").__setitem__(3, -1), 0, "token 3 is -1"),
+    "an id that is a fraction": (
+        lambda row: items(part(row, 0), "ids").__setitem__(0, 81.5),
+        None,
+        "'ids' must be a list",
+    ),
+    "a lost log-probability": (lambda row: items(part(row, 1), "logprobs").pop(), None, "log-probabilities"),
+    "a positive one": (lambda row: items(part(row, 1), "logprobs").__setitem__(2, 0.5), 1, "token 2 is 0.5"),
+    "the environment as agent": (lambda row: part(row, 2).update(author="agent"), None, "log-probabilities"),
+    "the agent as environment": (lambda row: part(row, 1).update(author="environment"), None, "log-probabilities"),
+    "an unknown author": (lambda row: part(row, 1).update(author="nobody"), None, "nobody"),
+    "a lost observation": (lambda row: items(row, "segments").pop(2), 2, "two turns of the agent"),
+    "a lost prompt": (lambda row: items(row, "segments").pop(0), 0, "begins with the environment's prompt"),
+    "no segments": (lambda row: row.update(segments=[], searches=[], selected_ids=[]), None, "no segments"),
+    "an observation nobody asked for": (lambda row: items(row, "searches").pop(0), None, "2 observations and only 1"),
+    "too many searches": (lambda row: items(row, "searches").extend([search(row, 0)] * 2), None, "max_turns is 2"),
+    "too many hits": (
+        lambda row: items(search(row, 1), "hits").extend(
+            [{"id": f"p{n}", "title": "", "text": "", "score": 1.0 - n} for n in range(2)]
+        ),
+        None,
+        "passages_per_search is 2",
+    ),
+    "rising scores": (lambda row: items(search(row, 0), "hits").reverse(), None, "not finite and falling"),
+    "the same hit twice": (
+        lambda row: items(search(row, 1), "hits").append(items(search(row, 1), "hits")[0]),
+        None,
+        "same passage twice",
+    ),
+    "an answer nobody gave": (lambda row: row.update(stop="invalid"), None, "only answered runs have an answer"),
+    "a lost answer": (lambda row: row.update(answer=None), None, "only answered runs have an answer"),
+    "an unknown stop": (lambda row: row.update(stop="tired"), None, "tired"),
+    "a fault without a failed search": (
+        lambda row: row.update(stop="retriever_error", answer=None),
+        None,
+        "none of its searches failed",
+    ),
+    "valid with a format error": (lambda row: row.update(format_error="no"), None, "exactly one holds"),
+    "a selection out of nowhere": (lambda row: row.update(selected_ids=["zun"]), None, "'zun' was never retrieved"),
+    "evidence out of nowhere": (lambda row: row.update(evidence=["zun"]), None, "'zun' of the evidence was never"),
+    "evidence twice": (
+        lambda row: row.update(evidence=["orbo", "orbo", "other", "mira"]),
+        None,
+        "'orbo' stands twice in the evidence",
+    ),
+    "evidence that is not whole": (lambda row: row.update(evidence=["orbo"]), None, "is not in the evidence"),
+    "evidence that is no list": (lambda row: row.update(evidence="orbo"), None, "evidence is a list"),
+    "time that runs backwards": (lambda row: row.update(timings={"wall_s": -1.0}), None, "wall_s is -1.0"),
+    "a seed that is a text": (lambda row: row.update(seed="0"), None, "'seed' must be a whole number"),
+    "a turn that is a text": (lambda row: search(row, 0).update(turn="1"), None, "'turn' must be a whole number"),
+    "a missing field": (lambda row: row.pop("searches"), None, "'searches' is missing"),
+    "a word for a truth": (lambda row: row.update(valid="yes"), None, "'valid' must be true or false"),
+    "another schema": (lambda row: row.update(schema=99), None, "schema 99"),
+    "a turn over its budget": (
+        lambda row: part(row, 1).update(text="x" * 61, ids=[120] * 61, logprobs=[-0.5] * 61),
+        1,
+        "max_turn_tokens is 60",
+    ),
+    "a run over its budget": (
+        lambda row: part(row, 2).update(text="x" * 400, ids=[120] * 400),
+        None,
+        "max_tokens is 400",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_invariant_is_named_with_its_segment(name: str) -> None:
+    edit, segment, says = BROKEN[name]
+    row = sound().to_json()
+    edit(row)
+    try:
+        what, at = next(check_trajectory(parse_row(row, Trajectory.from_json, "row"), LIMITS, decode))
+    except DataError as error:
+        what, at = str(error), None
+    assert says in what and at == segment
+
+
+def test_text_is_compared_only_where_ids_can_be_decoded() -> None:
+    row = sound().to_json()
+    part(row, 1).update(text="<think>ha</think>")
+    assert [*check_trajectory(Trajectory.from_json(row), LIMITS)] == []
+    assert [*check_trajectory(Trajectory.from_json(row), LIMITS, decode)] != []
