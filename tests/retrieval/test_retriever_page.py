@@ -33,14 +33,18 @@ FILES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the files on the page stand on. A quick index takes the place of the dense one."""
     folder = tmp_path_factory.mktemp("page")
-    Corpus([Passage("a", "Ada", "Ada was born in 1815."), Passage("b", "Bob", "Bob knew Ada.")]).save(
-        folder / "corpus.jsonl"
-    )
+    corpus = Corpus([Passage("a", "Ada", "Ada was born in 1815."), Passage("b", "Bob", "Bob knew Ada.")])
+    corpus.save(folder / "corpus.jsonl")
     build_index(folder, "bm25", folder / "indexes" / "bm25")
     build_index(folder, "random", folder / "indexes" / "dense")
     make_cross_encoder(folder / "models" / "reranker")
     (folder / OWN).write_text(SOURCE, encoding="utf-8")
     save_questions(folder / "questions.train.jsonl", [Question("1", "Who knew Ada?", ("Bob",))])
+    (folder / "data" / "pool").mkdir(parents=True)
+    corpus.save(folder / "data" / "pool" / "corpus.jsonl")
+    save_questions(
+        folder / "data" / "pool" / "questions.test.jsonl", [Question("1", "Who knew Ada?", ("Bob",), ("b",))]
+    )
     return folder
 
 
