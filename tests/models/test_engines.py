@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from coseek.core.files import JsonObject
-from coseek.models.engine import Engine, KVCache, TokenBlock
+from coseek.models.engine import Engine, TokenBlock
 from coseek.models.engines import fused
 from coseek.models.engines.fused import FusedEngine
 from coseek.models.engines.general import GeneralEngine
@@ -118,24 +118,6 @@ def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None
         rows = rows[::-1]
     for row, logits_V in zip(rows, step(engine, rows), strict=True):
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
-
-
-def test_a_long_row_beside_many_short_ones_does_not_multiply_the_cache() -> None:
-    """The fear: 64 rows once, and once a row of 4,000 tokens, were a cache of 64 rows of 4,000 tokens."""
-    cache = KVCache()
-    cache.expect(64, 4_000, 1_000)
-    cache.reserve(50, 20)
-    cache.use(0, 2, 4, torch.zeros(1))
-    cache.use_state(0, (3,), torch.zeros(1))
-    cache.keys[0][:3, :, :20], cache.states[0][:3] = 7.0, 5.0
-    cache.reserve(3, 300)
-    assert cache.keys[0].shape == cache.values[0].shape == (3, 2, 300, 4) and len(cache.states[0]) == 3
-    assert bool((cache.keys[0][:, :, :20] == 7).all()) and bool((cache.states[0] == 5).all())
-    cache.reserve(40, 25)
-    assert cache.keys[0].shape[0] * cache.keys[0].shape[2] <= 1_000
-    assert bool((cache.keys[0][:3, :, :20] == 7).all()) and not bool(cache.keys[0][3:].any())
-    cache.reserve(1, 1_500)  # what a row needs alone, it gets
-    assert cache.keys[0].shape == (1, 2, 1_500, 4)
 
 
 @pytest.mark.parametrize("heads", [2, 4])

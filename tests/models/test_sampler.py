@@ -380,61 +380,6 @@ def test_two_samplers_of_one_engine_take_turns() -> None:
     second.release()
 
 
-class NewFirst(Sampler):
-    """Writes the first tokens of new rows before the others' next ones."""
-
-    def step(self, most_tokens: int | None = None) -> list[Turn]:
-        return [*self.step_new(), *super().step(1)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfm2", "llama"])
-def test_first_tokens_that_are_written_before_the_others_next_ones_change_no_row(name: str) -> None:
-    model, rows = network(name), range(16)
-    for settings in (SamplerSettings(max_rows=5), SamplerSettings(max_rows=5, patience=0.0)):
-        hasty = NewFirst(model, TOKENIZER, ("a",), settings)
-        assert ids(converse(hasty, rows)) == ids(converse(sampler(model, ("a",)), rows))
-
-
-def test_a_new_row_has_its_first_token_before_the_others_go_on() -> None:
-    model = sampler(network("lfm2"), max_rows=4)
-    for key in range(2):
-        model.start(request(key, [65, 66], max_tokens=9))
-    model.step(3)
-    assert model.step_new() == []  # nobody is new
-    for key in (2, 3):
-        model.start(request(key, [65, 66], max_tokens=1 if key == 2 else 9))
-    assert [turn.key for turn in model.step_new()] == [2]
-    assert [len(model.written(key)) for key in (0, 1, 3)] == [3, 3, 1]
-    model.step(1)
-    assert [len(model.written(key)) for key in (0, 1, 3)] == [4, 4, 2]
-
-
-@pytest.mark.parametrize("name", ["lfm2", "llama"])
-def test_a_cache_that_was_trimmed_is_small_and_changes_no_row(name: str) -> None:
-    model = sampler(network(name), max_rows=8, patience=0.0)
-    for key in range(10, 18):
-        model.start(request(key, [65] * 200, max_tokens=1))
-    model.step()
-    for key in range(10, 16):
-        model.close(key)
-    model.close(17)
-    model.trim()
-    cache = model._engine.cache
-    assert cache.columns > 200  # a long row is still open
-    model.close(16)
-    model.start(request(0, [66, 67], max_tokens=20))
-    model.step(3)
-    model.trim()
-    assert cache.columns <= 25 and cache.slots == 1 and all(len(one) == 1 for one in cache.keys.values())
-    model.start(request(1, [66, 68], max_tokens=20))
-    trimmed = {turn.key: turn.ids for _ in range(3) for turn in model.step()}
-    whole = sampler(network(name), patience=0.0)
-    for key in (0, 1):
-        whole.start(request(key, [66, 67 + key], max_tokens=20))
-    assert trimmed == {turn.key: turn.ids for _ in range(3) for turn in whole.step()} and len(trimmed) == 2
-
-
 def test_a_row_that_is_placed_beside_others_finds_its_slot() -> None:
     """The engine had made no room yet for a row that took a slot behind one that waits."""
     model = network("lfm2")

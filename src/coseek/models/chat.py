@@ -61,19 +61,6 @@ class Message:
     content: str
 
 
-def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The ids of a chat up to the assistant's answer, on the day it is. A template that drops a message is a
-    `DataError`."""
-    if tokenizer.fast.chat_template is not None:
-        contents = [(one.role, [TextPart(one.content)] if one.content else []) for one in messages]
-        return encode_content(tokenizer, chat_pieces(tokenizer, contents, today=True))
-    lines = (
-        (TextPart(f"{one.role}: ", trusted=True), TextPart(one.content), TextPart("\n", trusted=True))
-        for one in messages
-    )
-    return encode_content(tokenizer, [*chain.from_iterable(lines), TextPart("assistant:", trusted=True)])
-
-
 def encode_content(tokenizer: Tokenizer, content: Content) -> tuple[int, ...]:
     """Encode adjacent pieces of text as one text, as if the whole were encoded. Where data spell a special token, each
     piece is encoded alone, so that they stay characters."""
@@ -128,7 +115,6 @@ def chat_pieces(
     messages: Sequence[tuple[str, Content]],
     *,
     goes_on: bool = False,
-    today: bool = False,
     tools: Sequence[JsonObject] = (),
 ) -> list[TextPart | tuple[int, ...]]:
     """Put messages, (role, content) each, into the chat template, up to the assistant's answer. The last piece is the
@@ -143,7 +129,7 @@ def chat_pieces(
         {"role": role, "content": f"\u2003\ue000{place}\ue001\u2003"} for place, role in enumerate(roles)
     ]
     try:
-        split = _MARK.split(templated(tokenizer, marks, tools, today=today))
+        split = _MARK.split(templated(tokenizer, marks, tools))
         shown = set(map(int, split[2::4]))
         for dropped in (role for place, (role, content) in enumerate(messages) if content and place not in shown):
             raise DataError(
@@ -153,7 +139,7 @@ def chat_pieces(
         if roles[:2] != ["system", "user"]:
             raise
         user = ("user", [*messages[0][1], TextPart("\n\n"), *messages[1][1]])
-        return chat_pieces(tokenizer, [user, *messages[2:]], goes_on=goes_on, today=today, tools=tools)
+        return chat_pieces(tokenizer, [user, *messages[2:]], goes_on=goes_on, tools=tools)
     pieces: list[TextPart | tuple[int, ...]] = [TextPart(split[0], trusted=True)]
     for at in range(1, len(split), 4):
         before, place, after, text = split[at : at + 4]
@@ -188,7 +174,6 @@ def templated(
     tools: Sequence[JsonObject] = (),
     *,
     answers: bool = True,
-    today: bool = False,
 ) -> str:
     """Render messages with the chat template, where it `answers` up to the assistant's answer. Raises `DataError` for a
     template that does not take them."""
@@ -197,7 +182,7 @@ def templated(
     given = cast("list[dict[str, str]]", [*messages])  # what the library declares; templates take any JSON
     try:
         template = tokenizer.fast.get_chat_template(tools=[*tools] or None)
-        template = template if today or "strftime_now" not in template else _ON_THAT_DAY + template
+        template = template if "strftime_now" not in template else _ON_THAT_DAY + template
         text = tokenizer.fast.apply_chat_template(
             given, [*tools] or None, chat_template=template, tokenize=False, add_generation_prompt=answers
         )

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NO_LIMIT = 2**62
-
 
 @dataclass(frozen=True)
 class TokenBlock:
@@ -64,35 +62,26 @@ class KVCache:
         self.version = 0
         """Changes when the cache is reallocated, which invalidates captured steps."""
         self._most_slots, self._most_columns = 0, 0
-        self._most_tokens = _NO_LIMIT
 
-    def expect(self, slots: int, columns: int, tokens: int | None = None) -> None:
-        """Set the largest slots and columns that are needed: growth in advance stops there. `tokens`: slots times
-        columns are no more than that, unless the open rows alone need more."""
+    def expect(self, slots: int, columns: int) -> None:
+        """Set the largest slots and columns that are needed: growth in advance stops there."""
         self._most_slots, self._most_columns = max(slots, self._most_slots), max(columns, self._most_columns)
-        self._most_tokens = _NO_LIMIT if tokens is None else tokens
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Allocate at least this many slots and columns; what is in them stays. Where `tokens` are expected, growing
-        one way may free what lies beyond these the other way."""
+        """Allocate at least this many slots and columns; what is in them stays."""
         if slots <= self.slots and columns <= self.columns:
             return
         self.version += 1
-        high, wide = self.slots, self.columns
-        if slots > high:
-            high = max(slots, min(high * 3 // 2, self._most_slots))
-        if columns > wide:
-            wide = max(columns, min(wide * 3 // 2, self._most_columns))
-        self.slots = max(slots, min(high, self._most_tokens // max(1, wide)))
-        self.columns = max(columns, min(wide, self._most_tokens // max(1, self.slots)))
+        if slots > self.slots:
+            self.slots = max(slots, min(self.slots * 3 // 2, self._most_slots))
+        if columns > self.columns:
+            self.columns = max(columns, min(self.columns * 3 // 2, self._most_columns))
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                kept = old[: self.slots, :, : self.columns]
                 store[layer] = old.new_zeros((self.slots, old.shape[1], self.columns, old.shape[3]))
-                store[layer][: kept.shape[0], :, : kept.shape[2]] = kept
+                store[layer][: old.shape[0], :, : old.shape[2]] = old
         for layer, old in self.states.items():
-            kept = old[: self.slots]
-            self.states[layer] = torch.cat((kept, old.new_zeros((self.slots - len(kept), *old.shape[1:]))))
+            self.states[layer] = torch.cat((old, old.new_zeros((self.slots - len(old), *old.shape[1:]))))
 
     def use(self, layer: int, heads: int, dim: int, like: Tensor, value_dim: int | None = None) -> None:
         """Allocate a layer's keys and values, once. Values may be narrower than keys (multi-head latent attention)."""
@@ -119,19 +108,6 @@ class KVCache:
             store.clear()
         self.version += 1
         self.slots, self.columns = 0, 0
-
-    def trim(self, slots: int, columns: int) -> None:
-        """Keep these first slots and columns, and free the rest, where it is three quarters or more: then copying what
-        stays is cheap, and growing again is rare."""
-        if 4 * slots * columns > self.slots * self.columns:
-            return
-        self.version += 1
-        self.slots, self.columns = min(slots, self.slots), min(columns, self.columns)
-        for store in (self.keys, self.values):
-            for layer, old in store.items():
-                store[layer] = old[: self.slots, :, : self.columns].clone()
-        for layer, old in self.states.items():
-            self.states[layer] = old[: self.slots].clone()
 
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""

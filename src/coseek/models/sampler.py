@@ -6,7 +6,6 @@ changes a sample.)
 """
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -50,8 +49,6 @@ class SamplerSettings(Settings):
     """Rows in the cache at once; more wait until rows are closed."""
     cache_gib: float | None = Field(default=None, gt=0.0)
     """Maximum memory of the cache, in GiB. `max_rows` is lowered to the rows that fit at their maximum length."""
-    cache_tokens: int | None = Field(default=None, ge=1)
-    """Slots times columns of the cache, at most, where whoever opens rows opens no more than fit."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum length of a row, prompt included; the model's own limit if not set."""
     dtype: SamplingPrecision = "auto"
@@ -96,7 +93,7 @@ class Sampler:
         if self.settings.cache_gib is not None:
             row = self._longest * shape_of_config(config.to_dict()).cache_bytes(DTYPES[dtype].itemsize)
             self._max_rows = max(1, min(self._max_rows, int(self.settings.cache_gib * 2**30 / max(1, row))))
-        self._engine.cache.expect(self._max_rows, self._longest, self.settings.cache_tokens)
+        self._engine.cache.expect(self._max_rows, self._longest)
         self._table = SlotTable(self._max_rows)
         self._waiting: dict[int, Request] = {}
         """Requests that wait for a free slot."""
@@ -108,8 +105,6 @@ class Sampler:
         self.tokens_copied = 0
         """Tokens copied from other rows instead of being read."""
         self.tokens_written = 0
-        self.read_s = 0.0
-        """Seconds of prefill, of which an accelerator may do a part later."""
 
     def start(self, request: Request) -> None:
         self._check_new(request.key)
@@ -165,16 +160,6 @@ class Sampler:
         self._table.trim()
 
     @torch.inference_mode()
-    def trim(self) -> None:
-        """Free the part of the cache that no open row needs, where that is most of it."""
-        self._compact()
-        self._table.trim()
-        used = self._table.used
-        if used:
-            needed = self._table.ends[:used].max()
-            self._engine.cache.trim(used, int(needed) + 1)
-
-    @torch.inference_mode()
     def step(self, most_tokens: int | None = None) -> list[Turn]:
         """Like `Model.step`, but returns after at most `most_tokens` tokens per row, so that others may join."""
         self._compact()
@@ -184,22 +169,6 @@ class Sampler:
         left = sys.maxsize if most_tokens is None else most_tokens
         while self._table.live and len(self._stopped) < enough and left:
             left -= self._decode(left)
-        turns, self._stopped = self._stopped, []
-        return turns
-
-    @torch.inference_mode()
-    def step_new(self) -> list[Turn]:
-        """Read the rows that were opened since the last step, and write the first token of each before the others'
-        next one, which takes a fraction of a step. Returns the turns that have ended by it."""
-        if not self._waiting:
-            return []
-        self._compact()
-        continued, self._unread = self._unread, {}
-        self._admit()
-        opened = list(self._unread)
-        self._prefill()
-        self._unread = continued
-        self._decode_some([key for key in opened if self._table.slot_of[key] < self._table.live])
         turns, self._stopped = self._stopped, []
         return turns
 
@@ -262,11 +231,9 @@ class Sampler:
             table.pending[slot] = ids[-1]
             pieces.append((slot, ids[:-1]))
         self._unread = {}
-        began = time.perf_counter()
         self._reserve(int(table.ends[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
         self._prefill_pieces(self._prefill_shared(pieces) if self.settings.share else pieces)
-        self.read_s += time.perf_counter() - began
         self._stop_read_only()
 
     def _stop_read_only(self) -> None:
@@ -358,7 +325,7 @@ class Sampler:
         for ids, logprobs in zip(ids_SB, logprobs_SB, strict=True):
             table.record(going, ids, logprobs)
             self.tokens_written += int(going.sum())
-            candidates = self._may_stop(ids) | self._is_end[ids] | ~np.isfinite(logprobs)
+            candidates = self._stops.maybe[ids] | self._is_end[ids] | ~np.isfinite(logprobs)
             candidates |= (table.written >= table.budget)[: table.live]
             for slot in np.flatnonzero(candidates & going).tolist():
                 turn = self._turn(slot, not np.isfinite(logprobs[slot]))
@@ -373,35 +340,13 @@ class Sampler:
         one = self.settings
         return drawn_tokens(logits_BV, uniform_B, one.temperature, one.top_p, one.top_k)
 
-    def _may_stop(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the live rows may have completed a stop string by the last token of each."""
-        return self._stops.maybe[ids]
-
-    def _stops_of(self, key: int) -> StopStrings:
-        """The stop strings of a row."""
-        return self._stops
-
-    def _decode_some(self, keys: Sequence[int]) -> None:
-        """Sample one token on some of the live rows, and none on the others."""
-        table, live, count = self._table, self._table.live, len(keys)
-        if not count:
-            return
-        front = np.zeros(live, np.bool_)
-        front[[table.slot_of[key] for key in keys]] = True
-        self._exchange(*table.partition(front))
-        table.live = count
-        self._decode(1)
-        going = np.arange(live)
-        self._exchange(*table.partition((going < table.live) | (going >= count)))
-        table.live += live - count
-
     def _turn(self, slot: int, broken: bool) -> Turn | None:
         """The turn in a slot, if it has ended."""
         key = int(self._table.key[slot])
         ids, logprobs = self._table.turn(slot)
         if broken:
             return Turn(key, ids[:-1], logprobs[:-1], TurnEnd.FAULT, "the model's output is not a number")
-        if self._stops_of(key).completed(ids):
+        if self._stops.completed(ids):
             return Turn(key, ids, logprobs, TurnEnd.STOP)
         if self._is_end[ids[-1]]:
             return Turn(key, ids, logprobs, TurnEnd.EOS)
