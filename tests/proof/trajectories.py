@@ -1,0 +1,83 @@
+"""Proof of the rollout: 304 trajectories over protocols, scripted agents and two retrievers, with injected faults."""
+
+import zlib
+from collections.abc import Sequence
+from functools import partial
+
+from tests.agents.playing import OURS, SCRIPTS, Shelf, Typist, play, typist
+from tests.proof.canonical import Proof, digest
+from tests.proof.material import Material
+
+import coseek
+from coseek.agents.factory import SCRIPTED
+from coseek.agents.protocol import Protocol
+from coseek.core.errors import RetrieverError
+from coseek.core.registry import plugin_names
+from coseek.models.model import Turn, TurnEnd
+from coseek.retrieval.retriever import LayeredRetriever
+
+
+class Flaky(LayeredRetriever):
+    """Fails for about one query in eight, which its text decides."""
+
+    def __init__(self, over: coseek.Retriever) -> None:
+        super().__init__(over)
+        self.name, self.identity = over.name, f"flaky {over.identity}"
+
+    def search(self, queries: Sequence[str | coseek.Query], k: int) -> list[list[coseek.Hit]]:
+        texts = [query if isinstance(query, str) else query.text for query in queries]
+        if any(zlib.crc32(text.encode()) % 8 == 0 for text in texts):
+            raise RetrieverError("the shelf fell down")
+        return self.over.search(queries, k)
+
+
+class Failing(Typist):
+    """Writes its first turn, and fails in the second."""
+
+    def step(self) -> list[Turn]:
+        return [
+            turn if self.count[turn.key] == 1 else Turn(turn.key, (), (), TurnEnd.FAULT, "out of memory")
+            for turn in super().step()
+        ]
+
+
+def failing_after_one(turns: Sequence[str], protocol: Protocol) -> Failing:
+    return Failing(typist(protocol).tokenizer, turns)
+
+
+def proof(material: Material) -> Proof:
+    """Digests by protocol, agent and retriever, of one trajectory each."""
+    return {**scripted(material), **typed()}
+
+
+def scripted(material: Material) -> Proof:
+    """Every protocol with every scripted agent, over both retrievers that fail at times."""
+    found: Proof = {}
+    number = 0
+    for protocol in OURS:
+        for agent in plugin_names(SCRIPTED):
+            speaker = coseek.open_agent(agent, protocol=protocol)
+            for index, over in material.indexes.items():
+                retriever = Flaky(over)
+                if speaker.protocol.retrievers:
+                    retriever.name = speaker.protocol.retrievers[0]
+                question = material.questions[number % len(material.questions)]
+                (trajectory,) = coseek.rollout(speaker, question, retriever, seed=number)
+                found[f"{protocol} · {agent} · {index}"] = digest(trajectory.to_json())
+                number += 1
+    return found
+
+
+def typed() -> Proof:
+    """Every protocol with turns as they should be and cut short, and with a model that fails."""
+    found: Proof = {}
+    for protocol in OURS:
+        turns = SCRIPTS[protocol.removesuffix("-code")]
+        broken = [turns[0][:-3], turns[0].replace("Ada", "bad"), "", *turns]
+        found[f"{protocol} · typed"] = digest(play(protocol, *turns).to_json())
+        found[f"{protocol} · broken turns"] = digest(play(protocol, *broken).to_json())
+        failing = play(protocol, make=partial(failing_after_one, turns))
+        found[f"{protocol} · failing model"] = digest(failing.to_json())
+        lost = play(protocol, *(turn.replace("Ada", "bad") for turn in turns), retriever=Shelf())
+        found[f"{protocol} · failing search"] = digest(lost.to_json())
+    return found
