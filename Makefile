@@ -12,7 +12,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout vulnerabilities test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates gpu
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates gpu
 
 help:
 	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
@@ -39,9 +39,8 @@ help:
 	@echo "make env          only install, into .venv; does nothing when nothing changed"
 	@echo "make env-locked   the same with every library but torch held to the digests of requirements.lock"
 	@echo "make lock         write requirements.lock anew, from pyproject.toml and constraints.txt"
-	@echo "make release      build the wheel and the source archive twice, and compare their digests: dist/"
-	@echo "make sbom         list what .venv holds: build/sbom.json (CycloneDX) and build/licences.md"
-	@echo "make vulnerabilities  hold the pins of requirements.lock against a stored list of advisories"
+	@echo "make release      build the wheel and the source archive: dist/"
+	@echo "make sbom         list what .venv holds, with licences: build/sbom.json (CycloneDX)"
 
 env: $(STAMP)
 
@@ -82,18 +81,11 @@ lock: $(TOOLS)/made-from-these-files
 		--no-annotate --no-header -o requirements.lock
 
 release: $(TOOLS)/made-from-these-files
-	$(TOOLS)/bin/python -m bench.release --out dist
+	$(TOOLS)/bin/hatchling build -d dist
 
 sbom: env $(TOOLS)/made-from-these-files
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --mc-type library \
 		-o build/sbom.json $(BIN)/python
-	$(TOOLS)/bin/python -m bench.licences build/sbom.json > build/licences.md
-
-# The last free list that is a package; its licence allows no commercial use, so nothing of it is shipped.
-ADVISORIES := safety-db==2021.7.17 --hash=sha256:33d4f657060345e5a417e05d2fd59fcc42bbcdf2c246e4e7bdb2238f8566c429
-vulnerabilities: $(TOOLS)/made-from-these-files
-	echo '$(ADVISORIES)' | $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin
-	$(TOOLS)/bin/python -m bench.vulnerabilities requirements.lock constraints.txt
 
 quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 from bench.kill_place import Place
-from bench.small_together import LENGTH
+from tests.pipelines.small_together import LENGTH
 
 from coseek.core.files import JsonObject, write_jsonl
 

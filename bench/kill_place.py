@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 import yaml
-from bench.processes import forked
 from safetensors.torch import load_file
+from tests.processes import forked
 
 from coseek.core.files import Json
 from coseek.core.strict_json import parse_strict

@@ -18,13 +18,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from bench.gpu import SHAPES, make_model
-from bench.trl_side import Inputs, TrlSide, inputs_of, open_trl
+from datasets import Dataset
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -42,6 +48,23 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
+
+Inputs = dict[str, Tensor]
+"""What TRL's `compute_loss` reads, by its names."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrlSide:
+    """Its trainer, with the module and the optimiser that it says may be missing."""
+
+    trainer: GRPOTrainer
+    module: PreTrainedModel
+    optimiser: Optimizer
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        """The loss of one micro-batch."""
+        loss: Tensor = self.trainer.compute_loss(self.module, inputs)
+        return loss
 
 
 def main() -> int:
@@ -178,6 +201,75 @@ def _compare(clock: str, seconds: dict[str, list[float]], tokens: int) -> float:
     factor = statistics.median(by_turn)
     print(f"  ours is {factor:.2f} times as fast as {best} ({by_turn[0]:.2f} to {by_turn[-1]:.2f} turn by turn)")
     return factor
+
+
+# --- TRL's side
+
+
+def open_trl(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> TrlSide:
+    """A GRPOTrainer on the CPU that logs nowhere; it changes the model's `forward`, so give it a copy."""
+    with warnings.catch_warnings():
+        # Its own code uses names that transformers has deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+        config = GRPOConfig(
+            output_dir=str(folder),
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            loss_type="dapo",
+            beta=0.0,
+            per_device_train_batch_size=8,
+            num_generations=8,
+            steps_per_generation=1,
+        )
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=_no_reward,
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": "?"}] * 8),
+            processing_class=tokenizer.fast,
+        )
+        trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
+    model.train()
+    assert trainer.optimizer is not None
+    return TrlSide(trainer, model, trainer.optimizer)
+
+
+def inputs_of(experience: Experience, prompts_B: Sequence[int], rows_b: Tensor) -> Inputs:
+    """These rows of a step in TRL's shape: prompts padded on the left, completions on the right, what the environment
+    wrote in its `tool_mask`. A row's first `prompts_B[row]` tokens are its prompt."""
+    batch = experience.batch
+    lengths = [int(batch.lengths_B[row]) for row in rows_b.tolist()]
+    prompts = [prompts_B[row] for row in rows_b.tolist()]
+    wide, long = max(prompts), max(all_ - prompt for all_, prompt in zip(lengths, prompts, strict=True))
+    prompt_ids = torch.zeros(len(prompts), wide, dtype=torch.long)
+    prompt_mask = torch.zeros_like(prompt_ids)
+    parts = {"completion_ids": batch.ids_BT, "tool_mask": experience.mask_BT, "old_per_token_logps": experience.old_BT}
+    inputs = {name: torch.zeros(len(prompts), long, dtype=whole.dtype) for name, whole in parts.items()}
+    completion_mask = torch.zeros(len(prompts), long, dtype=torch.long)
+    advantages_b = torch.zeros(len(prompts))
+    for place, row in enumerate(rows_b.tolist()):
+        prompt, length = prompts[place], lengths[place]
+        prompt_ids[place, wide - prompt :] = batch.ids_BT[row, :prompt]
+        prompt_mask[place, wide - prompt :] = 1
+        completion_mask[place, : length - prompt] = 1
+        for name, whole in parts.items():
+            inputs[name][place, : length - prompt] = whole[row, prompt:length]
+        advantages_b[place] = experience.advantages_BT[row][experience.mask_BT[row]][0]
+    inputs["tool_mask"] = inputs["tool_mask"].long()
+    return {
+        **inputs,
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_mask": completion_mask,
+        "advantages": advantages_b,
+        "num_items_in_batch": experience.mask_BT.sum(),
+    }
+
+
+def _no_reward(completions: Sequence[str], **_: object) -> list[float | None]:
+    return [0.0] * len(completions)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Source tree: the project's Python files and what they import. For test_architecture and bench/architecture.py."""
+"""Source tree: the project's Python files and what they import. For test_architecture and its neighbours."""
 
 import ast
 import gc

@@ -1,25 +1,21 @@
-"""The documentation: sizes, links, commands, recipes and settings that it names are those of the code."""
+"""The documentation: links, commands, recipes and settings that it names are those of the code."""
 
 import re
 import shlex
 import tomllib
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
-from bench.picture import picture
-from bench.road import HEADER, rows
 from tests.source_tree import PACKAGE, ROOT
 from tests.test_architecture import LAYERS
 
 from coseek.cli.main import COMMANDS, program_of
 from coseek.core.registry import plugin_names
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
-from coseek.measure.table import Table
+from coseek.data.trajectory import StopReason, Trajectory
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.part_trials import check_part
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
@@ -30,14 +26,9 @@ from coseek.training.encoder.recipe import load_retriever_recipe, retriever_reci
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "bench" / "results").glob("*.md"))]
-MOST_WORDS = 800
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 OTHERS_NAMES = ("RECIPE", "NAME")
 """Placeholders for a recipe of the reader's choice."""
-
-
-def test_the_readme_stays_short_enough_to_be_read() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
 
 
 def anchors(page: Path) -> set[str]:
@@ -170,19 +161,3 @@ def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
     (tmp_path / "newest.yaml").write_text("retriever: newest.py\nover: bm25\ndepth: 10\n", encoding="utf-8")
     hits = open_retriever(tmp_path / "newest.yaml").search(["a bridge"], k=2)[0]
     assert [hit.passage.id for hit in hits] == ["new", "old"]
-
-
-def test_a_hostile_passage_stays_text_in_the_picture() -> None:
-    question = Question("q1", "Who <b>?", ("</text><script>",), ("p1",), hops=2)
-    hits = (Hit(Passage("p1", "T & \x00", '"><svg onload="x">' * 9), 1.0),)
-    segment = Segment(Author.AGENT, "search", "<search>a ]]> & \ufffe b</search>", (1,), (-0.1,))
-    one = Trajectory(
-        question, "search-r1", (segment,), (Search("a", hits, turn=1),), StopReason.ANSWERED, "</text><script>"
-    )
-    root = ET.fromstring(picture(one, [{"step": 1, "exact_match": 0.5}]))
-    assert {part.tag.partition("}")[2] for part in root.iter()} <= {"svg", "rect", "text", "line", "circle", "path"}
-
-
-def test_the_road_shows_what_its_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "bench" / "results" / "road.md").read_text(encoding="utf-8")
-    assert Table(HEADER, tuple(row.cells for row in rows())).markdown() in page

@@ -86,6 +86,18 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
     assert rows(stopped) == rows(whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_says_in_one_sentence_how_to_go_on(
+    how: signal.Signals, code: int, world: Path, index: Path, tmp_path: Path
+) -> None:
+    words = ["run", str(world), "--split", "dev", "--agent", "expert", "--retriever", str(index), "--samples", "64"]
+    done = stop_midway([*words, "--out", str(tmp_path / "run")], how, tmp_path / "run")
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].endswith("Resume with: the same command with --resume")
+    assert "Traceback" not in done.stderr and not list((tmp_path / "run").glob(".*"))
+
+
 def test_resume_begins_a_run_that_is_not_there(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     words = ("run", world, "--split", "dev", "--count", 2, "--agent", "expert", "--retriever", index)
     assert coseek(*words, "--out", tmp_path / "r", "--resume").code == 0

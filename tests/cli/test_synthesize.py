@@ -1,12 +1,12 @@
 """`coseek data synthesize`: what it prints, what it refuses."""
 
 import json
+import re
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from bench.own_documents import StandIn
 from tests.cli.conftest import Type
 from tests.serving import serving
 
@@ -34,14 +34,41 @@ def test_a_setting_that_does_not_exist_is_refused(coseek: Type, world: Path, tmp
     assert "count" in done.sentence
 
 
-class Counted(StandIn):
-    """Counts what it is asked to write."""
+class Counted(BaseHTTPRequestHandler):
+    """A language model that asks for the last word of each passage and finds it again. Counts its requests."""
 
+    protocol_version = "HTTP/1.1"
     asked = 0
+
+    def do_GET(self) -> None:
+        self._send({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
 
     def do_POST(self) -> None:
         Counted.asked += 1
-        super().do_POST()
+        prompt = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"][-1]["content"]
+        endings = {title: text.rstrip(".").split()[-1] for title, text in _PASSAGE.findall(prompt)}
+        if '{"questions"' in prompt:
+            title, *more = endings
+            proposal = {"question": f"Which name ends what is told of {title}?", "answer": endings[title]}
+            text = json.dumps({"questions": [] if more else [proposal]})
+        else:
+            asked = prompt.rpartition("Question: ")[2]
+            text = next((word for title, word in endings.items() if title in asked), "unknown")
+        self._send({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": {}})
+
+    def _send(self, answer: dict[str, object]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+_PASSAGE = re.compile(r"^\[\d+\] (.*?) \| (.*)$", re.MULTILINE)
 
 
 @pytest.fixture

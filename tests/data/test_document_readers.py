@@ -1,10 +1,9 @@
 """The readers of documents: what each format keeps, loses and refuses; encodings; the cutting of texts."""
 
-import random
 from pathlib import Path
 
 import pytest
-from bench.documents import FORMATS, zipped
+from tests.data.document_files import FOLDER, zipped
 
 from coseek.core.plain_text import decode
 from coseek.data.documents.document import Document
@@ -207,8 +206,7 @@ def test_docx_has_headings_tables_and_no_entities() -> None:
 
 
 def test_the_printed_lines_of_a_pdf_become_sentences_again_page_by_page() -> None:
-    text = "\n\n".join(f"Heron number {n} stands in the water and waits for a fish to come by. " * 3 for n in range(40))
-    document, read = read_one("a.pdf", FORMATS["pdf"](text, random.Random(0)))
+    document, read = read_one("a.pdf", (FOLDER / "pages.pdf").read_bytes())
     assert [section.meta["page"] for section in document.sections] == [1, 2, 3]
     assert read.count("stands in the water and waits for a fish to come by.") >= 115  # the others cross a page
 

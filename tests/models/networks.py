@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coseek.data.question import Question
@@ -112,3 +114,11 @@ def transcript(key: int, turns: Sequence[Turn]) -> tuple[list[int], list[int]]:
         ids += turn.ids
         ids += random_ids(random.Random(f"{key} {number}"), 0, 25)
     return ids, places
+
+
+def halve(path: Path) -> None:
+    """Round the weights of a file to float16, as those of shipped models are."""
+    weights = {
+        name: weight.half() if weight.is_floating_point() else weight for name, weight in load_file(path).items()
+    }
+    save_file(weights, path, metadata={"format": "pt"})

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.ship import halve
 from safetensors.torch import load_file
-from tests.models.networks import SMALL, TEXTS
+from tests.models.networks import SMALL, TEXTS, halve
 from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.core.hub import missing

@@ -176,7 +176,7 @@ def a_generator_is_trained_and_measured(given: Material) -> None:
 
 
 def an_agent_of_a_co_training_answers(given: Material) -> None:
-    from bench.small_together import small
+    from tests.pipelines.small_together import small
 
     from coseek.pipelines.together.paths import CoTrainingPaths
     from coseek.retrieval.index import open_index

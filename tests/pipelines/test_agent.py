@@ -10,10 +10,10 @@ from typing import TypeVar, cast
 
 import pytest
 import yaml
-from bench.processes import run_workers
 from tests.core.test_lock import holder
 from tests.pipelines.card_check import checked_card
 from tests.pipelines.typed_run import typed
+from tests.processes import run_workers
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, InUse, SettingError, UserError

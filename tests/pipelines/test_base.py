@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 
 import pytest
-from bench.processes import run_workers
 from tests.pipelines.card_check import checked_card
 from tests.pipelines.typed_run import written_down
+from tests.processes import run_workers
 from tests.scripted import Scripted
 
 from coseek.core.errors import DataError, SettingError

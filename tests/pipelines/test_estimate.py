@@ -3,16 +3,18 @@
 from pathlib import Path
 
 import pytest
-from bench.fits import BAR, counted_rows, make_model
-from bench.road import PAPERS
+from tests.pipelines.counted_memory import BAR, counted_rows, make_model
 
-from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_recipe import RECIPES, load_recipe
 from coseek.pipelines.estimate import memory_of, shape_of
 from coseek.pipelines.fitting import FULL, share_of, ways_out
 
+PAPERS = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if (RECIPES / f"{path.stem}-laptop.yaml").exists()]
+"""The recipes of papers: those with a laptop version."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 4])  # `python -m bench.fits` has 2 as well
+@pytest.mark.parametrize("workers", [1, 2])
 def test_the_estimate_counts_what_every_worker_holds(workers: int, tmp_path: Path) -> None:
     """GRPO, PPO with a KL and LoRA: after rollouts, before optimiser steps, and at the peak of a pass."""
     make_model(tmp_path / "model")

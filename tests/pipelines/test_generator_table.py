@@ -170,7 +170,7 @@ def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_s3_recipe_learns_and_ends_with_its_table(tmp_path: Path) -> None:
-    from bench.small_s3 import check_moved, outcome, prepare, tiny_generator, train
+    from tests.pipelines.small_s3 import check_moved, outcome, prepare, tiny_generator, train
 
     from coseek.core.progress import NoProgress
 

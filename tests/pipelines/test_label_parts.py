@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.processes import KILLED, run_workers
 from tests.pipelines.round_labels_run import course, label
+from tests.processes import KILLED, run_workers
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.data.run import Run

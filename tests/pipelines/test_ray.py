@@ -1,5 +1,5 @@
 """Fears about Ray: a node that dies and takes rows along, a caller that dies, and results that depend on the cluster.
-`make test-ray` runs these in an environment of its own; `python -m bench.cluster` is the same in large."""
+`make test-ray` runs these in an environment of its own."""
 
 import importlib.util
 import os
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from bench.cluster import kill, killing, labels_of, nodes, rows_of, typed
-from bench.digests import digests
 from tests.cli.test_resume import stop_midway
+from tests.digests import digests
+from tests.pipelines.ray_nodes import kill, killing, labels_of, nodes, rows_of, typed
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.cluster import cluster_at

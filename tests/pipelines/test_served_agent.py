@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.injected_gap import warm_run
 from tests.models.vllm_server import vllm_server
 from tests.pipelines.test_agent import TINY
 
@@ -16,7 +15,12 @@ from coseek.pipelines.agent_recipe import load_recipe
 
 @pytest.mark.slow
 def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
-    warm = warm_run(tmp_path / "warm", TINY) / "policy" / "warm"
+    first = AgentTraining(load_recipe("quickstart", TINY), tmp_path / "warm")
+    first.begin(resume=False)
+    first.prepare_data()
+    first.make_policy()
+    first.warm_start()
+    warm = first.policy_folder("warm")
     with vllm_server(warm) as server:
         settings = [
             *TINY, "learn=rl", "warm_start=null", f"policy.folder={warm}", "rl.steps=4",

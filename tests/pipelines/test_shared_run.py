@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.processes import KILLED, run_workers
 from tests.measure.samples import run as sampled
 from tests.pipelines.shared_run_run import shared
+from tests.processes import KILLED, run_workers
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.core.errors import SettingError

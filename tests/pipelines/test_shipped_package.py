@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.ship import halve
+from tests.models.networks import halve
 from tests.retrieval.tiny_encoder import make_encoder
 
 import coseek

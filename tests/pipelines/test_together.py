@@ -20,7 +20,7 @@ from coseek.pipelines.together_recipe import (
 
 
 def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
-    from bench.small_together import small
+    from tests.pipelines.small_together import small
 
     return small(folder, *overrides)
 
@@ -28,7 +28,7 @@ def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a policy has seen demonstrations."""
-    from bench.small_together import taught
+    from tests.pipelines.small_together import taught
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("together") / "first"
@@ -46,7 +46,7 @@ def begins_with(first: Path) -> str:
 @pytest.fixture(scope="module")
 def one_round(first: Path) -> Path:
     """The folder of a co-training of one round."""
-    from bench.small_together import train
+    from tests.pipelines.small_together import train
 
     from coseek.core.progress import NoProgress
 
@@ -322,7 +322,7 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     first: Path, one_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second round is asked for after the first has ended, as a user does who wants more."""
-    from bench.small_together import check_moved, outcome, train
+    from tests.pipelines.small_together import check_moved, outcome, train
 
     from coseek.core.progress import NoProgress
     from coseek.data.run import Run
@@ -365,7 +365,7 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
 
 @pytest.mark.slow
 def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp_path: Path) -> None:
-    from bench.small_together import outcome, train
+    from tests.pipelines.small_together import outcome, train
     from tests.retrieval.tiny_encoder import make_encoder
     from tests.serve.live import live
 

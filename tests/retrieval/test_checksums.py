@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench.digests import digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.digests import digests
 from tests.examples_drawn import at_most
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from bench.digests import digests
+from tests.digests import digests
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import DiskFault, RunError, SettingError, UserError

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.digests import digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.digests import digests
 from tests.retrieval.tiny_encoder import WORDS, make_encoder
 
 from coseek.core.errors import DataError, IndexMismatch, SettingError

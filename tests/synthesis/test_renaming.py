@@ -3,15 +3,14 @@
 import random
 
 import pytest
-from bench.bridges import lost_bridges, named
 
 from coseek.agents.scripted.expert import PERFECT, ExpertAgent
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.gold_path import gold_path
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.synthesis.renaming import rename
@@ -103,16 +102,3 @@ def test_questions_without_a_path_are_refused_with_a_sentence() -> None:
     corpus, _ = films()
     with pytest.raises(DataError, match="no training question has a gold path"):
         rename(corpus, [Question("q", "Who?", ("a",))], 1)
-
-
-def test_a_bridge_is_lost_where_only_the_passage_before_it_was_found() -> None:
-    corpus, questions = films()
-    film, person = (Hit(corpus.by_id(ident), 1.0) for ident in questions[0].gold_ids)
-    for hits, query, lost, told in (
-        ((), "x", [], False),
-        ((film,), "x", ["Ada Moss"], False),
-        ((film,), "where is ada moss", ["Ada Moss"], True),
-        ((film, person), "x", [], False),
-    ):
-        run = Trajectory(questions[0], "search-r1", (), (Search(query, hits),), StopReason.ANSWERED, None, True, seed=0)
-        assert lost_bridges(run) == lost and named(run, "Ada Moss") is told

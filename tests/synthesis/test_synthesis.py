@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from bench.synthesis import Truth
+from tests.synthesis.truth import Truth
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import DataError, ModelError, RunError

@@ -11,10 +11,10 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from bench.processes import forked, run_workers
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.processes import forked, run_workers
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, train_few, weights_of
 from tests.training.tiny_labels import label, write_labels

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.collapse import PERVERSE, Patient, first_steps, read, right, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.training.patient import PERVERSE, Patient, first_steps, read, right, tiny
 from tests.training.tiny import tiny_model
 
 from coseek.core.errors import RunError

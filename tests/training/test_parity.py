@@ -223,7 +223,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
 ) -> None:
     """The whole road: ids, masks, ratios off 1, both clips, k3 against a reference, normaliser, backward."""
     pytest.importorskip("trl")
-    from bench.trl_side import inputs_of, open_trl
+    from tests.training.trl_side import inputs_of, open_trl
 
     linear = OptimiserSettings(lr=1e6, eps=1e3, clip_norm=0.0)
     policy = Policy(small_llama(tokenizer), LearnerSettings(optimiser=linear), 1)

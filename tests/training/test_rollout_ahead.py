@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.processes import forked, run_workers
 from tests.models.tiny_policy import tiny_policy
+from tests.processes import forked, run_workers
 from tests.serve.live import EchoRetriever
 from tests.training.test_rollout_servers import LIMITS, PROTOCOL, QUESTIONS, Training, by_odd_ids, ids, servers, urls_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.processes import run_workers
+from tests.processes import run_workers
 from tests.training.echo import QUESTIONS, fixed, reward, sampling, settings_of, train
 from tests.training.tiny import tiny_model
 from tests.training.workers_run import in_worker, keep_rollouts

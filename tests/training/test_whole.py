@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.small_rl import ALGORITHMS, prepare, train, weights_sum
+from tests.training.small_rl import ALGORITHMS, prepare, train, weights_sum
 
 from coseek.core.progress import NoProgress
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.processes import KILLED, run_workers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.processes import KILLED, run_workers
 from tests.training.tiny import tiny_model
 from tests.training.workers_run import (
     ALGORITHMS,

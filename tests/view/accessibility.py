@@ -1,4 +1,4 @@
-"""Accessibility: what axe-core holds against a page, open in a browser, for tests and for bench/view.py."""
+"""Accessibility: what axe-core holds against a page, open in a browser, for tests."""
 
 import json
 from collections.abc import Iterator

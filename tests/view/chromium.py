@@ -1,4 +1,4 @@
-"""Chromium: a headless browser driven through its debugging pipe, for tests of the page and for bench/view.py."""
+"""Chromium: a headless browser driven through its debugging pipe, for tests of the page."""
 
 import base64
 import json

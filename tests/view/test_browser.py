@@ -1,4 +1,4 @@
-"""The page in a browser: hostile texts do nothing, links and keys work, and ten thousand episodes are quick."""
+"""The page in a browser: hostile texts do nothing, links and keys work."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.view import filter_ms, make_runs, open_ms
 from tests.view.accessibility import FOUND as AXE
 from tests.view.accessibility import TALL, axe_script, findings, shape, views
 from tests.view.chromium import FOUND, Chromium
@@ -277,15 +276,6 @@ def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path
     for fragment in (*views(browser).values(), rollout):
         browser.open(url + fragment)
         assert [found for found, sure in findings(browser, axe_script()) if sure] == [], fragment
-
-
-def test_ten_thousand_episodes_open_and_filter_without_a_wait(browser: Chromium, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert write_page(page, *open_sources(make_runs(tmp_path, 10_000))) == 10_000
-    assert page.stat().st_size / 10_000 <= 2048
-    assert open_ms(browser, page) < 3000
-    slow = {name: spent for name, spent in filter_ms(browser).items() if spent >= 200}
-    assert not slow
 
 
 def test_a_comparison_opens_with_runs_of_the_same_questions_where_an_answer_changed(

@@ -1,7 +1,7 @@
 """Estimates of a recipe's memory and time from the shape of its model. Does not import torch.
 
 Time is an order of magnitude. Memory is that of the first worker's device, with one worker on each;
-`bench/fits.py` compares it with counted bytes. Each formula names what it leaves out.
+`tests/pipelines/test_estimate.py` compares it with counted bytes. Each formula names what it leaves out.
 """
 
 import re

@@ -4,7 +4,7 @@
   differ in length, so a step would meet no shape twice. Lengths and numbers of positions are padded to few values.
 - The backward pass of attention takes twice as long in bfloat16 as in float32, so attention runs in float32.
 
-`python -m bench.shapes` measures both. Float32 has neither cost, and a GPU has its own kernels: there nothing changes.
+Float32 has neither cost, and a GPU has its own kernels: there nothing changes.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,22 @@
+"""Files of documents for tests: a small one of each format, what is no whole one, and zip archives."""
+
+import io
+import zipfile
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("documents")
+GOOD = {path.suffix[1:]: path for path in sorted(FOLDER.glob("heron.*"))}
+"""Suffix → a file of three paragraphs about herons, as `bench.documents` writes them."""
+BROKEN = {
+    "txt": b"\x00\x01\x02", "md": b"\x00\x01", "html": b"\x00\x02\x03", "rst": b"\x01\x02\x00", "csv": b"\x00,\x00\n",
+    "eml": b"no headers here\n\nat all", "docx": b"PK\x03\x04 cut off", "pdf": b"%PDF-1.4\ncut off",
+}  # fmt: skip
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """A zip archive with the same bytes at any time: two workers of the tests must agree on its test's name."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return file.getvalue()

@@ -1,0 +1,122 @@
+"""A small co-training, for tests: what is run, and what it leaves behind."""
+
+import json
+from pathlib import Path
+
+from tests.digests import digest, timeless
+
+from coseek.core.files import read_jsonl
+from coseek.core.progress import Progress
+from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
+from coseek.pipelines.together.pairs import Pairs
+from coseek.pipelines.together.paths import CoTrainingPaths
+from coseek.pipelines.together.results import Results
+from coseek.pipelines.together.together import CoTraining
+from coseek.pipelines.together_recipe import TogetherRecipe, load_together_recipe
+
+SMALL = """
+agent:
+  extends: from-nothing
+  protocol: s3
+  data:
+    world: {seed: 3, size: tiny, train: 60, dev: 8, test: 8, hop_mix: [1.0], comparison: 0.0, constraint: 0.0}
+  limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 64, max_observation_tokens: 120, max_tokens: 448}
+  policy: {laptop: {hidden: 64, layers: [conv, full_attention], feed_forward: 128, vocabulary: 1200}}
+  warm_start:
+    worlds: 0
+    one_shot: 0.0
+    sft:
+      steps: 4
+      repeat_steps: 0
+      rounds: 1
+      gate: null
+      curriculum: []
+      tokens_per_step: 1500
+      checkpoint_every: 2
+      log_every: 1
+      learner: {precision: float32, optimiser: {lr: 1.0e-4}}
+  rl:
+    steps: 3
+    questions_per_step: 4
+    group_size: 3
+    checkpoint_every: 1
+    evaluate_every: 0
+    policy: {precision: float32, optimiser: {lr: 1.0e-3}}
+  reward: {gold_recall: 0.5, valid: 0.3, LENGTH: 1.0}
+  table: {dev_questions: 6}
+start:
+  recipe:
+    encoder: null
+    laptop: {hidden: 32, heads: 2, feed_forward: 32, vocabulary: 600}
+    synthetic:
+      worlds: 2
+      world: {size: tiny, train: 60, dev: 0, test: 0}
+      held_out: {seed: 8, size: tiny, train: 0, dev: 20, test: 0}
+    training: &few {steps: 6, batch_size: 16, checkpoint_every: 2, log_every: 1, optimiser: {lr: 3.0e-3}}
+    held_out: {turns: 20, passages: 100}
+labels: {method: agentic-r, scorer: oracle, questions: 30, samples: 3, settings: {gac: false}}
+retriever:
+  view: question+query
+  loss: {temperature: 0.05}
+  training: *few
+  held_out: {turns: 20, passages: 100, share: 0.3}
+stop: {questions: 6, least: -1.0}
+pairs: {questions: 6}
+threads: 1
+"""
+"""Nothing here depends on what the policy has learnt. Each s3 run opens with a search of the environment, so each has a
+turn to label, by relevance alone; and sampled texts differ in length, so groups have a spread and weights move."""
+LENGTH = Path(__file__).with_name("length_reward.py")
+
+
+def small(folder: Path, *overrides: str) -> TogetherRecipe:
+    """The recipe of every run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "small.yaml"
+    path.write_text(SMALL.replace("LENGTH", str(LENGTH)), encoding="utf-8")
+    return load_together_recipe(str(path), overrides)
+
+
+def taught(folder: Path, steps: int) -> Path:
+    """A tiny policy that has seen demonstrations of the training questions for so many steps."""
+    sft = {"steps": steps, "repeat_steps": 40, "tokens_per_step": 2000, "learner": {"optimiser": {"lr": 3e-3}}}
+    first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
+    training = CoTrainingPaths(first, folder).first
+    training.begin(resume=True)
+    training.train()
+    return training.policy_folder("warm")
+
+
+def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress) -> None:
+    """What `coseek train together` does, without a terminal."""
+    course = CoTrainingPaths(recipe, folder, progress)
+    training = CoTraining(course)
+    training.begin(resume)
+    Results.of(course, Pairs(course), training.train()).write()
+
+
+def outcome(folder: Path) -> dict[str, str]:
+    """What a run left behind → a digest of it, times left out."""
+    found: dict[str, str] = {"table": digest((folder / "table.md").read_bytes())}
+    found["table for programs"] = digest((folder / "table.json").read_bytes())
+    for pattern in ("policy/*/model.safetensors", "encoder/model.safetensors", "vectors*/*", "labels/labels.jsonl"):
+        for path in sorted(folder.glob(f"round-*/**/{pattern}")):
+            if path.is_file():
+                found[str(path.relative_to(folder))] = digest(path.read_bytes())
+    for path in sorted(folder.glob("round-*/**/metrics.jsonl")):
+        rows = [timeless(row) for _, row in read_jsonl(path)]
+        found[str(path.relative_to(folder))] = digest(json.dumps(rows).encode())
+    return found
+
+
+def check_moved(folder: Path, expected: dict[str, str]) -> None:
+    """Comparing weights that never moved would say nothing."""
+    kinds = {
+        "agents": [one for name, one in expected.items() if name.endswith("model.safetensors") and "/policy/" in name],
+        "encoders": [one for name, one in expected.items() if "/retriever/encoder/model.safetensors" in name],
+    }
+    for name, digests in kinds.items():
+        if len(digests) != 3 or len(set(digests)) != 3:
+            raise RuntimeError(f"the {name} of the rounds are not three different ones: {digests}")
+    sets = [len((folder / f"round-{n}" / "labels" / "labels.jsonl").read_text().splitlines()) for n in (1, 2)]
+    print(f"label sets of the two rounds: {sets[0]}, {sets[1]}", flush=True)
