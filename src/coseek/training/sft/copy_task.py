@@ -3,7 +3,7 @@
 A small model learns to copy in a few hundred short steps of this task; from demonstrations alone it may need thousands.
 At first every sequence repeats at one distance, which a network learns within seconds, by position. Then lengths and
 distances vary, gradually and in every other step, until only the content shows where to copy from. With variation from
-the start, or without the gradual increase, the task is not learnt in that time (bench/results/log-0.1-0.2.md).
+the start, or without the gradual increase, the task is not learnt in that time (bench/results/log.md).
 """
 
 import torch
