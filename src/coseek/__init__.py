@@ -7,7 +7,7 @@ is first used, so `import coseek` is fast and imports neither torch nor numpy.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from coseek.agents.limits import Limits as Limits
