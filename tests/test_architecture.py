@@ -11,7 +11,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.source_tree import PACKAGE, ROOT, imported_packages, nodes, parsed, sources
+from tests.source_tree import (
+    PACKAGE,
+    ROOT,
+    cycles,
+    imported_packages,
+    nodes,
+    package_imports,
+    parsed,
+    sources,
+)
 
 import coseek
 from coseek.cli.main import COMMANDS, main
@@ -74,6 +83,10 @@ def test_packages_import_only_lower_layers() -> None:
             if not (other == package or below or (package, other) in NEIGHBOURS):
                 wrong.append(f"{path.relative_to(ROOT)} imports {other}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_packages_import_each_other_in_no_circle() -> None:
+    assert not cycles(package_imports(""))
 
 
 def test_files_and_functions_are_short() -> None:

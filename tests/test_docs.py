@@ -1,5 +1,6 @@
 """The documentation: links, commands, recipes and settings that it names are those of the code."""
 
+import ast
 import re
 import shlex
 import tomllib
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.source_tree import PACKAGE, ROOT
+from tests.source_tree import PACKAGE, ROOT, nodes, sources
 from tests.test_architecture import LAYERS
 
 from coseek.cli.main import COMMANDS, program_of
@@ -134,6 +135,14 @@ def test_the_files_of_own_mechanisms_exist() -> None:
     files = re.findall(r"`(?!src/)([a-z_]+/[\w/]+(?:\.py)?)`", page)
     assert len(files) > 15
     assert [name for name in files if not (PACKAGE / name).exists()] == []
+
+
+def test_every_class_of_the_glossary_exists() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", page, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
+    found = (node for path in sources("src/coseek") for node in nodes(path))
+    assert named and named <= {node.name for node in found if isinstance(node, ast.ClassDef)}
 
 
 def page_files(page: Path) -> dict[str, str]:
