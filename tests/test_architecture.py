@@ -15,6 +15,7 @@ from tests.source_tree import (
     PACKAGE,
     ROOT,
     cycles,
+    imported_modules,
     imported_packages,
     nodes,
     package_imports,
@@ -87,6 +88,17 @@ def test_packages_import_only_lower_layers() -> None:
 
 def test_packages_import_each_other_in_no_circle() -> None:
     assert not cycles(package_imports(""))
+
+
+def test_tests_and_benches_do_not_import_each_other() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for folder, other in (("tests", "bench"), ("bench", "tests"))
+        for path in sources(folder)
+        for module in imported_modules(path)
+        if module.partition(".")[0] == other
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_files_and_functions_are_short() -> None:
