@@ -59,15 +59,16 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
-            self.state.repos[asked.get("type", "model") + "s", name] = Repo(
-                private=asked.get("visibility") == "private"
-            )
+            key = asked.get("type", "model") + "s", name
+            if key in self.state.repos:
+                return self._answer(409, {"error": "You already created this repo", "url": f"{self.state.url}/{name}"})
+            self.state.repos[key] = Repo(private=asked.get("visibility") == "private")
             return self._answer(200, {"url": f"http://{self.headers['Host']}/{name}", "name": name})
         if path == "/api/validate-yaml":
             invented = "license: nonsense" in json.loads(body)["content"]
             return self._answer(400 if invented else 200, {"errors": [{"message": '"license" must be one of …'}]})
         if found := re.fullmatch(
-            r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(preupload|commit|revision)/([^/]+))?", path
+            r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(preupload|commit|revision|tree)/([^/]+))?", path
         ):
             return self._api(found[1], found[2], found[3] or "", body)
         if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -85,9 +86,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, {"files": [{k: v for k, v in one.items() if k != "sample"} for one in files]})
         if what == "commit":
             rows = [json.loads(line) for line in body.splitlines()]
-            parent = rows[0]["value"].get("parentCommit")
-            if parent is not None and parent != repo.commits[-1]:
-                return self._answer(412, {"error": "A commit has happened since. Please refresh and try again."})
             for row in rows[1:]:
                 if row["key"] == "file":
                     repo.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
@@ -96,6 +94,12 @@ class _Handler(BaseHTTPRequestHandler):
             repo.commits.append(hashlib.sha1(body, usedforsecurity=False).hexdigest())
             url = f"http://{self.headers['Host']}/{'' if kind == 'models' else 'datasets/'}{name}"
             return self._answer(200, {"commitUrl": f"{url}/commit/{repo.commits[-1]}", "commitOid": repo.commits[-1]})
+        if what == "tree":
+            files = [
+                {"type": "file", "path": path, "size": len(content), "oid": _blob_id(content)}
+                for path, content in repo.files.items()
+            ]
+            return self._answer(200, files)
         siblings = [
             {"rfilename": path, "blobId": _blob_id(content), "size": len(content)}
             for path, content in repo.files.items()

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from tests.models.networks import SMALL, TEXTS, halve
 from tests.retrieval.tiny_encoder import make_encoder
 
-from coseek.core.hub import missing
 from coseek.hardware.placement import FLOAT32, Placement
+from coseek.models.download_hint import missing
 from coseek.models.laptop import make_policy
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model

@@ -27,7 +27,6 @@ from coseek.core.address import is_url
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
-from coseek.core.hub import fetch_command, missing
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.role_marks import without_role_marks
@@ -39,6 +38,7 @@ from coseek.hardware.precision import Place, S
 from coseek.hardware.speed import resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import dialect_of
+from coseek.models.download_hint import fetch_command, missing
 from coseek.models.model import Model, Tokenizer
 from coseek.models.model_folder import check_is_model
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote

@@ -1,12 +1,11 @@
 """Card: the README.md of a model folder or a data set, in the form of the Hugging Face Hub.
 
-YAML front matter (licence, library, base model), then sections. Names and texts from recipes, data and models are
-inert: dumped as YAML, or escaped so that Markdown shows them as they are. Needs no torch.
+YAML front matter (licence, library, base model), then sections. Texts from recipes, data and models are escaped:
+Markdown shows them as they are. Needs no torch.
 """
 
 import json
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,25 +17,23 @@ from pydantic import AfterValidator
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, atomic_write, read_yaml
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
+from coseek.data.dataset import Dataset
 from coseek.measure.table import Table
+from coseek.models.shipped import PUBLISHED_AS
 
 FILE = "README.md"
 PULLED = ".pulled.yaml"
 """Names the repository that a folder was pulled from; hidden, hence never pushed."""
+SOURCE = "source.json"
 UNKNOWN = "unknown"
 ModelKind: TypeAlias = Literal["policy", "generator", "simulator", "encoder"]
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-_SHIPPED_ELSEWHERE = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
-"""Name in recipes → repository, for encoders that come with another Python package."""
-_ACTIVE = re.compile(r"[\\`*<&|~$@]|://|(?<=\])\(|(?<=\w)\.(?=[^\W\d_]{2})|(?<![^\W_])_|_(?![^\W_])", re.IGNORECASE)
+_ACTIVE = re.compile(r"[\\`*<&|~$@]|://|(?<=\])\(|(?<=\w)\.(?=[^\W\d_]{2})|(?<![^\W_])_|_(?![^\W_])")
 """What Markdown, HTML, formulas, links and mentions begin with."""
-_TICKS = re.compile(r"`++")
+_LINE_START = re.compile(r"^(?:[-+=>#]|\d+[.)])")
 _LOGIN = re.compile(r"://[^/@\s]*+@")
 """User and password in an address."""
-_LINE_START = re.compile(r"^(?:[-+=>#]|\d+[.)])")
-_INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-"""Marks of writing direction, line separators and blanks without width."""
 
 
 def check_license(name: str) -> str:
@@ -51,27 +48,28 @@ License: TypeAlias = Annotated[str, AfterValidator(check_license)]
 
 
 def inert(text: str) -> str:
-    """One line that Markdown shows as this text, without control characters: a table cell, or a part of a line."""
-    plain = " ".join(_visible(text).split())
-    return _ACTIVE.sub(lambda found: "".join(f"&#{ord(one)};" for one in found[0]), plain)
-
-
-def _visible(text: str) -> str:
-    """Text with blanks for control characters but newlines, and for marks that are not seen."""
-    plain = _INVISIBLE.sub(" ", text)
-    return "".join(" " if unicodedata.category(one) == "Cc" and one != "\n" else one for one in plain)
+    """One line that Markdown shows as this text: a table cell, or a part of a line."""
+    return _ACTIVE.sub(_escaped, " ".join(_printable(text).split()))
 
 
 def paragraph(text: str) -> str:
     """The same as a paragraph: no heading, list or quotation."""
-    return _LINE_START.sub(lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", inert(text))
+    return _LINE_START.sub(_escaped, inert(text))
+
+
+def _printable(text: str) -> str:
+    """Blanks for control characters but newlines, and for marks that are not seen."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return "".join(f"&#{ord(sign)};" for sign in match[0])
 
 
 def fenced(text: str, language: str = "") -> str:
     """A code block that the text cannot end."""
-    ticks = max((len(found) for found in _TICKS.findall(text)), default=0)
-    fence = "`" * max(3, ticks + 1)
-    return f"{fence}{language}\n{_visible(text).rstrip()}\n{fence}"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{_printable(text).rstrip()}\n{fence}"
 
 
 def shown_table(table: Table) -> str:
@@ -81,16 +79,17 @@ def shown_table(table: Table) -> str:
 
 
 def fact_table(facts: Mapping[str, str]) -> str:
-    """Facts as a table of two columns, without the empty ones."""
-    return shown_table(Table(("what", "value"), tuple((name, value) for name, value in facts.items() if value)))
+    """Facts as a table of two columns, without empty values; empty without facts."""
+    rows = tuple((name, value) for name, value in facts.items() if value)
+    return shown_table(Table(("what", "value"), rows)) if rows else ""
 
 
 def shared(value: Json) -> Json:
     """A tree of settings for others: absolute paths cut to their last two parts, no user or password in addresses."""
     if isinstance(value, dict):
-        return {shared_text(name): shared(one) for name, one in value.items()}
+        return {shared_text(name): shared(inside) for name, inside in value.items()}
     if isinstance(value, list):
-        return [shared(one) for one in value]
+        return [shared(inside) for inside in value]
     return shared_text(value) if isinstance(value, str) else value
 
 
@@ -104,48 +103,46 @@ def shared_text(text: str) -> str:
     return "…/" + "/".join(parts[-2:]) if text.startswith(("/", "~")) and len(parts) > 2 else text
 
 
+def setting_words(settings: JsonObject) -> Sequence[str]:
+    """`name=value` words for a command line, one for each top-level setting."""
+    return [f"{name}={json.dumps(shared(value), ensure_ascii=False)}" for name, value in settings.items()]
+
+
 def document(front: JsonObject, *sections: str) -> str:
     """Front matter and sections, without the empty ones."""
     head = _yaml({name: value for name, value in front.items() if value})
-    return "\n\n".join([f"---\n{head}---", *(one for one in sections if one)]) + "\n"
+    return "\n\n".join([f"---\n{head}---", *filter(None, sections)]) + "\n"
 
 
 def _yaml(tree: Json) -> str:
-    """YAML lines; with escapes where a character would not be seen."""
     text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-    if _INVISIBLE.search(text):
-        text = yaml.safe_dump(tree, sort_keys=False)
-    return text
+    return text if _printable(text) == text else yaml.safe_dump(tree, sort_keys=False)
 
 
 def front_of(text: str, where: Path) -> tuple[JsonObject, str]:
-    """The front matter of a card and the text behind it. Raises `DataError` for broken YAML."""
-    lines = text.splitlines(keepends=True)
-    ends = [number for number, line in enumerate(lines) if line.rstrip() == "---"][:2]
-    if len(ends) < 2 or ends[0] != 0:
+    """The front matter of a card and the text after it. Raises `DataError` for broken YAML."""
+    match = re.match(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    if match is None:
         return {}, text
-    block = "".join(lines[1 : ends[1]])
     try:
-        front = parse_yaml(block)
+        front = parse_yaml(match[1]) if match[1].strip() else {}
     except InvalidYaml:
         front = None
-    if not isinstance(front, dict | None) or (front is None and block.strip()):
+    if not isinstance(front, dict):
         raise DataError(f"{where}: the lines between --- and --- are no `name: value` lines; mend or delete them")
-    return cast(JsonObject, front or {}), "".join(lines[ends[1] + 1 :])
+    return cast(JsonObject, front), text[match.end() :]
 
 
 def read_card(folder: Path) -> tuple[JsonObject, str] | None:
     """Front matter and text of a folder's card; `None` without one."""
     path = folder / FILE
-    if not path.is_file():
-        return None
-    return front_of(path.read_text(encoding="utf-8", errors="replace"), path)
+    return front_of(path.read_text(encoding="utf-8", errors="replace"), path) if path.is_file() else None
 
 
 def base_model_of(name: str, folder: Path) -> str | None:
     """The repository that a model was started from, as far as files tell: never guessed from a folder's name."""
-    if name in _SHIPPED_ELSEWHERE:
-        return _SHIPPED_ELSEWHERE[name]
+    if name in PUBLISHED_AS:
+        return PUBLISHED_AS[name]
     if (folder / PULLED).is_file():
         repo = read_yaml(folder / PULLED, "record").get("repo")
         return repo if isinstance(repo, str) else None
@@ -157,54 +154,7 @@ def base_model_of(name: str, folder: Path) -> str | None:
     except DataError:
         return None
     base = front.get("base_model")
-    return base if isinstance(base, str) and front.get("tags") and "coseek" in cast(list[Json], front["tags"]) else None
-
-
-_OPENED: dict[ModelKind, str] = {
-    "policy": """
-import coseek
-
-agent = coseek.open_agent("FOLDER")  # with its own protocol and prompt
-retriever = coseek.open_retriever("INDEX")  # an index folder, a URL or a YAML file
-print(coseek.rollout(agent, "A question?", retriever)[0].answer)
-""",
-    "generator": """
-from coseek.graders.factory import open_generator
-from coseek.graders.generator import GeneratorSettings
-
-generator = open_generator(GeneratorSettings(model="FOLDER"))  # `--answer-with FOLDER` of `coseek score`
-""",
-    "simulator": """
-import coseek
-
-retriever = coseek.open_retriever({"retriever": "simulated", "model": "FOLDER"})
-""",
-    "encoder": """
-import coseek
-
-retriever = coseek.build_index("DATA", "dense", "INDEX", {"encoder": "FOLDER"})
-hits = retriever.search(["a query"], 3)[0]
-""",
-}
-_LANGUAGE_MODEL = """
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = AutoModelForCausalLM.from_pretrained("FOLDER")
-"""
-_ENCODER = """
-import yaml
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("FOLDER")
-card = yaml.safe_load(open("FOLDER/coseek.yaml", encoding="utf-8"))
-queries = model.encode(["a query"], prompt=card["query_prompt"], normalize_embeddings=card["normalise"])
-passages = model.encode(["a passage"], prompt=card["passage_prompt"], normalize_embeddings=card["normalise"])
-"""
-_LOADING = (
-    "FOLDER is this folder; `coseek pull OWNER/NAME FOLDER` fetches it. DATA is a data set, INDEX an index of one "
-    "(`coseek index`)."
-)
+    return base if isinstance(base, str) and "coseek" in cast(list[Json], front.get("tags") or []) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,21 +187,19 @@ class ModelCard:
             "base_model": self.base_model,
             "tags": ["coseek", "search-agent" if self.kind == "policy" else self.kind],
         }
-        recipe = "" if self.recipe is None else _yaml(shared(self.recipe))
+        recipe = "" if self.recipe is None else fenced(_yaml(shared(self.recipe)), "yaml")
         return document(
             front,
             f"# {inert(self.title)}",
             paragraph(self.about),
             "## Training",
-            fact_table(self.facts) if any(self.facts.values()) else "",
+            fact_table(self.facts),
             fenced(shared_text(self.command), "sh") if self.command else "",
-            f"`recipe.yaml` holds, paths shortened:\n\n{fenced(recipe, 'yaml')}" if recipe else "",
+            f"`recipe.yaml` holds, paths shortened:\n\n{recipe}" if recipe else "",
             "## Figures",
             self.figures or "None: it was not measured, or the training has not ended.",
             "## Use",
-            _LOADING,
-            fenced(_OPENED[self.kind].strip(), "python"),
-            fenced((_ENCODER if encoder else _LANGUAGE_MODEL).strip(), "python"),
+            _usage(self.kind),
             "## Limits",
             paragraph(self.limits) or "Unknown: the folder does not say how it was trained or measured.",
         )
@@ -262,6 +210,45 @@ class ModelCard:
             file.write(self.text())
 
 
-def setting_words(settings: JsonObject) -> Sequence[str]:
-    """`name=value` words for a command line, one for each top-level setting."""
-    return [f"{name}={json.dumps(shared(value), ensure_ascii=False)}" for name, value in settings.items()]
+def data_card(folder: Path) -> str:
+    """The card of a data set: its files and rows, where it comes from, how it is opened."""
+    data, has_corpus = Dataset(folder), (folder / "corpus.jsonl").is_file()
+    rows = {"corpus.jsonl": f"{len(data.corpus):,} passages"} if has_corpus else {}
+    rows |= {data.split_path(split).name: f"{len(data.questions(split)):,} questions" for split in data.splits}
+    splits: list[Json] = [{"split": split, "path": data.split_path(split).name} for split in data.splits]
+    configs: list[Json] = [{"config_name": "corpus", "data_files": "corpus.jsonl"}] if has_corpus else []
+    configs += [{"config_name": "questions", "data_files": splits}] if splits else []
+    front: JsonObject = {
+        "license": UNKNOWN,
+        "task_categories": ["question-answering"],
+        "tags": ["coseek", "search-agent"],
+        "configs": configs,
+    }
+    return document(
+        front,
+        f"# {inert(folder.resolve().name)}",
+        "Questions with gold answers and passages, and the corpus in which they are looked for.",
+        fact_table(rows),
+        "A passage is `{id, title, text, meta?}`, a question `{id, question, answers, gold_ids?, hops?, meta?}`. Any "
+        "one of `answers` is right, and all `gold_ids` support it.",
+        "## Source",
+        _source(folder),
+        "## Use",
+        _usage("data"),
+        "## Limits",
+        "The licence of the sources applies; this card does not know it. Nothing was checked beyond the form of the "
+        "rows and that gold passages exist.",
+    )
+
+
+def _usage(kind: str) -> str:
+    return (Path(__file__).parent / "usage" / f"{kind}.md").read_text(encoding="utf-8").strip()
+
+
+def _source(folder: Path) -> str:
+    """Where the rows come from, as far as the files tell."""
+    if (folder / "world.json").is_file():
+        return "A generated world (`world.json`): every name and fact is invented, its text is English of templates."
+    if (folder / SOURCE).is_file():
+        return f"Imported by `coseek data import`; `{SOURCE}` lists the files with their digests."
+    return "Unknown: the folder does not say."

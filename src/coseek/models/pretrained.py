@@ -12,9 +12,9 @@ from transformers.utils import logging as library_logging
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
-from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
+from coseek.models.download_hint import missing
 from coseek.models.model_folder import check_is_model, library_reads
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import shipped_models

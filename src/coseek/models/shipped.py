@@ -11,6 +11,8 @@ Kind: TypeAlias = Literal["policy", "encoder"]
 
 WEIGHTS = Path(__file__).parent.parent / "weights"
 """The folder of all shipped models; absent where none are shipped."""
+PUBLISHED_AS = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
+"""Name in recipes → repository on the hub, for encoders that come with another Python package."""
 
 
 def shipped_models(kind: Kind = "policy", root: Path = WEIGHTS) -> list[str]:

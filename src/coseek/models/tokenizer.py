@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, read_json_object
-from coseek.core.hub import missing
+from coseek.models.download_hint import missing
 from coseek.models.model_folder import library_reads
 from coseek.models.shape import vocabulary_size
 from coseek.models.shipped import shipped_models

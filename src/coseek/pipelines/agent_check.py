@@ -7,7 +7,6 @@ from pathlib import Path
 from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
-from coseek.core.hub import missing
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings, without
 from coseek.data.dataset import Dataset
@@ -16,6 +15,7 @@ from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
 from coseek.labels.label_folder import LabelFolder
+from coseek.models.download_hint import missing
 from coseek.models.laptop import check_shape
 from coseek.models.model_folder import of_another_kind
 from coseek.models.new_tokens import new_tags

@@ -12,7 +12,7 @@ from pathlib import Path
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
-from coseek.core.hub import way_out
+from coseek.models.download_hint import way_out
 from coseek.models.shape import Shape, shape_of_config
 from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_check import way_to_make

@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import DataError
 from coseek.core.fingerprint import fingerprint
-from coseek.core.hub import missing
 from coseek.data.identities import Identities
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -46,6 +45,7 @@ from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
 from coseek.measure.verdict import claims_between, verdict
+from coseek.models.download_hint import missing
 from coseek.models.laptop import make_policy
 from coseek.models.local_text import LocalTextModel
 from coseek.models.new_tokens import add_tokens

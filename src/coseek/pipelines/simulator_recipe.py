@@ -5,9 +5,9 @@ from pathlib import Path
 from pydantic import Field
 
 from coseek.core.errors import DataError
-from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement
 from coseek.hub.card import UNKNOWN, License
+from coseek.models.download_hint import missing
 from coseek.models.shipped import model_path, shipped_models
 from coseek.rewards.reward import RewardSpec
 from coseek.training.sft.settings import SftSettings

@@ -5,12 +5,10 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import new_app, say, shell_word, tell
+from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.core.errors import SettingError
-from coseek.hub.publication import RepoKind
-from coseek.hub.repository import KINDS
-from coseek.hub.repository import pull as pull_folder
+from coseek.hub.sharing import KINDS, RepoKind
+from coseek.hub.sharing import pull as pull_folder
 
 GROUP = "Sharing"
 app = new_app()
@@ -23,20 +21,16 @@ NEXT = {
 
 @app.command(epilog="Example: `coseek pull someone/their-agent agents/theirs`")
 def pull(
-    repo: RepositoryName,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],
-    hub: HubFolder = None,
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
     kind: Annotated[str | None, typer.Option(help="model or dataset, where the hub has both under this name.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model or data set in FOLDER.")] = False,
 ) -> None:
-    """Fetch a repository into FOLDER, all or nothing; every file is checked against its digest.
+    """Fetch a repository into a new FOLDER, all or nothing.
 
     Weights are taken as safetensors only. Python code in a repository is fetched and never run without being asked for.
     """
-    done = pull_folder(repo, folder, open_hub(hub), kind=_kind(kind), force=force)
-    if done.left_out:
-        say(f"not taken: {', '.join(done.left_out[:5])}{' …' if len(done.left_out) > 5 else ''}")
-    tell(f"{folder}: {done.files} files{'' if done.changed else ', all there already'}. It is a {done.what}.")
+    done = pull_folder(repo, folder, kind=_kind(kind))
+    tell(f"{folder}: {done.files} files. It is a {done.what}.")
     tell(f"Try: {NEXT[done.what].format(shell_word(folder))}")
 
 

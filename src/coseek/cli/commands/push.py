@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
 from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.hub.card import UNKNOWN, check_license
-from coseek.hub.repository import push as push_folder
+from coseek.hub.sharing import push as push_folder
 
 GROUP = "Sharing"
 app = new_app()
@@ -20,29 +19,26 @@ def push(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), an encoder, or a data set.")
     ],
-    repo: RepositoryName,
-    hub: HubFolder = None,
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository.")],
     license_name: Annotated[
         str | None, typer.Option("--license", help="The licence for the card: apache-2.0, cc-by-4.0, other …")
     ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="Let everybody see a new repository; else it is private.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a repository with other content.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files of a repository.")] = False,
 ) -> None:
-    """Send the files that open FOLDER elsewhere, with its card (README.md), in one step.
+    """Send the files that open FOLDER elsewhere, with its card (README.md), in one commit.
 
-    Hidden files, optimisers, checkpoints and links out of the folder are never sent, and what looks like a key is
-    refused. Log in with `hf auth login`, or set HF_TOKEN.
+    Hidden files, optimisers and checkpoints are never sent. Log in with `hf auth login`, or set HF_TOKEN.
     """
     try:
         license_name = None if license_name is None else check_license(license_name)
     except ValueError as error:
         raise SettingError(f"--license {license_name!r}: {error}") from None
-    done = push_folder(folder, repo, open_hub(hub), license=license_name, public=public, force=force)
+    done = push_folder(folder, repo, license=license_name, public=public, force=force)
     if done.left_out:
         say(f"not sent: {', '.join(done.left_out[:5])}{' …' if len(done.left_out) > 5 else ''}")
     if done.license == UNKNOWN:
         say("the card says `license: unknown`; --license NAME sets it")
-    files = f"{done.files} files of the {done.what} {folder}"
-    tell(f"{done.where}: {files}." if done.where else f"{repo} holds the same {files} already.")
+    tell(f"{done.where}: {done.files} files of the {done.what} {folder}.")

@@ -5,13 +5,13 @@ from typing import cast
 
 from coseek.core.address import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError
-from coseek.core.hub import missing
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.graders.judge import is_world
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import answers_itself
+from coseek.models.download_hint import missing
 from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_check import check_encoder, check_recipe
 from coseek.pipelines.together_recipe import LabellingSettings, TogetherRecipe

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, MissingExtra, UserError, nearest
 from coseek.core.fingerprint import fingerprint
-from coseek.core.hub import fetch_command, missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
+from coseek.models.download_hint import fetch_command, missing
 from coseek.models.model_folder import library_reads
 from coseek.models.shipped import model_path, shipped_models
 

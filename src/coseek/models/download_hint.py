@@ -1,4 +1,4 @@
-"""Hints for missing model folders: the command that downloads a model from the Hugging Face Hub. Downloads nothing."""
+"""Download hint: the command that fetches a missing model folder from the Hugging Face Hub. Downloads nothing."""
 
 import re
 from collections.abc import Sequence

@@ -1,0 +1,208 @@
+"""Sharing: a policy, an encoder or a data set goes to the Hugging Face Hub, and back, by the hub's own library.
+
+HF_ENDPOINT, HF_TOKEN and `hf auth login` count as they do for it. Never sent are hidden files and states of trainings;
+weights are taken as safetensors only.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import yaml
+
+from coseek import __version__
+from coseek.agents.agent_card import AgentCard
+from coseek.core.errors import DataError, SettingError, UserError
+from coseek.core.extras import missing_extras
+from coseek.core.files import Json, atomic_folder, check_not_file, read_json
+from coseek.hub.card import FILE, PULLED, SOURCE, UNKNOWN, ModelCard, data_card, document, front_of, read_card, shared
+from coseek.retrieval.vectors.encoder_card import EncoderCard, check_modules
+
+if TYPE_CHECKING:
+    from huggingface_hub import DatasetInfo, HfApi, ModelInfo
+
+RepoKind: TypeAlias = Literal["model", "dataset"]
+FolderKind: TypeAlias = Literal["model", "encoder", "data set"]
+KINDS: tuple[RepoKind, ...] = ("model", "dataset")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
+_TEXTS = {".json", ".txt", ".jinja", ".yaml", ".yml", ".md", ".py"}
+_DATA = re.compile(r"corpus\.jsonl|questions\.[\w-]+\.jsonl|world\.json|source\.json|README\.md")
+_STATE = re.compile(r"(checkpoint|optimizer|optimiser|scheduler|scaler|rng_state|trainer_state|training_args|\.).*")
+"""Names of files and folders with the state of a training, and hidden ones."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What was sent or fetched."""
+
+    what: FolderKind
+    files: int
+    where: str = ""
+    """Address of the repository."""
+    left_out: tuple[str, ...] = ()
+    """Files that stay where they are."""
+    license: str = UNKNOWN
+
+
+def push(folder: Path, repo: str, *, license: str | None = None, public: bool = False, force: bool = False) -> Shared:
+    """Send a policy, an encoder or a data set with its card, in one commit. A new repository is private, or `public`.
+
+    Raises `DataError` for a folder that could not be opened again, and for a repository that exists, unless `force`:
+    then its files are replaced.
+    """
+    what = _checked_kind(folder)
+    kind: RepoKind = "dataset" if what == "data set" else "model"
+    files = _files(folder)
+    names = {name for name in files if is_published(name, kind)}
+    front, text = _card(folder, what)
+    said = front.pop("license", None)
+    license = license or (said if isinstance(said, str) else UNKNOWN)
+    texts = {FILE: document({"license": license, **front}, text.strip())}
+    if kind == "dataset" and SOURCE in names:  # without the paths of this machine
+        texts[SOURCE] = json.dumps(shared(read_json(folder / SOURCE)), ensure_ascii=False, indent=2) + "\n"
+    with tempfile.TemporaryDirectory() as stage, _asking(repo) as api:
+        if not force and _info(api, repo, kind) is not None:
+            raise DataError(f"{api.endpoint} has {repo} already; --force replaces its files, or choose another name")
+        for name in names | {*texts}:
+            path = Path(stage) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name in texts:
+                path.write_text(texts[name], encoding="utf-8")
+            else:
+                path.symlink_to((folder / name).resolve())
+        api.create_repo(repo, repo_type=kind, private=not public, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo, folder_path=stage, repo_type=kind, delete_patterns="*", commit_message=f"coseek {__version__}"
+        )
+    left_out = tuple(name for name in files if name not in names)
+    return Shared(what, len(names | {*texts}), str(commit.repo_url), left_out, license)
+
+
+def pull(repo: str, folder: Path, *, kind: RepoKind | None = None) -> Shared:
+    """Fetch a repository into a new or empty folder, all or nothing. Raises `DataError` and `SettingError`."""
+    folder = folder.expanduser()
+    check_not_file(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DataError(f"{folder} holds something already; choose a new folder")
+    with _asking(repo) as api:
+        found = {one: info for one in KINDS if kind in (None, one) and (info := _info(api, repo, one))}
+        if not found:
+            raise DataError(
+                f"{api.endpoint} has no repository {repo}; check the name; a private one is seen after `hf auth login`"
+            )
+        if len(found) > 1:
+            raise SettingError(f"{repo} is a model and a data set; choose with --kind model or --kind dataset")
+        ((repo_kind, info),) = found.items()
+        wanted = [file.rfilename for file in info.siblings or () if is_published(file.rfilename, repo_kind)]
+
+        def fill(part: Path) -> None:
+            api.snapshot_download(repo, repo_type=repo_kind, revision=info.sha, local_dir=part, allow_patterns=wanted)
+            shutil.rmtree(part / ".cache", ignore_errors=True)  # notes of the hub's library
+            if (what := kind_of(part)) is None:
+                raise DataError(f"{repo} holds no model, encoder or data set that coseek reads; choose another")
+            if what != "data set" and not any(part.rglob("*.safetensors")):
+                raise DataError(f"{repo} holds a model without weights (*.safetensors); choose another")
+            (part / PULLED).write_text(yaml.safe_dump({"repo": repo, "revision": info.sha}), encoding="utf-8")
+
+        atomic_folder(folder, fill)
+    return Shared(kind_of(folder) or "model", len(wanted), f"{api.endpoint}/{repo}")
+
+
+def kind_of(folder: Path) -> FolderKind | None:
+    """What a folder holds, by its files."""
+    if (folder / "modules.json").is_file():
+        return "encoder"
+    if (folder / "config.json").is_file():
+        return "model"
+    is_data = (folder / "corpus.jsonl").is_file() or any(folder.glob("questions.*.jsonl"))
+    return "data set" if is_data else None
+
+
+def is_published(name: str, kind: RepoKind) -> bool:
+    """Whether a file of this path belongs into a repository."""
+    path = PurePosixPath(name)
+    if any(_STATE.fullmatch(part) for part in path.parts):
+        return False
+    return bool(_DATA.fullmatch(name)) if kind == "dataset" else path.suffix in _TEXTS | {".safetensors", ".model"}
+
+
+@contextmanager
+def _asking(repo: str) -> "Iterator[HfApi]":
+    """The hub's client. Turns a refusal and a hub that does not answer into one sentence."""
+    if not _NAME.fullmatch(repo) or ".." in repo or "--" in repo:
+        raise SettingError(f"{repo!r} is no name of a repository; write OWNER/NAME, of letters, digits, ., _ and -")
+    with missing_extras("push and pull"):
+        from httpx2 import HTTPError  # what huggingface_hub asks with
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    api = HfApi(os.environ.get("HF_ENDPOINT"), library_name="coseek", library_version=__version__)
+    try:
+        yield api
+    except OfflineModeIsEnabled:
+        raise UserError("HF_HUB_OFFLINE is set, so the hub is not asked; unset it") from None
+    except HfHubHTTPError as error:
+        status, why = error.response.status_code, error.server_message or " ".join(str(error).split())
+        way = "try again later" if status >= 500 else "log in by `hf auth login` as somebody who may do this"
+        raise UserError(f"{api.endpoint} refused {repo} ({status}: {why}); {way}") from None
+    except (HTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise UserError(f"cannot reach {api.endpoint} ({why}); check the network and HF_ENDPOINT") from None
+    except ValueError as error:
+        if FILE not in str(error):
+            raise
+        why = " ".join(str(error).split())
+        raise DataError(f"the hub does not take the card of {repo} ({why}); mend README.md, or the --license") from None
+
+
+def _info(api: "HfApi", repo: str, kind: RepoKind) -> "ModelInfo | DatasetInfo | None":
+    """The newest revision and its files; `None` without such a repository."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        return api.model_info(repo) if kind == "model" else api.dataset_info(repo)
+    except RepositoryNotFoundError:
+        return None
+
+
+def _checked_kind(folder: Path) -> FolderKind:
+    """What a folder holds; raises `DataError` where it is nothing that can be opened again."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}; check the path")
+    what = kind_of(folder)
+    if what is None:
+        places = ("policy/trained", "policy/warm", "encoder", "base", "generator", "simulator", "data")
+        inside = next((folder / place for place in places if kind_of(folder / place)), None)
+        hint = f"did you mean {inside}?" if inside else "name one, such as OUT/policy/trained or OUT/encoder"
+        raise DataError(f"{folder} holds no policy, encoder or data set; {hint}")
+    if what != "data set" and not any(folder.rglob("*.safetensors")):
+        raise DataError(f"{folder} has no weights (*.safetensors); finish the training, or save it as safetensors")
+    if what == "encoder":
+        EncoderCard.of(folder)
+        check_modules(folder)
+    elif what == "model":
+        AgentCard.read(folder)
+    return what
+
+
+def _card(folder: Path, what: FolderKind) -> tuple[dict[str, Json], str]:
+    """Front matter and text of the folder's card, or of a new one."""
+    if (found := read_card(folder)) is not None:
+        return found
+    if what == "data set":
+        return front_of(data_card(folder), folder / FILE)
+    about = "A text encoder for dense search." if what == "encoder" else "A language model for search agents."
+    card = ModelCard(kind="encoder" if what == "encoder" else "policy", title=folder.resolve().name, about=about)
+    return front_of(card.text(), folder / FILE)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
