@@ -14,7 +14,6 @@ from coseek.cli.commands.doctor import CHECKS, CheckStatus, Finding, as_table, c
 from coseek.core.extras import EXTRA_OF
 from coseek.hardware.host import Host
 from coseek.hardware.precision import Use
-from coseek.hardware.speed import FEW, MANY
 
 
 @pytest.mark.slow
@@ -80,7 +79,7 @@ def test_the_line_that_installs_an_extra_can_be_copied_from_the_table() -> None:
 def test_the_doctor_names_what_auto_takes_and_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, taken: str, way: str
 ) -> None:
-    kept(tmp_path, monkeypatch, {MANY: ratio, FEW: ratio, "scan/384/float32": ratio})
+    kept(tmp_path, monkeypatch, ratio, ratio, ratio)
     told, found = precision(), exact_search()
     for use in Use:
         assert f"{use} in {taken} (bfloat16 has {ratio:.2g} × the speed of float32)" in told
@@ -88,7 +87,7 @@ def test_the_doctor_names_what_auto_takes_and_why(
     assert told.endswith(Host.here().instructions) and found.endswith(Host.here().instructions)
 
 
-def test_a_trial_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))

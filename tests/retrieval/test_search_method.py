@@ -12,37 +12,29 @@ from tests.retrieval.brute import unit_rows
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.hardware.device import memory_bytes
-from coseek.hardware.speed import FEW, MANY, Timing
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.dense import CODES, Dense
 from coseek.retrieval.vectors import search_method as way
-from coseek.retrieval.vectors.search_method import FEWEST, chosen, fastest_method, taken
+from coseek.retrieval.vectors.search_method import FEWEST, chosen, fastest_method
 from coseek.retrieval.vectors.store import VectorStore
 
 WINS, LOSES = 3.0, 0.3
 QUERIES = ["ba be", "do", "gu go ge"]
 
 
-def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, dim: int) -> None:
+def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     """A machine on which a scan in int8 has this speed, and bfloat16 none worth having."""
-    kept(folder, monkeypatch, {f"scan/{dim}/float32": ratio, MANY: SLOW, FEW: SLOW})
+    kept(folder, monkeypatch, SLOW, SLOW, int8_search=ratio)
 
 
-def test_int8_is_taken_only_where_it_wins() -> None:
-    assert [taken(Timing(1.0, 1.0 / ratio)) for ratio in (LOSES, 1.0, 1.19, 1.21, WINS)] == [
-        "exact", "exact", "exact", "int8", "int8",
-    ]  # fmt: skip
-    assert taken(None) == "exact"
-
-
-def test_auto_is_what_the_trial_says_for_a_store_of_this_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for ratio, expected in ((WINS, "int8"), (LOSES, "exact")):
-        scans(tmp_path, monkeypatch, ratio, 24)
+def test_auto_takes_int8_only_where_it_wins_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio, expected in ((LOSES, "exact"), (1.0, "exact"), (1.19, "exact"), (1.21, "int8"), (WINS, "int8")):
+        scans(tmp_path, monkeypatch, ratio)
         found = chosen(FEWEST, 24, "float32", "cpu")
         assert found.taken == expected and f"{ratio:.2g} × the speed" in found.why
 
 
-def test_few_vectors_are_no_matter_for_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_vectors_need_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = VectorStore.of(unit_rows(np.random.default_rng(0), 1_000, 24))
     assert fastest_method(store, "cpu").taken == "exact"
@@ -53,7 +45,7 @@ def test_few_vectors_are_no_matter_for_a_trial(tmp_path: Path, monkeypatch: pyte
 def test_vectors_that_do_not_fit_into_memory_are_scanned_in_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scans(tmp_path, monkeypatch, LOSES, 384)
+    scans(tmp_path, monkeypatch, LOSES)
     fit = int(memory_bytes() * way.FITS) // (4 * 384)
     assert [chosen(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
 
@@ -63,18 +55,17 @@ def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkey
     monkeypatch.setattr(way, "FEWEST", 100)
     make_encoder(tmp_path / "encoder")
     corpus, settings = sentences(300), {"encoder": str(tmp_path / "encoder")}
-    scans(tmp_path / "cache", monkeypatch, WINS, 1)  # so that all encode in one precision
+    scans(tmp_path / "cache", monkeypatch, WINS)  # so that all encode in one precision
     plain = build_index(corpus, "dense", tmp_path / "plain", {**settings, "search": "exact"})
     assert isinstance(plain, Dense)
-    dim = plain._queries.encode(["ba"]).shape[1]
     for name, ratio, first in (("quick", WINS, "int8"), ("slow", LOSES, "exact")):
-        scans(tmp_path / "cache", monkeypatch, ratio, dim)
+        scans(tmp_path / "cache", monkeypatch, ratio)
         built = build_index(corpus, "dense", tmp_path / name, settings)
         assert isinstance(built, Dense) and built.method == first
         assert (tmp_path / name / CODES).exists() == (first == "int8")
         assert built.search(QUERIES, 20) == plain.search(QUERIES, 20)
         # The index is carried to the other machine: a copy that is there is used where it wins, and none is missed.
-        scans(tmp_path / "cache", monkeypatch, LOSES if ratio == WINS else WINS, dim)
+        scans(tmp_path / "cache", monkeypatch, LOSES if ratio == WINS else WINS)
         carried = open_index(tmp_path / name, corpus)
         assert isinstance(carried, Dense) and carried.method == "exact"
         assert carried.search(QUERIES, 20) == plain.search(QUERIES, 20)

@@ -1,22 +1,22 @@
-"""Relative speeds of precisions on this machine, and the choice of `auto`.
+"""Speed of this machine: bfloat16 and int8 relative to float32, and the choice of `auto`.
 
-A trial takes a second and is stored in `speed.json` in the user's cache folder, by `Host`. Without a writable cache
-every process makes its own trials.
+One probe of a second is stored for each `Host` in `speed.json` in the user's cache folder. Without a writable cache
+every process probes again. Where the probe fails, `auto` is float32.
 
-    {"schema": 1, "hosts": {DIGEST: {"instructions": "AVX512 …", "cpu": "…", "torch": "…",
-                                     "seconds": {"linear/256/384/1536": [float32, bfloat16], "scan/384/float32": […]}}}}
+    {"schema": 2, "hosts": {DIGEST: {"many_rows": 2.4, "few_rows": 1.1, "int8_search": 3.0}}}
 """
 
-import json
-import math
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import JsonObject, read_json, write_json
@@ -34,36 +34,39 @@ from coseek.hardware.precision import (
     resolve_precisions,
 )
 
-SCHEMA = 1
 FILE = "speed.json"
-CLEARLY = 1.2
+MIN_SPEEDUP = 1.2
 """Speed-up over float32 from which another precision is chosen; smaller ones are within the noise."""
 SLOW = 0.5
 """Speed relative to float32 below which a chosen precision causes a warning."""
 WIDE = 256
 """Hidden size from which sampling may use bfloat16. Narrower models (the laptop policy has 128) gained nothing."""
-PATIENCE_S = 120.0
-"""Timeout of a trial."""
+PROBE_TIMEOUT_S = 120.0
 
-MANY, FEW = "linear/256/384/1536", "linear/64/512/1536"
-"""A layer over all tokens of many rows, and over one token of each row: rows, inner and outer width."""
-TRIALS = {Use.TRAINING: MANY, Use.ENCODING: MANY, Use.SAMPLING: FEW}
+Ratio: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Timing(NamedTuple):
-    """Seconds of the same work in float32 and in another precision."""
+class Speedups(BaseModel):
+    """How many times as fast as float32 this machine is."""
 
-    float32_s: float
-    other_s: float
+    model_config = ConfigDict(frozen=True)
 
-    @property
-    def ratio(self) -> float:
-        """The speed-up of the other precision."""
-        return self.float32_s / self.other_s
+    many_rows: Ratio
+    """A layer in bfloat16 over all tokens of many rows, as in training and encoding."""
+    few_rows: Ratio
+    """A layer in bfloat16 over one token of each row, as in sampling."""
+    int8_search: Ratio
+    """A scan of vectors in int8."""
 
-    @property
-    def wins(self) -> bool:
-        return self.ratio >= CLEARLY
+    def bfloat16(self, use: Use) -> float:
+        return self.few_rows if use is Use.SAMPLING else self.many_rows
+
+
+class _Stored(BaseModel):
+    """The file of all hosts."""
+
+    schema_: Literal[2] = Field(alias="schema")
+    hosts: dict[str, Speedups]
 
 
 class Choice(NamedTuple):
@@ -79,13 +82,13 @@ def fastest(use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
         return "float32"
     if (place := device_of(device)).type != "cpu":
         return "bfloat16" if multiplies_bfloat16(place) else "float32"
-    found = precision_pace(use)
-    return "bfloat16" if found is not None and found.wins else "float32"
+    found = speedups()
+    return "bfloat16" if found is not None and found.bfloat16(use) >= MIN_SPEEDUP else "float32"
 
 
-def precision_of(wish: PrecisionSetting, use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
+def precision_of(requested: PrecisionSetting, use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
     """The setting's precision, with `auto` resolved."""
-    return fastest(use, width, device) if wish == "auto" else wish
+    return fastest(use, width, device) if requested == "auto" else requested
 
 
 def resolve_here(
@@ -104,67 +107,42 @@ def resolve_here(
 def warning(settings: Settings) -> str:
     """One sentence, once a process, when the settings name a precision that is slow here; else empty."""
     tree = dump_settings(settings)
-    slow = [
-        (place, found)
-        for place, use, value in named(type(settings), tree)
-        if value == "bfloat16" and device_of(device_at(tree, place)).type == "cpu"
-        if (found := precision_pace(use)) is not None and found.ratio < SLOW
-    ]
-    if not slow or _memory.warned:
-        return ""
-    _memory.warned = True
-    place, found = slow[0]
-    return (
-        f"{'.'.join(place)}=bfloat16 is {1 / found.ratio:.2g} times slower than float32 on this machine "
-        f"({Host.here().instructions}); take auto"
-    )
-
-
-def precision_pace(use: Use) -> Timing | None:
-    """bfloat16 against float32 on the CPU; `None` when the trial failed."""
-    return _pace(TRIALS[use], (MANY, FEW))
-
-
-def search_pace(dim: int, dtype: str) -> Timing | None:
-    """An int8 scan of vectors against one in their stored `dtype` (`float32` or `float16`)."""
-    name = f"scan/{dim}/{dtype}"
-    return _pace(name, (name,))
+    for place, use, value in named(type(settings), tree):
+        if value != "bfloat16" or device_of(device_at(tree, place)).type != "cpu" or _warned.is_set():
+            continue
+        if (found := speedups()) is not None and (ratio := found.bfloat16(use)) < SLOW:
+            _warned.set()
+            return (
+                f"{'.'.join(place)}=bfloat16 is {1 / ratio:.2g} times slower than float32 on this machine "
+                f"({Host.here().instructions}); take auto"
+            )
+    return ""
 
 
 def described(use: Use) -> Choice:
-    """The choice for a wide enough model, with the measured reason."""
+    """The choice for a wide enough model, with the measured reason. Raises `OSError` when the probe failed."""
     if (place := device_of()).type != "cpu":
         has = "multiplies" if multiplies_bfloat16(place) else "does not multiply"
         return Choice(fastest(use), f"{place} {has} bfloat16 natively")
-    found = precision_pace(use)
-    return Choice(fastest(use), f"bfloat16 has {times(found)} the speed of float32")
+    if (found := speedups()) is None:
+        raise OSError("the probe, a process of its own that multiplies for a second, failed")
+    return Choice(fastest(use), f"bfloat16 has {found.bfloat16(use):.2g} × the speed of float32")
 
 
-def times(found: Timing | None) -> str:
-    """A speed-up in words. Raises `OSError` when the trial failed."""
-    if found is None:
-        raise OSError("the trial, a process of its own that multiplies for a second, did not end well")
-    return f"{found.ratio:.2g} ×"
+# --- the probe, and what is stored of it
+
+_warned = threading.Event()
+_probing = threading.Lock()
 
 
-# --- trials, and what is kept of them
-
-
-@dataclass
-class ProbeCache:
-    """The trials and warnings of this process."""
-
-    paces: dict[tuple[str, ...], Timing | None] = field(default_factory=dict)
-    """By file, host and name; `None` for a trial that failed."""
-    warned: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-_memory = ProbeCache()
+def speedups() -> Speedups | None:
+    """The speed-ups of this machine, stored or probed; `None` when the probe failed."""
+    with _probing:
+        return _speedups(cache_file(), Host.here().digest)
 
 
 def cache_file() -> Path | None:
-    """The file of stored trials; `None` for a user without a home."""
+    """The file of stored speed-ups; `None` for a user without a home."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (base if base.is_absolute() else Path.home() / ".cache") / "coseek" / FILE
@@ -172,68 +150,25 @@ def cache_file() -> Path | None:
         return None
 
 
-def _pace(name: str, together: Sequence[str]) -> Timing | None:
-    """The stored trial, or a new one, made with those of `together`."""
-    host, path = Host.here(), cache_file()
-    place = (str(path), host.digest)
-    with _memory.lock:
-        if (*place, name) not in _memory.paces:
-            found = {one: kept for one in together if (kept := _kept(path, host, one)) is not None}
-            if name not in found:
-                found = _try(together)
-                if found and path is not None:
-                    _keep(path, host, found)
-            _memory.paces |= {(*place, one): found.get(one) for one in {name, *found}}
-        return _memory.paces[*place, name]
+@cache
+def _speedups(path: Path | None, host: str) -> Speedups | None:
+    hosts = {} if path is None else _read(path)
+    if host not in hosts:
+        command = [sys.executable, "-P", str(Path(__file__).with_name("probe.py"))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+            hosts[host] = Speedups.model_validate_json(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return None
+        if path is not None:
+            with suppress(OSError, CoseekError):  # a folder that takes no files: the next process probes again
+                write_json(path, _Stored(schema=2, hosts=hosts).model_dump(by_alias=True))
+    return hosts[host]
 
 
-def _try(names: Sequence[str]) -> dict[str, Timing]:
-    """Make trials in a new process; empty when it fails."""
-    command = [sys.executable, "-P", str(Path(__file__).with_name("benchmark.py")), *names]
+def _read(path: Path) -> dict[str, Speedups]:
+    """The stored hosts; empty when the file is missing or invalid."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-        seconds = json.loads(done.stdout)
-        read = {name: _read_pace(seconds[name]) for name in names}
-    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+        return _Stored.model_validate(read_json(path)).hosts
+    except (OSError, DataError, ValueError):
         return {}
-    return {name: one for name, one in read.items() if one is not None}
-
-
-def _read_pace(value: object) -> Timing | None:
-    """Two finite times above 0, else `None`."""
-    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(one, float) for one in value)):
-        return None
-    found = Timing(*cast(list[float], value))
-    return found if all(math.isfinite(one) and one > 0 for one in found) else None
-
-
-def _read(path: Path | None) -> JsonObject:
-    """The hosts of the file; empty where it is missing or broken."""
-    try:
-        tree = read_json(path) if path is not None else {}
-    except (OSError, DataError):
-        return {}
-    hosts = tree.get("hosts") if isinstance(tree, dict) and tree.get("schema") == SCHEMA else None
-    return hosts if isinstance(hosts, dict) else {}
-
-
-def _kept(path: Path | None, host: Host, name: str) -> Timing | None:
-    entry = _read(path).get(host.digest)
-    seconds = entry.get("seconds") if isinstance(entry, dict) else None
-    return _read_pace(seconds.get(name)) if isinstance(seconds, dict) else None
-
-
-def _keep(path: Path, host: Host, found: Mapping[str, Timing]) -> None:
-    hosts = _read(path)
-    entry = hosts.get(host.digest)
-    seconds = entry.get("seconds") if isinstance(entry, dict) else None
-    hosts[host.digest] = {
-        "instructions": host.instructions,
-        "cpu": host.cpu,
-        "torch": host.torch,
-        "seconds": {**(seconds if isinstance(seconds, dict) else {}), **{name: [*one] for name, one in found.items()}},
-    }
-    try:
-        write_json(path, {"schema": SCHEMA, "hosts": hosts})
-    except (OSError, CoseekError):  # a folder that takes no files: the next process tries anew
-        return

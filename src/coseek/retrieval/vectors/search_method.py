@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from coseek.hardware.device import device_of, memory_bytes
-from coseek.hardware.speed import Choice, Timing, search_pace, times
+from coseek.hardware.speed import MIN_SPEEDUP, Choice, speedups
 from coseek.retrieval.vectors.int8 import holds, largest_query_code
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -28,7 +28,7 @@ def fastest_method(store: VectorStore, device: str) -> Choice:
 
 
 def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
-    """The method for `rows` rows. Runs a timing trial only if its outcome matters."""
+    """The method for `rows` rows. Probes the machine only if the outcome matters."""
     if rows < FEWEST:
         return Choice("exact", f"{rows:,} rows are few")
     if importlib.util.find_spec("torch") is None:
@@ -39,11 +39,8 @@ def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
         return Choice("exact", "there is no exact int8 product here")
     if (size := rows * dim * np.dtype(dtype).itemsize) > FITS * memory_bytes():
         return Choice("int8", f"{size / 1e9:.0f} GB of vectors do not fit into memory beside the rest")
-    found = search_pace(dim, dtype)
-    why = f"a scan in int8 has {times(found)} the speed of one in {dtype}" if found is not None else "no trial was made"
-    return Choice(taken(found), why)
-
-
-def taken(found: Timing | None) -> SearchMethod:
-    """The method that a trial favours. int8 must win clearly, since its copy takes disk space."""
-    return "int8" if found is not None and found.wins else "exact"
+    if (found := speedups()) is None:
+        return Choice("exact", "the probe of this machine failed")
+    # int8 must win clearly, since its copy takes disk space.
+    method: SearchMethod = "int8" if found.int8_search >= MIN_SPEEDUP else "exact"
+    return Choice(method, f"a scan in int8 has {found.int8_search:.2g} × the speed of one in float32")
