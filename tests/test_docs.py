@@ -160,8 +160,7 @@ def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
     paid = reward.pay(one)
     assert isinstance(paid, Reward) and paid.value == pytest.approx(0.9)
 
-    kinds = {"first_title": "scripted agent", "answer_first": "label method", "three_columns": "data format"}
-    for stem, kind in {**kinds, "brevity": "reward", "newest": "retriever", "latest_find": "query view"}.items():
+    for stem, kind in {"brevity": "reward", "newest": "retriever", "latest_find": "query view"}.items():
         assert check_part(tmp_path / f"{stem}.py").kind == kind
 
     corpus = Corpus([Passage("old", "T", "a bridge of 1801"), Passage("new", "T", "a bridge of 1999")])
