@@ -46,7 +46,7 @@ def test_the_test_beside_a_new_part_passes(tmp_path: Path, coseek: Type) -> None
 
 def test_a_new_part_never_replaces_a_file(tmp_path: Path, coseek: Type) -> None:
     (tmp_path / "brevity.py").write_text("mine", encoding="utf-8")
-    assert "is there already" in coseek("new", "reward", "brevity", "--out", tmp_path).sentence
+    assert "already exists" in coseek("new", "reward", "brevity", "--out", tmp_path).sentence
     assert "did you mean 'reward'" in coseek("new", "rewrd", "brevity").sentence
     assert "'../x'" in coseek("new", "reward", "../x", "--out", tmp_path).sentence
     assert (tmp_path / "brevity.py").read_text(encoding="utf-8") == "mine"

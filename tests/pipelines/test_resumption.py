@@ -105,7 +105,9 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
         train(tmp_path / "noisy", noisy, "rl.steps=2", resume=True)
 
     train(tmp_path / "two", STAGES, "rl.steps=1")
-    with pytest.raises(SettingError, match=r"stages\.one\.rl\.steps cannot change .* the stage two has begun with"):
+    with pytest.raises(
+        SettingError, match=r"stages\.one\.rl\.steps cannot change .* the stage two has already started"
+    ):
         train(tmp_path / "two", STAGES, "stages.one.rl.steps=2", "rl.steps=1", resume=True)
     before = weights(tmp_path / "two", "one")
     train(tmp_path / "two", STAGES, "stages.two.rl.steps=2", "rl.steps=1", resume=True)

@@ -190,7 +190,7 @@ def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, cap
 
 
 def test_a_prompt_that_is_no_text_is_not_dropped(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the prompt 'query' is no text"):
+    with pytest.raises(DataError, match="the prompt 'query' is not a string"):
         EncoderCard.of(folder_of(tmp_path, config={"prompts": {"query": ["q: "]}}))
 
 

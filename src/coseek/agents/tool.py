@@ -79,7 +79,7 @@ class ToolRequest:
     turn: int
     """Number of the agent's turn that made the call, from 1; 0 for the search that opens an episode."""
     query: Query
-    """Question, reasoning and earlier searches as a retriever is told of them; its text is empty."""
+    """Context passed to the retriever: question, reasoning and earlier searches. The query text is empty."""
     searches: tuple[Search, ...] = ()
     """The episode's searches so far."""
     fault: str = ""

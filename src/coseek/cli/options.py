@@ -40,7 +40,7 @@ ClusterName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Work on a Ray cluster: local, auto, or ray://HOST:PORT; behind it what a process takes: ?cpus=2&gpus=1.",
+        help="Work on a Ray cluster: local, auto or ray://HOST:PORT, optionally followed by ?cpus=2&gpus=1 a process.",
     ),
 ]
 

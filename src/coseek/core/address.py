@@ -13,7 +13,7 @@ def is_url(name: object) -> TypeGuard[str]:
 
 def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
     """Check a server's address and remove any of `ends` from its end. Raises `SettingError`."""
-    wrong = SettingError(f"{url!r} is no address of a server; write http://HOST:PORT")
+    wrong = SettingError(f"{url!r} is not a server address; write http://HOST:PORT")
     try:
         parts = urlsplit(url.strip())
         port = parts.port

@@ -196,7 +196,7 @@ def connect(address: str) -> RayCluster:
         except (OSError, RuntimeError, ValueError) as error:
             # The client's server sends its traceback, whose last line says what was wrong.
             said = str(error).strip().splitlines() or [type(error).__name__]
-            raise RunError(f"there is no connection to the cluster {where}: {said[-1][:200]}") from None
+            raise RunError(f"cannot connect to the cluster {where}: {said[-1][:200]}") from None
     return RayCluster(settings)
 
 
@@ -220,8 +220,8 @@ def check_cluster(address: str) -> tuple[str, ClusterSettings]:
     host, _, port = where.removeprefix("ray://").rpartition(":")
     if where not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise SettingError(
-            f"{address!r} is no cluster; write local, auto, or ray://HOST:PORT, and behind it, where a worker takes "
-            "more than one CPU, ?cpus=2&gpus=1"
+            f"invalid cluster address {address!r}: use local, auto or ray://HOST:PORT, optionally followed by "
+            "?cpus=2&gpus=1"
         )
     settings = make_settings(ClusterSettings, dict(parse_qsl(taken, keep_blank_values=True)))
     if find_spec("ray") is None:

@@ -116,7 +116,7 @@ def _header(path: Path) -> tuple[JsonObject, int]:
 
 
 def _no_safetensors(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is no safetensors file ({first_line(error)}); fetch or save it again")
+    return DataError(f"{path} is not a safetensors file ({first_line(error)}); fetch or save it again")
 
 
 def _end_of(tensor: Json) -> int:

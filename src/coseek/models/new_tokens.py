@@ -87,7 +87,9 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
         return []
     rust = HfTokenizer.load(folder).fast.backend_tokenizer
     if rust.pre_tokenizer is None or not isinstance(rust.model, BPE):
-        raise SettingError(f"the tokenizer of {folder} is no BPE that words can be added to; set policy.words=0")
+        raise SettingError(
+            f"words cannot be added to the tokenizer of {folder}, which is not a BPE; set policy.words=0"
+        )
     known = rust.get_vocab()
     counts = Counter(word for text in texts for word, _ in rust.pre_tokenizer.pre_tokenize_str(text))
     taken_whole = rust.model.ignore_merges

@@ -261,7 +261,7 @@ def _check_splits(data: DataSettings) -> None:
         split = getattr(data, setting)
         if split not in made:
             hint = f"{nearest(split, made)} They have: {', '.join(made)}"
-            wrong.say(f"data.{setting}={split} is no split of these data{hint}")
+            wrong.say(f"data.{setting}={split} is not a split of these data{hint}")
     wrong.refuse()
 
 

@@ -198,7 +198,7 @@ class SelectSettings(QuestionFilter):
     naive_rag: Literal["any", "wrong"] = "any"
     """`wrong`: only questions that the generator answers wrongly from naive RAG's passages (004)."""
     most: int | None = Field(default=None, ge=1)
-    """A draw of so many of the chosen questions, every data set in its share."""
+    """Number of the chosen questions, drawn in proportion to the data sets."""
 
 
 class MachineSettings(Settings):

@@ -32,7 +32,7 @@ class RunSettings(Settings):
     split: str | None = None
     """The split of a data-set folder."""
     count: int | None = None
-    """A draw of so many questions with the run's seed, every data set in its share; all by default."""
+    """Number of questions, drawn with the run's seed in proportion to the data sets; all by default."""
     select: QuestionFilter = QuestionFilter()
     """Only questions of some data sets, hops or types."""
     retriever: str

@@ -25,8 +25,8 @@ class CorpusSettings(Settings):
     share: float = Field(default=0.75, gt=0.0, le=1.0)
     """Share of the examples with text that are of the corpus; the others are of drawn worlds."""
     words: int = Field(default=3000, ge=0)
-    """Add a token for each of the so many most frequent words of the corpus that the tokenizer of `start` cuts into
-    pieces. Without `start`, the tokenizer learns from the corpus."""
+    """Add tokens for the `words` most frequent words of the corpus that the tokenizer of `start` would split. Without
+    `start`, the tokenizer learns from the corpus."""
     passage_tokens: int = Field(default=96, ge=8)
     """Tokens of a passage's text, at most."""
     made: SynthesisSettings = SynthesisSettings(

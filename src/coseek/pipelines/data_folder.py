@@ -33,7 +33,7 @@ def check_data_folder(name: str, setting: str = "", split: str = "train", usual:
         made = f"{folder.name or 'my'}-data"
         holds = "is a file" if folder.is_file() else "has no corpus.jsonl" if any(folder.iterdir()) else "is empty"
         raise DataError(
-            f"{folder}{named} {holds} and is no data set; import the documents first: coseek data import documents "
+            f"{folder}{named} {holds} and is not a data set; import the documents first: coseek data import documents "
             f"{folder} --out {made}, then name {made}"
         )
     dataset = Dataset(folder)

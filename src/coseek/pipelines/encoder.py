@@ -78,7 +78,7 @@ ABOUT = {
 }
 LIMITS = (
     "The figures hold for held-out turns of the same labels or worlds; other text, languages and corpora were not "
-    "measured. Queries are written by the view above and are cut, as passages are, at so many tokens."
+    "measured. Queries are written by the view above and are cut, as passages are, at these lengths in tokens."
 )
 
 
@@ -346,7 +346,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                     if weight.is_floating_point():
                         weight.lerp_(start[name], share)
         if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):
-            raise RunError("the trained weights are no numbers; start again with a lower learning rate")
+            raise RunError("the trained weights are not finite; start again with a lower learning rate")
         model.max_seq_length = max(self.card.query_tokens, self.card.passage_tokens)
 
         def fill(part: Path) -> None:

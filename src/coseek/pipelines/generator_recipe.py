@@ -64,8 +64,7 @@ class GeneratorRecipe(ReaderRecipe):
     start: str | None = "base"
     """A model to go on from, a folder or a shipped one by name; `null`: an untrained one of `laptop`."""
     words: int = Field(default=1500, ge=0)
-    """Add a token for each of the so many most frequent words of the worlds that the tokenizer of `start` cuts into
-    pieces."""
+    """Add tokens for the `words` most frequent words of the worlds that the tokenizer of `start` would split."""
     worlds: int = Field(default=40, ge=1)
     """Throw-away worlds of the examples, without facts of the held-out world."""
     world: WorldSettings = _world(size="compact", train=400, dev=0, test=0, comparison=0.2, constraint=0.15)

@@ -42,7 +42,7 @@ class LabelSettings(Settings):
     runs: list[str]
     """The run folders whose searches are labelled."""
     count: int | None = None
-    """A draw of so many questions, every data set in its share; all by default."""
+    """Number of questions, drawn in proportion to the data sets; all by default."""
     method: str
     """The labelling method."""
     retriever: str

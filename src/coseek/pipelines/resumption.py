@@ -81,7 +81,7 @@ class MoreSteps:
         elif spread := spread_over_steps(new.recipe.rl) or ("data.training_retriever" if self.follows() else ""):
             problem = f"{spread} spreads a schedule over all steps, and the {done} steps so far followed another one"
         elif begun := next((stage for stage in later if stage.folder.exists()), None):
-            problem = f"the stage {begun.name} has begun with the policy that this one left behind"
+            problem = f"the stage {begun.name} has already started from the policy of this one"
         elif not has_checkpoint(new.folder / "checkpoints"):
             problem = f"{new.folder / 'checkpoints'} holds no checkpoint to go on from"
         if problem:

@@ -1,4 +1,4 @@
-"""Retriever schedule: a training retriever that changes over the run is told how far the run is."""
+"""Retriever schedule: passes training progress to a retriever with a schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

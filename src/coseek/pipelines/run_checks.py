@@ -133,7 +133,7 @@ class RunChecks:
         """Looks the passages up in the corpus of the index."""
         name = self.settings.get("retriever")
         if not isinstance(name, str) or not Path(name).is_dir():
-            raise DataError(f"{name or 'the retriever'} is no index folder; search again with --retriever")
+            raise DataError(f"{name or 'the retriever'} is not an index folder; search again with --retriever")
         card = IndexCard.read(Path(name))
         if self.settings.get("index", card.to_json()) != card.to_json():
             raise DataError(f"the index {name} has been replaced since")

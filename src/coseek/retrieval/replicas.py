@@ -104,7 +104,7 @@ class Replicas:
     @cached_property
     def _first(self) -> Replica:
         """The first server that says what it serves."""
-        said = RetrieverError("there is no server")
+        said = RetrieverError("no server is left")
         for server in self.servers:
             try:
                 _ = server.served

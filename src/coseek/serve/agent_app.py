@@ -173,7 +173,7 @@ def document(root: Path, path: str) -> Response:
     except (OSError, ValueError):  # a name that no file can have
         known = False
     if not known:
-        raise RefusedRequest(404, f"{path[:200]!r} is no file of the documents that are served here")
+        raise RefusedRequest(404, f"{path[:200]!r} is not among the documents served here")
     # A browser opens no PDF in a sandbox, and runs none of its scripts on this page's behalf.
     policy = _CLOSED if file.suffix.lower() == ".pdf" else f"{_CLOSED}; sandbox"
     kind = "inline" if file.suffix.lower() in _SHOWN else "attachment"

@@ -125,7 +125,7 @@ def read_request(kind: type[R], body: bytes) -> R:
         row = json.loads(body)
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RefusedRequest(400, "the request holds half of a surrogate pair, which is no text") from None
+        raise RefusedRequest(400, "the request holds half of a surrogate pair") from None
     except (ValueError, RecursionError):
         raise RefusedRequest(400, "the request is not JSON in UTF-8") from None
     if not isinstance(row, dict):

@@ -269,7 +269,7 @@ async def _written(lists: list[list[Hit]], wish: RetrieveRequest, most: int) -> 
     try:
         return await aside(sum(map(len, lists)) >= _MANY_HITS, partial(answer, lists, wish, most))
     except ValueError:
-        raise RetrieverError("the retriever gave a score that is no number") from None
+        raise RetrieverError("the retriever returned a score that is not a number") from None
 
 
 def _times(job: SearchJob) -> JsonObject:

@@ -38,7 +38,7 @@ def export_run(run: Run, format_name: str, out: Path) -> int:
     if ending:
         check_output_file(out, ending)
     elif not out.name:
-        raise DataError(f"{out} is no new folder; name one")
+        raise DataError(f"{out} already exists; name a new folder")
     with lock_beside(out, again=False):
         return write(run, out)
 

@@ -34,9 +34,7 @@ def index(
     source: Annotated[
         Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder to write; an index that is there already is replaced.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; an existing index is replaced.")] = None,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings of the retriever, such as k1=0.9.")
     ] = None,

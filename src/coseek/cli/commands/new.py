@@ -55,7 +55,7 @@ def new(
     test = out / f"test_{stem}.py"
     for one in (path, test):
         if one.exists():
-            raise DataError(f"{one} is there already; choose another name")
+            raise DataError(f"{one} already exists; choose another name")
     title, dashed = stem.replace("_", " ").capitalize(), stem.replace("_", "-")
     text = template.read_text(encoding="utf-8").replace("My part", title).replace("my-part", dashed)
     for one, content in ((path, text), (test, TEST.format(file=path.name, stem=stem, kind=part.replace("-", " ")))):

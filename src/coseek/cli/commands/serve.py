@@ -73,7 +73,7 @@ def serve_retriever(
     ] = _OURS.wait_ms,
     queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
     most_wait: Annotated[
-        float, typer.Option(min=0.001, help="Expected seconds to an answer beside others, at most; else 503.")
+        float, typer.Option(min=0.001, help="Seconds that a request may be expected to wait, at most; else 503.")
     ] = _OURS.most_wait_s,
     max_queries: Annotated[int, typer.Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
     max_topk: Annotated[int, typer.Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,

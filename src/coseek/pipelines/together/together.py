@@ -51,7 +51,7 @@ class CoTraining:
         for number in range(1, recipe.rounds + 1):
             self._round(number)
             if number < recipe.rounds and not self.course.workers.agree(partial(self.pairs.helped, number)):
-                self.course.progress.say(f"round {number} did not help; there is no other")
+                self.course.progress.say(f"round {number} did not help; stopping")
                 return number
         return recipe.rounds
 

@@ -47,7 +47,7 @@ class WordList(Sequence[bytes]):
         except (OSError, UnicodeDecodeError):
             raise DataError(f"{path} is missing or cannot be read; {WAY_OUT}") from None
         if not found._is_framed() or b"\\" in found.data:
-            raise DataError(f"{path} is no list of words; {WAY_OUT}")
+            raise DataError(f"{path} is not a list of words; {WAY_OUT}")
         return found
 
     def _is_framed(self) -> bool:

@@ -204,7 +204,9 @@ class RemoteRetriever:
         if index is None or not self.served or index == self.served:
             return
         if not self._follows:
-            raise RetrieverError(f"{self._name} has replaced its index since it was first asked; begin anew over that")
+            raise RetrieverError(
+                f"the server at {self._name} switched to another index during this run; start a new run"
+            )
         self.renew()
 
     def _body(self, queries: list[_Sent], k: int) -> JsonObject:

@@ -60,7 +60,7 @@ class CrossEncoder:
                 str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
             )
         if head := [name for load in loads for name in load.missing if _is_of_head(name, load)]:
-            raise DataError(f"{folder} has no weights for its score ({listed(head)}); it is no cross-encoder")
+            raise DataError(f"{folder} has no weights for its score ({listed(head)}); it is not a cross-encoder")
         check_whole(folder, loads)
         if model.num_labels != 1:
             raise DataError(f"{folder} has {model.num_labels} outputs per pair; a reranker needs exactly one")

@@ -108,7 +108,7 @@ class SearchApi:
         except InvalidJson:
             raise RetrieverError(f"{self.name} answered with something that is not JSON") from None
         if not isinstance(answer, dict):
-            raise RetrieverError(f"{self.name} answered with JSON that is no object")
+            raise RetrieverError(f"{self.name} answered with JSON that is not an object")
         return answer
 
 

@@ -94,7 +94,7 @@ def remote_code_asked(folder: Path) -> Iterator[None]:
         if "trust_remote_code" not in str(error):
             raise
         raise UserError(
-            f"{folder} is no architecture of transformers and brings Python code of its own; read that code, and set "
+            f"{folder} is not a transformers architecture and brings its own Python code; read that code, and set "
             "trust_remote_code=true to run it (docs/reference/retrievers.md)"
         ) from None
 

@@ -167,7 +167,7 @@ def _prompts(folder: Path, config: JsonObject) -> dict[str, str]:
         raise DataError(f"{folder / 'config_sentence_transformers.json'}: 'prompts' must be an object")
     for name, text in prompts.items():
         if text is not None and not isinstance(text, str):
-            raise DataError(f"{folder / 'config_sentence_transformers.json'}: the prompt {name!r} is no text")
+            raise DataError(f"{folder / 'config_sentence_transformers.json'}: the prompt {name!r} is not a string")
     return {name: text for name, text in prompts.items() if isinstance(text, str) and text}
 
 

@@ -27,7 +27,7 @@ class MonitorSettings(Settings):
     """Metric of correctness: `exact_match`, or a part of the reward such as `reward/gen_acc` if the agent gives no
     answer. A run with 0.5 or more counts as right."""
     window: int = Field(default=5, ge=1)
-    """Steps in a moving average. A checkpoint counts as healthy after so many further steps without an alarm."""
+    """Steps in a moving average. A checkpoint counts as healthy after this many further steps without an alarm."""
     probe_runs: int = Field(default=16, ge=0)
     """Right runs per step whose likelihood is measured before and after the updates; 0 saves the two passes."""
 

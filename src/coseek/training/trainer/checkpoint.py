@@ -259,7 +259,7 @@ def _is_valid(path: Path, workers: Workers) -> bool:
         return False
     if manifest.get("schema") == 1:
         raise RunError(
-            f"{path} was written by an earlier version of coseek; go on with that version, or start the run anew in "
+            f"{path} was written by an earlier version of coseek; continue with that version, or start again in "
             "another folder"
         )
     sums = manifest.get("sha256")
