@@ -133,7 +133,7 @@ def test_the_page_on_the_architecture_has_the_layers_of_the_test() -> None:
 def test_the_files_of_own_mechanisms_exist() -> None:
     page = (ROOT / "docs" / "explanation" / "own-mechanisms.md").read_text(encoding="utf-8")
     files = re.findall(r"`(?!src/)([a-z_]+/[\w/]+(?:\.py)?)`", page)
-    assert len(files) > 15
+    assert files
     assert [name for name in files if not (PACKAGE / name).exists()] == []
 
 
