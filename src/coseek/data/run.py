@@ -358,15 +358,20 @@ def _last_line(file: BinaryIO) -> tuple[int, bytes]:
 
 def provenance() -> JsonObject:
     """Time, versions of the libraries, and the commit of the checkout that this package runs from."""
-    versions: JsonObject = {"python": platform.python_version(), **dict.fromkeys(RECORDED)}
-    for library in RECORDED:
-        with suppress(PackageNotFoundError):
-            versions[library] = version(library)
+    versions: JsonObject = {"python": platform.python_version()}
+    versions |= {library: installed_version(library) for library in RECORDED}
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
         "commit": commit_of(Path(__file__)),
     }
+
+
+def installed_version(library: str) -> str | None:
+    """The version of an installed library, as a run remembers it."""
+    with suppress(PackageNotFoundError):
+        return version(library)
+    return None
 
 
 def commit_of(file: Path) -> str | None:

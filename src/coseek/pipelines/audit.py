@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
-from coseek import __version__
 from coseek.agents.protocol import tool_files
 from coseek.core.address import is_url
 from coseek.core.errors import DataError, UserError
@@ -22,7 +21,7 @@ from coseek.core.registry import find_plugin
 from coseek.core.settings import make_settings
 from coseek.data.digests import OLD_SEAL, changed_files
 from coseek.data.question import Question
-from coseek.data.run import RowKey, Run
+from coseek.data.run import RowKey, Run, installed_version
 from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import Trajectory
 from coseek.data.trajectory_checks import Finding, RecordedLimits, check_trajectory
@@ -125,7 +124,11 @@ class Audit:
                     self.add(file, what)
             except DataError as error:
                 self.add(path, str(error))
-        elif OLD_SEAL in record or not isinstance(versions, dict) or versions.get("coseek") != __version__:
+        elif (
+            OLD_SEAL in record
+            or not isinstance(versions, dict)
+            or versions.get("coseek") != installed_version("coseek")
+        ):
             self.left_out[DIGESTS] = f"an earlier version made this folder, without a {SUMS}"
         else:
             self.add(path, "there is no digest file: the command was stopped before its end; --resume writes it")
