@@ -111,7 +111,7 @@ def test_every_place_that_names_a_model_opens_a_shipped_one(tmp_path: Path) -> N
     assert set(found["identities"].values()) == {fingerprint(policy)}
     assert found["start"] == str(policy)
     assert found["shape"] == TINY.hidden and found["encoder"] == fingerprint(encoder)
-    assert done.stderr.count("did you mean 'base'") == 4, done.stderr
+    assert done.stderr.count("did you mean 'base'") == 3, done.stderr
 
     installed(tmp_path / "again", seed=1)  # the same weights elsewhere: the run goes on
     python(RESUME.format(code=0), tmp_path / "again", here)
