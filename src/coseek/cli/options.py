@@ -19,7 +19,7 @@ TokenizerName: TypeAlias = Annotated[
     str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")
 ]
 Split: TypeAlias = Annotated[str | None, typer.Option(help="The split of a data-set folder.")]
-Count: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Draw N questions, every data set in its share.")]
+Count: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Draw N questions, in proportion to the data sets.")]
 Select: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -34,7 +34,8 @@ CacheFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="A SQLite file that caches model outputs across runs and labels.")
 ]
 DeviceName: TypeAlias = Annotated[
-    str | None, typer.Option(help="Of local models: cpu, cuda, cuda:1 …; else an accelerator where there is one.")
+    str | None,
+    typer.Option(help="Device of local models: cpu, cuda, cuda:1 …; default: an accelerator if there is one."),
 ]
 ClusterName: TypeAlias = Annotated[
     str | None,

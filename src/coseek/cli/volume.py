@@ -57,7 +57,7 @@ def _options(
         typer.Option(
             "--verbose",
             "-v",
-            help="Every report of progress, and what libraries say.",
+            help="Show all progress, and the messages of libraries.",
             callback=_verbose,
             expose_value=False,
         ),

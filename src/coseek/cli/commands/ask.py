@@ -34,7 +34,7 @@ app = new_app()
 @app.command(epilog="Example: `coseek ask 'Who wrote it?' --retriever INDEX --agent extract`")
 @takes_servers
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
     retriever: RetrieverName,
     agent: Annotated[
         str,

@@ -79,15 +79,15 @@ def import_(
     out: Annotated[Path, typer.Option(help="The data-set folder to write; for traces the run folder.")],
     split: Annotated[
         str | None,
-        typer.Option(help="The split that all questions go to [default: test, unless the format has its own]."),
+        typer.Option(help="The split of all questions [default: test, unless the format has its own]."),
     ] = None,
     shares: Annotated[
         str | None,
-        typer.Option(help="Deal the questions out instead: train=.7,dev=.1,test=.2 (by a hash of their ids)."),
+        typer.Option(help="Assign questions to splits by a hash of their ids: train=.7,dev=.1,test=.2."),
     ] = None,
     train: Annotated[
         str | None,
-        typer.Option(help="Deal published sets instead: those whose training questions to take, such as nq,hotpotqa."),
+        typer.Option(help="Published sets whose training questions to take, such as nq,hotpotqa."),
     ] = None,
     test: Annotated[
         str | None, typer.Option(help="The published sets whose test questions to take; dev where a set has no test.")
@@ -136,7 +136,9 @@ def pool(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
-    shares: Annotated[str, typer.Option(help="What becomes of every set, on average.")] = "train=.7,dev=.1,test=.2",
+    shares: Annotated[
+        str, typer.Option(help="Shares of every set in train, dev and test, on average.")
+    ] = "train=.7,dev=.1,test=.2",
     as_json: AsJson = False,
 ) -> None:
     """Make one corpus of several data sets, and splits in which nothing of the test is in the training.
@@ -181,16 +183,16 @@ def synthesize(
     ] = None,
     prompt: Annotated[str, typer.Option(help="The prompts of --generator: a YAML file of your own.")] = "proposal",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Passages, and pairs, that --generator is asked about, at most each.")
+        int | None, typer.Option(min=1, help="Ask --generator about at most this many passages, and as many pairs.")
     ] = None,
     reader: Annotated[
         str | None, typer.Option(help="A model that tests every question by answering it; else that of --generator.")
     ] = None,
     solver: Annotated[
         str | None,
-        typer.Option(help="An agent that tries every question at temperature 1: kept is what it answers now and then."),
+        typer.Option(help="An agent that tries every question at temperature 1; keeps what it answers only sometimes."),
     ] = None,
-    retriever: Annotated[str | None, typer.Option(help="What --solver searches: an index, a URL, a YAML file.")] = None,
+    retriever: Annotated[str | None, typer.Option(help="Retriever of --solver: an index, a URL, a YAML file.")] = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Answer a two-hop question step by step, beside what one search finds: seconds, no training, no download."""
+"""Answer a two-hop question step by step, and compare with one search: seconds, no training, no download."""
 
 import sys
 from collections.abc import Sequence
@@ -61,9 +61,9 @@ class Demonstration:
 
 @app.command()
 def demo(
-    number: Annotated[int, typer.Argument(metavar="[NUMBER]", help="The two-hop question to answer, from 1.")] = 26,
+    number: Annotated[int, typer.Argument(metavar="[NUMBER]", help="Number of the two-hop question, from 1.")] = 26,
 ) -> None:
-    """Answer a two-hop question step by step, beside what one search finds.
+    """Answer a two-hop question step by step, and compare with one search.
 
     Makes a small world, indexes it with BM25 and runs a scripted agent over it. Nothing is recorded, trained or
     downloaded; it needs neither torch nor a GPU.

@@ -50,7 +50,7 @@ def index(
         bool, typer.Option("--update", help="Bring the index at --out up to date: only new and changed texts are read.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Build nothing: read all of the index DIR and its corpus for damage.")
+        bool, typer.Option("--verify", help="Build nothing: check the index DIR and its corpus for damage.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

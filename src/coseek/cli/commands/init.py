@@ -1,4 +1,4 @@
-"""Lay down a small project: data, a recipe, and AGENTS.md with six commands and their output."""
+"""Create a small project: data, a recipe, and AGENTS.md with six commands and their output."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +21,7 @@ WORLD = WorldSettings(size="tiny", train=200, dev=60, test=60)
 
 @app.command(epilog="Example: `coseek init my-agent`")
 def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
-    """Lay down a small project: data, a recipe that extends a shipped one, and AGENTS.md.
+    """Create a small project: data, a recipe that extends a shipped one, and AGENTS.md.
 
     AGENTS.md has six commands with their output, for people and for coding agents.
     """

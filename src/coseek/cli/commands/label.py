@@ -63,7 +63,7 @@ def label(
         str | None,
         typer.Option(help="The agent that continues from a passage, as in `coseek run`; else the run's own."),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="The agent's; 0 takes the most likely token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of the agent; 0 is greedy.")] = 0.0,
     scorer: Scorer = None,
     likelihood: Annotated[
         str | None, typer.Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")

@@ -55,7 +55,7 @@ Source: TypeAlias = Annotated[
     Path,
     typer.Argument(
         metavar="QUESTIONS",
-        help="A data-set folder or a questions file; a run or a label folder, whose own searches are then made.",
+        help="A data-set folder or a questions file; a run or a label folder, whose searches are repeated.",
     ),
 ]
 """Type of the argument that names what is searched for."""

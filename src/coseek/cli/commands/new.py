@@ -1,4 +1,4 @@
-"""Write the file of a new part, small and working, with a test beside it."""
+"""Write a small working file for a part of your own, and a test."""
 
 import re
 from importlib.resources import files
@@ -39,7 +39,7 @@ def test_{stem}_keeps_its_contract_and_runs() -> None:
 @app.command(epilog="Example: `coseek new reward brevity`")
 def new(
     part: Annotated[str, typer.Argument(help=f"The kind of part: {', '.join(sorted(TEMPLATES))}.")],
-    name: Annotated[str, typer.Argument(help="Its name, which the files get.")],
+    name: Annotated[str, typer.Argument(help="The part's name, used for the files.")],
     out: Annotated[Path, typer.Option(help="The folder to write into.")] = Path(),
 ) -> None:
     """Write a small, working part of your own, with a test beside it.

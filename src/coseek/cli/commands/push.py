@@ -23,9 +23,7 @@ def push(
     license_name: Annotated[
         str | None, typer.Option("--license", help="The licence for the card: apache-2.0, cc-by-4.0, other …")
     ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Let everybody see a new repository; else it is private.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of a repository.")] = False,
 ) -> None:
     """Send the files that open FOLDER elsewhere, with its card (README.md), in one commit.

@@ -17,11 +17,12 @@ app = new_app()
 @app.command(epilog="Example: `coseek quickstart --out runs/quickstart`")
 def quickstart(
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as seed=1.")
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Settings that override the recipe's, such as seed=1."),
     ] = None,
     out: OutFolder = Path("runs/quickstart"),
     from_nothing: Annotated[
-        bool, typer.Option("--from-nothing", help="Begin with random weights instead of the shipped base model.")
+        bool, typer.Option("--from-nothing", help="Start from random weights instead of the shipped base model.")
     ] = False,
     resume: Resume = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""List what a folder holds: trainings, runs, labels; when, which recipe, how far, and the result."""
+"""List the trainings, runs and labels in a folder: time, recipe, progress, result."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -44,7 +44,7 @@ class Entry:
 
 @app.command(epilog="Example: `coseek runs runs`")
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to list.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the trainings, runs and labels in a folder, the newest first."""

@@ -24,7 +24,9 @@ SOURCE = ("path", "page", "row", "url", "date")
 @app.command(epilog="Example: `coseek search data/notes.index 'who wrote it' -k 3`")
 def search(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
-    queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="The query; several are one batch.")],
+    queries: Annotated[
+        list[str], typer.Argument(metavar="QUERY", help="The query; several are searched in one batch.")
+    ],
     k: Annotated[int, typer.Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
     context: Annotated[
         int, typer.Option(min=0, help="Passages of its document to show before and after each hit.")

@@ -45,9 +45,9 @@ TokenEnv: TypeAlias = Annotated[
     typer.Option(help="The environment variable with the token of requests; needed beyond loopback."),
 ]
 Documents: TypeAlias = Annotated[
-    Path | None, typer.Option(exists=True, help="What the corpus was imported from: the page links to these files.")
+    Path | None, typer.Option(exists=True, help="The imported folder or file; the page links to its files.")
 ]
-Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Do not log requests.")]
 
 
 @app.callback()
@@ -134,14 +134,14 @@ def serve_agent(
     rows: Annotated[int, typer.Option(min=1, help="Questions answered at once, at most.")] = _AGENT.max_rows,
     queue: Annotated[int, typer.Option(min=1, help="Questions that may wait; more get 503.")] = _AGENT.queue,
     most_wait: Annotated[
-        float, typer.Option(min=0.001, help="Seconds in which an answer begins, expected or waited for; else 503.")
+        float, typer.Option(min=0.001, help="Seconds to wait for an answer to begin, at most; else 503.")
     ] = _AGENT.most_wait_s,
     temperature: Temperature = 0.0,
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
     device: DeviceName = None,
-    page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
+    page: Annotated[bool, typer.Option(help="Serve a chat page at /.")] = _AGENT.page,
     documents: Documents = None,
     quiet: Quiet = False,
 ) -> None:

@@ -60,7 +60,7 @@ def study() -> None:
 @takes_servers
 def combination_gain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
-    retriever: Annotated[str, typer.Option(help="What naive RAG searches: an index folder, a URL, a YAML file.")],
+    retriever: Annotated[str, typer.Option(help="Retriever of naive RAG: an index folder, a URL, a YAML file.")],
     answer_with: Annotated[str, typer.Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
     ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
     metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "cover_em",

@@ -78,7 +78,8 @@ def train_agent(
         str, typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(recipe_names())}.")
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rl.steps=60.")
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Settings that override the recipe's, such as rl.steps=60."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE by default.")] = None,
     resume: Resume = False,
@@ -204,7 +205,8 @@ def train_retriever(
         typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(retriever_recipe_names())}."),
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as view=query.")
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Settings that override the recipe's, such as view=query."),
     ] = None,
     labels: Annotated[
         list[Path] | None, typer.Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
@@ -250,7 +252,9 @@ def train_together(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rounds=3 or agent.rl.steps=30."),
+        typer.Argument(
+            metavar="NAME=VALUE", help="Settings that override the recipe's, such as rounds=3 or agent.rl.steps=30."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
     resume: Resume = False,

@@ -36,7 +36,10 @@ def view(
         ),
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Write no file: serve the page on this machine, and read again at reload.")
+        bool,
+        typer.Option(
+            "--serve", help="Serve the page on this machine instead of writing a file; a reload reads the runs again."
+        ),
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --serve; 0 takes a free one.")] = 8642,
 ) -> None:

@@ -27,7 +27,7 @@ def make(
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as namesakes=.2 or train=500.")
     ] = None,
     size: Annotated[str, typer.Option(help="tiny, compact, small or large.")] = "small",
-    seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
     name: Annotated[str | None, typer.Option(help="A reference world, such as world-1, in place of settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
