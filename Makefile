@@ -12,7 +12,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-layout test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates gpu
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates gpu
 
 help:
 	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
@@ -22,7 +22,6 @@ help:
 	@echo "make test-full    the quick tests with torch on Python 3.12 and 3.13, in .venv-full-PYTHON"
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
 	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
-	@echo "make test-layout  test documents that markitdown converts, in .venv-layout"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
 	@echo "make test-tinker  test training by SkyRL's Tinker server on a processor, in .venv-tinker (make engine-tinker)"
 	@echo "make test-ray     test work over the nodes of a Ray cluster, in .venv-ray (make engine-ray)"
@@ -147,11 +146,6 @@ test-adapters:
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[langchain,llama-index,haystack,datasets]' pytest hypothesis
 	HAYSTACK_TELEMETRY_ENABLED=False LANGSMITH_TRACING=false .venv-adapters/bin/python -m pytest tests/adapters
-
-test-layout:
-	test -x .venv-layout/bin/python || $(PYTHON) -m venv .venv-layout
-	.venv-layout/bin/python -m pip install --quiet --disable-pip-version-check -e '.[layout]' pytest hypothesis
-	.venv-layout/bin/python -m pytest tests/data/test_converted_documents.py
 
 # A community build for processors. What it asks for of torchvision and others is built for another torch.
 engine-vllm:

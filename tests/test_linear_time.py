@@ -33,7 +33,7 @@ from coseek.core.errors import SettingError
 from coseek.core.plain_text import decode
 from coseek.core.prompt_file import fill_template, one_line
 from coseek.core.role_marks import ROLE_MARK, without_role_marks
-from coseek.data.documents.document import paragraphs, text_of
+from coseek.data.documents.document import decoded_text, paragraphs
 from coseek.data.documents.readers import kind_of
 from coseek.data.documents.split import split
 from coseek.data.gold_answers import normalise
@@ -189,7 +189,7 @@ def read_messages(text: str) -> None:
 
 def read_documents(text: str) -> None:
     """What the import of documents does with a text; its parsers have a time limit in a process of their own."""
-    list(split(list(paragraphs(text_of(text.encode()))), 100, 10))
+    list(split(list(paragraphs(decoded_text(text.encode()).text)), 100, 10))
     kind_of(text, text.encode())
 
 

@@ -124,10 +124,11 @@ def test_an_archive_reads_nothing_outside_and_writes_nothing(tmp_path: Path) -> 
     (folder / "folder").symlink_to("/etc")
     before = sorted(tmp_path.rglob("*"))
     passages, made = imported(folder, tmp_path / "out")
-    assert [passage.text for passage in passages] == ["good words", "more words"]
+    paths = [passage.meta["path"] for passage in passages]
+    assert paths == ["in/a.tgz/evil.txt", "in/a.tgz/etc/evil.txt", "in/a.tgz/good.txt", "in/b.zip/evil.txt",
+                     "in/b.zip/c:/evil.txt", "in/b.zip/sub/good.txt"]  # fmt: skip
     reasons = unread(made)
-    assert len(reasons) == 7
-    assert all("leads out of the archive" in why or "a link" in why for why in reasons.values())
+    assert len(reasons) == 3 and all("a link" in why for why in reasons.values())
     assert sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "out")) == before
 
 
@@ -230,7 +231,7 @@ def nested(data: bytes, depth: int) -> bytes:
         ("a.zip", zipped({f"{n}.txt": b"x" for n in range(9)}), {"max_archive_files": 8}, "more than 8 files"),
         ("a.zip", nested(zipped({"a.txt": b"deep"}), 4), {}, "nested more than 3 deep"),
         ("a.zip", zipped({"a.txt": b"words" * 50})[:-30], {}, "no whole zip archive"),
-        ("a.tgz", tarred((tarfile.TarInfo("a.txt"), random.Random(0).randbytes(50_000)))[:-9000], {}, "unpacked"),
+        ("a.tgz", tarred((tarfile.TarInfo("a.txt"), random.Random(0).randbytes(50_000)))[:-9000], {}, "no whole tar"),
         ("a.txt", b"words " * 400_000, {"max_file_mb": 1}, "larger than 1 MB"),
         ("a.mbox", b"no mailbox", {}, "no mailbox"),
     ],
@@ -302,18 +303,20 @@ def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_
 
 
 def test_a_reader_that_is_killed_loses_only_the_file_in_its_hands(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(zipped({"1.csv": b"text\n" + b"a b c\n" * 20_000, "2.txt": b"behind it"}))
+    (tmp_path / "a.zip").write_bytes(
+        zipped({"1.txt": b"before it", "2.csv": b"text\n" + b"a b c\n", "3.txt": b"behind it"})
+    )
     with DocumentReader(DocumentSettings(max_ratio=1e6)) as reader:
         found = reader.read(tmp_path / "a.zip", "a.zip")
         next(found)
         assert reader._process is not None
         reader._process.kill()
+        reader._process.wait()
         assert [*found][-1].text == "behind it"
     assert [(record["path"], record["outcome"]) for record in reader.records] == [
-        ("a.zip/1.csv", "in part"),
-        ("a.zip/2.txt", "read"),
-    ]
-    assert "crashed" in str(reader.records[0]["reasons"])
+        ("a.zip/1.txt", "read"), ("a.zip/2.csv", "failed"), ("a.zip/3.txt", "read"),
+    ]  # fmt: skip
+    assert "crashed" in str(reader.records[1]["reasons"])
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from coseek.core.errors import MissingExtra
 from coseek.core.extras import EXTRA_OF
 from coseek.core.files import JsonObject, atomic_write
 from coseek.core.parts import part_folder
-from coseek.data.documents.readers import READERS
+from coseek.data.documents.readers import read_document
 from coseek.data.passage import Corpus, Passage
 
 GROUP = "Start here"
@@ -252,10 +252,10 @@ def documents() -> str:
     importlib.import_module("pypdfium2")
     read = {"html": b"<p>found</p>", "rst": b"found"}
     for kind, data in read.items():
-        sections = list(READERS[kind](data, f"probe.{kind}").sections)
+        sections = read_document(kind, data, f"probe.{kind}").sections
         if [section.blocks for section in sections] != [("found",)]:
             raise ValueError(f"the reader of {kind} read {sections}")
-    return f"read {' and '.join(read)}; {version('pypdfium2')}, {version('lxml')}, {version('docutils')}"
+    return f"read {' and '.join(read)}; {version('pypdfium2')}, {version('markitdown')}"
 
 
 def pages() -> str:
@@ -309,7 +309,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("faiss", approximate, _REINSTALL + "faiss-cpu"),
     check("stemmer", stemmer, _REINSTALL + "PyStemmer"),
     check("web pages", pages, _REINSTALL + "trafilatura lxml"),
-    check("documents", documents, _REINSTALL + "pypdfium2 lxml docutils charset-normalizer"),
+    check("documents", documents, _REINSTALL + "pypdfium2 markitdown charset-normalizer"),
     check("service", service, _REINSTALL + "fastapi uvicorn"),
     check("report", plots, _REINSTALL + "matplotlib"),
 )

@@ -1,6 +1,5 @@
 """Archive: the files inside zip and tar archives, mailboxes and mails, one by one, in memory. Nothing is unpacked onto
-the disk, and names only label what was found. Limits hold for what is really read, whatever an archive says of itself.
-"""
+the disk, and names are only labels. Limits hold for what is really read, whatever an archive says of itself."""
 
 import bz2
 import gzip
@@ -13,13 +12,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import EmailMessage
-from functools import partial
-from typing import IO
+from typing import IO, cast
 
 from pydantic import Field
 
 from coseek.core.settings import Settings
-from coseek.data.documents.converted import Convertible
 from coseek.data.documents.document import DocumentFault, clean
 from coseek.data.documents.rows import parse_mail
 
@@ -28,8 +25,6 @@ _FREE_BYTES = 10 << 20
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
           NotImplementedError, RuntimeError, KeyError)  # fmt: skip
 """What the libraries raise for broken and for locked archives."""
-_QUOTED_FROM = re.compile(rb"\A>+From ")
-_DRIVE = re.compile(r"[A-Za-z]:")
 
 
 class DocumentSettings(Settings):
@@ -41,8 +36,6 @@ class DocumentSettings(Settings):
     """Words of the passage before it that a passage of the same section begins with."""
     tokenizer: str | None = None
     """An encoder or language model (`minilm`, `base`, a folder): `size` and `overlap` count its tokens, not words."""
-    convert: tuple[Convertible, ...] = ()
-    """Endings that markitdown reads (`coseek[layout]`): docx, epub, pdf, pptx, xlsx."""
     max_file_mb: float = Field(default=50.0, gt=0)
     """Megabytes of one file, unpacked; a larger one is reported, not read."""
     max_archive_mb: float = Field(default=2000.0, gt=0)
@@ -58,6 +51,10 @@ class DocumentSettings(Settings):
     max_memory_mb: int = Field(default=2000, ge=256)
     """Megabytes of address space for reading (not on Windows and macOS)."""
 
+    @property
+    def max_file_bytes(self) -> int:
+        return int(self.max_file_mb * 1e6)
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -70,8 +67,8 @@ class Member:
 
 
 @dataclass
-class ArchiveBudget:
-    """What one archive that was given may still unpack to, with all archives inside it."""
+class Budget:
+    """What one given archive may still unpack to, with all archives inside it."""
 
     settings: DocumentSettings
     packed: int
@@ -80,28 +77,30 @@ class ArchiveBudget:
     files: int = 0
     depth: int = 0
 
-    def take(self, size: int) -> None:
-        """Count a file of this size. Raises `DocumentFault` beyond a limit."""
+    def read(self, label: str, file: IO[bytes]) -> Member:
+        """Read and count a file. Raises `DocumentFault` beyond a limit of the archive."""
+        settings = self.settings
+        data = file.read(settings.max_file_bytes + 1)
         self.files += 1
-        self.unpacked += size
-        if self.files > self.settings.max_archive_files:
-            raise DocumentFault(f"it holds more than {self.settings.max_archive_files} files (max_archive_files)")
-        if self.unpacked > self.settings.max_archive_mb * 1e6:
-            raise DocumentFault(f"it unpacks to more than {self.settings.max_archive_mb:g} MB (max_archive_mb)")
-        if self.unpacked > max(_FREE_BYTES, self.settings.max_ratio * self.packed):
-            raise DocumentFault(f"it unpacks to more than {self.settings.max_ratio:g} times its size (max_ratio)")
-
-    @property
-    def most(self) -> int:
-        """Bytes of one file."""
-        return int(self.settings.max_file_mb * 1e6)
+        self.unpacked += len(data)
+        if self.files > settings.max_archive_files:
+            raise DocumentFault(f"it holds more than {settings.max_archive_files} files (max_archive_files)")
+        if self.unpacked > settings.max_archive_mb * 1e6:
+            raise DocumentFault(f"it unpacks to more than {settings.max_archive_mb:g} MB (max_archive_mb)")
+        if self.unpacked > max(_FREE_BYTES, settings.max_ratio * self.packed):
+            raise DocumentFault(f"it unpacks to more than {settings.max_ratio:g} times its size (max_ratio)")
+        return Member(label, data) if len(data) <= settings.max_file_bytes else too_large(label, settings)
 
 
-def members(kind: str, name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
+def too_large(label: str, settings: DocumentSettings) -> Member:
+    return Member(label, fault=f"it is larger than {settings.max_file_mb:g} MB (max_file_mb)")
+
+
+def members(kind: str, name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     """The files of an archive. One that cannot be read is a `Member` with a fault, and so is the rest of an archive
     that is broken or beyond a limit."""
     try:
-        if budget.depth >= budget.settings.max_nesting + 1:
+        if budget.depth > budget.settings.max_nesting:
             raise DocumentFault(f"archives are nested more than {budget.settings.max_nesting} deep (max_nesting)")
         yield from _KINDS[kind](name, file, budget)
     except DocumentFault as fault:
@@ -110,104 +109,76 @@ def members(kind: str, name: str, file: IO[bytes], budget: ArchiveBudget) -> Ite
         yield Member(name, fault=f"it is no whole {kind} archive ({clean(str(error))[:100]}); what follows is not read")
 
 
-def _zip(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
+def _zip(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            link = (info.external_attr >> 16) & 0o170000 == 0o120000
-            if not info.is_dir():
-                yield _member(name, info.filename, info.file_size, link, budget, partial(archive.open, info))
+            label = f"{name}/{_label(info.filename)}"
+            if (info.external_attr >> 16) & 0o170000 == 0o120000:
+                yield Member(label, fault="a link, which is not followed")
+            elif not info.is_dir():
+                try:
+                    with archive.open(info) as member:
+                        yield budget.read(label, member)
+                except BROKEN as error:
+                    yield Member(label, fault=f"it cannot be unpacked ({clean(str(error))[:100]})")
 
 
-def _tar(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
+def _tar(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     with tarfile.open(fileobj=file, mode="r|*") as archive:
         for info in archive:
-            if not info.isdir():
-                special = not info.isfile()
-                yield _member(name, info.name, info.size, special, budget, partial(archive.extractfile, info))
+            label = f"{name}/{_label(info.name)}"
+            if info.isfile() and (member := archive.extractfile(info)) is not None:
+                yield budget.read(label, member)
+            elif not info.isdir():
+                yield Member(label, fault="a link or a device, which is not followed")
 
 
-def _member(
-    archive: str, name: str, size: int, special: bool, budget: ArchiveBudget, opened: Callable[[], IO[bytes] | None]
-) -> Member:
-    budget.take(size)
-    name = clean(name).replace("\\", "/").replace("\n", " ")
-    label = f"{archive}/{name}"
-    if name.startswith("/") or _DRIVE.match(name) or ".." in name.split("/"):
-        return Member(f"{archive}/{name.replace('..', '__').lstrip('/')}", fault="its name leads out of the archive")
-    if special:
-        return Member(label, fault="a link or a device, which is not followed")
-    if size > budget.most:
-        return Member(label, fault=_too_large(budget))
-    try:
-        file = opened()
-        if file is None:
-            return Member(label, fault="a link or a device, which is not followed")
-        with file:
-            data = file.read(budget.most + 1)
-    except BROKEN as error:
-        return Member(label, fault=f"it cannot be unpacked ({clean(str(error))[:100]})")
-    budget.take(max(0, len(data) - size))  # a header may say less than there is
-    return Member(label, data) if len(data) <= budget.most else Member(label, fault=_too_large(budget))
+def _label(name: str) -> str:
+    """The name of a file in an archive, without what leads out of it."""
+    parts = clean(name).replace("\n", " ").replace("\\", "/").split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "unnamed"
 
 
-def _too_large(budget: ArchiveBudget) -> str:
-    return f"it is larger than {budget.settings.max_file_mb:g} MB (max_file_mb)"
-
-
-def _packed(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
+def _packed(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     """A single file behind `.gz`, `.bz2` or `.xz`."""
     stem, _, suffix = name.rpartition(".")
-    openers: dict[str, Callable[[IO[bytes]], io.BufferedIOBase]]
-    openers = {"gz": lambda one: gzip.GzipFile(fileobj=one), "bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
-    with openers[suffix.lower()](file) as unpacked:
-        data = unpacked.read(budget.most + 1)
-    budget.take(len(data))
-    label = f"{name}/{stem.rpartition('/')[2]}"
-    yield Member(label, data) if len(data) <= budget.most else Member(label, fault=_too_large(budget))
+    module = {"gz": gzip, "bz2": bz2, "xz": lzma}[suffix.lower()]
+    with cast(IO[bytes], module.open(file, "rb")) as unpacked:
+        yield budget.read(f"{name}/{stem.rpartition('/')[2]}", unpacked)
 
 
-def _mbox(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
-    """The mails of a mailbox, which begin at lines `From …` behind blank lines."""
-    lines: list[bytes] = []
-    number, size, blank = 0, 0, True
+def _mbox(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
+    """The mails of a mailbox, which begin at lines `From …` after blank lines."""
+    mail, number, is_blank = io.BytesIO(), 0, True
     for line in file:
-        if blank and line.startswith(b"From "):
+        if is_blank and line.startswith(b"From "):
             if number:
-                yield _mail(name, number, lines, size, budget)
-            number, lines, size = number + 1, [], 0
+                yield budget.read(f"{name}/{number}.eml", io.BytesIO(mail.getvalue()))
+            mail, number = io.BytesIO(), number + 1
         elif not number:
             raise DocumentFault("it is no mailbox (it does not begin with a line `From …`)")
-        else:
-            size += len(line)
-            if size <= budget.most:
-                lines.append(line[1:] if _QUOTED_FROM.match(line) else line)
-        blank = not line.strip(b"\r\n")
+        elif mail.tell() <= budget.settings.max_file_bytes:
+            mail.write(line[1:] if re.match(rb">+From ", line) else line)
+        is_blank = not line.strip(b"\r\n")
     if number:
-        yield _mail(name, number, lines, size, budget)
+        yield budget.read(f"{name}/{number}.eml", io.BytesIO(mail.getvalue()))
 
 
-def _mail(name: str, number: int, lines: list[bytes], size: int, budget: ArchiveBudget) -> Member:
-    budget.take(size)
-    label = f"{name}/{number}.eml"
-    return Member(label, b"".join(lines)) if size <= budget.most else Member(label, fault=_too_large(budget))
-
-
-def _attachments(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
+def _attachments(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     """The attachments of a mail that have a file name."""
     try:
         mail = parse_mail(file.read())
-    except DocumentFault:  # which the reader of the mail tells
+    except DocumentFault:  # reported by the reader of the mail
         return
     for number, part in enumerate(mail.iter_attachments(), start=1):
         inner = part.get_payload(0) if part.get_content_type() == "message/rfc822" else None
-        called = part.get_filename() or ("mail.eml" if inner is not None else "")
-        if called:
+        if called := part.get_filename() or ("mail.eml" if inner is not None else ""):
             payload = inner.as_bytes() if isinstance(inner, EmailMessage) else part.get_payload(decode=True)
             data = payload if isinstance(payload, bytes) else b""
-            safe = called.replace("/", "_").replace("\\", "_")
-            yield _member(name, f"{number}-{safe}", len(data), False, budget, partial(io.BytesIO, data))
+            label = f"{name}/{number}-{clean(called).replace('/', '_').replace(chr(92), '_')}"
+            yield budget.read(label, io.BytesIO(data))
 
 
-_KINDS: dict[str, Callable[[str, IO[bytes], ArchiveBudget], Iterator[Member]]] = {
+_KINDS: dict[str, Callable[[str, IO[bytes], Budget], Iterator[Member]]] = {
     "zip": _zip, "tar": _tar, "packed": _packed, "mbox": _mbox, "mail": _attachments,
 }  # fmt: skip

@@ -1,28 +1,25 @@
-"""Reading: sends files to a worker process, one after the other, and starts another where it hangs or dies."""
+"""Reading: the files of a source, through archives, each read by a worker process that is started again where it hangs
+or dies."""
 
+import io
 import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from queue import Empty, Queue
 from typing import IO, cast
 
 import coseek
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
-from coseek.data.documents.archive import DocumentSettings
+from coseek.data.documents.archive import Budget, DocumentSettings, Member, members, too_large
+from coseek.data.documents.readers import ARCHIVES, kind_of
 from coseek.data.passage import Passage
 
 _WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from coseek.data.documents.worker import main; main()"
-_START_S = 60.0
-"""Further seconds for a process to start."""
-_AHEAD = 1000
-"""Messages that may wait."""
 
 
 class DocumentReader:
@@ -34,8 +31,6 @@ class DocumentReader:
         """What came of each file: `path`, `kind`, `outcome` (read, in part, failed, left out), `reasons`, `passages`,
         `words`, `sha256`."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._queue: Queue[bytes] = Queue()
-        self._thread = threading.Thread()
 
     def __enter__(self) -> "DocumentReader":
         return self
@@ -44,90 +39,105 @@ class DocumentReader:
         self._stop()
 
     def read(self, path: Path, name: str) -> Iterator[Passage]:
-        """The passages of a file, or of the files in an archive. Raises `MissingExtra`.
+        """The passages of a file, or of the files in an archive. Raises `MissingExtra`."""
+        for member in _distinct(self._files(path, name)):
+            kind = None if member.fault else kind_of(member.name, member.data[:8192])
+            if kind is None:
+                outcome = "failed" if member.fault else "left out"
+                reasons = [member.fault or "there is no reader for files of this kind"]
+                self.records.append({"path": member.name, "kind": "other", "outcome": outcome, "reasons": [*reasons]})
+                continue
+            answer = self._ask(kind, member)
+            if "missing" in answer:
+                raise MissingExtra(str(answer["missing"]), f"reading {member.name}", "documents")
+            self.records.append(cast(JsonObject, answer["record"]))
+            for row in cast(list[JsonObject], answer["rows"]):
+                yield Passage.from_json(row)
 
-        Where the worker fails in one file of an archive, another one goes on behind it.
-        """
-        begun, current, passages = 0, "", 0
-        goes_on = True
-        while goes_on:
-            goes_on = False
-            for message in self._messages(path, name, begun):
-                if "member" in message:
-                    begun, current, passages = begun + 1, str(message["member"]), 0
-                elif "passage" in message:
-                    passages += 1
-                    yield Passage.from_json(cast(JsonObject, message["passage"]))
-                elif "document" in message:
-                    self.records.append(cast(JsonObject, message["document"]))
-                    current = ""
-                elif "missing" in message:
-                    library, needed_for = cast(list[str], message["missing"])
-                    raise MissingExtra(library, needed_for, "layout" if library == "markitdown" else "documents")
+    def _files(self, path: Path, name: str) -> Iterator[Member]:
+        """A file, or the files in it, through archives."""
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                head = file.read(8192)
+                file.seek(0)
+                budget = Budget(self.settings, size)
+                if kind_of(name, head) in ARCHIVES:
+                    yield from _inside(name, head, file, budget)
+                elif size > self.settings.max_file_bytes:
+                    yield too_large(name, self.settings)
                 else:
-                    goes_on = bool(current)  # between two files it would fail there again
-                    outcome = "in part" if passages and current else "failed"
-                    fault: JsonObject = {"path": current or name, "kind": "other", "outcome": outcome}
-                    self.records.append({**fault, "reasons": [message["fault"]], "passages": passages})
-                    current = ""
+                    yield (member := Member(name, file.read()))
+                    if kind_of(name, head) == "mail":
+                        yield from _inside(name, head, io.BytesIO(member.data), budget)
+        except OSError as error:
+            yield Member(name, fault=f"it cannot be opened ({error.strerror or error})")
 
-    def _messages(self, path: Path, name: str, skip: int) -> Iterator[JsonObject]:
-        """What the worker says of a file; `{"fault": reason}` at the end where it hangs or dies."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        request = {"path": str(path.absolute()), "name": name, "skip": skip, "settings": dump_settings(self.settings)}
-        with suppress(OSError):  # a process that is dead says so below
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+    def _ask(self, kind: str, member: Member) -> JsonObject:
+        """The worker's answer for a file; a failed record where it hangs or dies."""
+        process = self._process = self._process or _started()
+        assert process.stdin is not None and process.stdout is not None
+        settings = dump_settings(self.settings)
+        request = {"name": member.name, "kind": kind, "size": len(member.data), "settings": settings}
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(self.settings.seconds, end)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n" + member.data)
             process.stdin.flush()
-        deadline = time.monotonic() + self.settings.seconds + _START_S
-        while True:
-            try:
-                line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-            except Empty:
-                self._stop()
-                yield {"fault": f"it takes longer than {self.settings.seconds:g} seconds (seconds)"}
-                return
-            if not line.endswith(b"\n"):
-                code = process.wait()
-                self._stop()
-                yield {"fault": f"its reader crashed (exit status {code})"}
-                return
-            message = cast(JsonObject, json.loads(line))
-            if "end" in message:
-                return
-            if "member" in message or "document" in message:
-                deadline = time.monotonic() + self.settings.seconds
-            yield message
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        # -P: a folder of documents may hold Python files, and none of them is to be imported from the working folder.
-        command = [sys.executable, "-P", "-c", _WORKER, str(Path(coseek.__file__).parents[1])]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._queue = Queue(_AHEAD)
-        assert self._process.stdout is not None
-        self._thread = threading.Thread(target=_pump, args=(self._process.stdout, self._queue), daemon=True)
-        self._thread.start()
-        return self._process
+            line = process.stdout.readline()
+        except OSError:  # it died while the file was sent
+            line = b""
+        timer.cancel()
+        if line.endswith(b"\n"):
+            return cast(JsonObject, json.loads(line))
+        self._stop()
+        crashed = f"its reader crashed (exit status {process.returncode})"
+        reason = f"it takes longer than {self.settings.seconds:g} seconds (seconds)" if is_late.is_set() else crashed
+        return {"rows": [], "record": {"path": member.name, "kind": kind, "outcome": "failed", "reasons": [reason]}}
 
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            while self._thread.is_alive():
-                with suppress(Empty):  # the thread may wait for room
-                    self._queue.get_nowait()
-                self._thread.join(0.01)
-            process.wait()
-            assert process.stdin is not None and process.stdout is not None
-            process.stdout.close()
-            with suppress(OSError):  # what it was still to be told
-                process.stdin.close()
+            process.communicate()
 
 
-def _pump(file: IO[bytes], queue: "Queue[bytes]") -> None:
-    """Hand lines on; the last one, or an empty one, has no line end."""
-    for line in file:
-        queue.put(line)
-        if not line.endswith(b"\n"):
-            return
-    queue.put(b"")
+def _started() -> "subprocess.Popen[bytes]":
+    # -P: a folder of documents may hold Python files, and none of them is to be imported from the working folder.
+    command = [sys.executable, "-P", "-c", _WORKER, str(Path(coseek.__file__).parents[1])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()  # the time for its start is no file's
+    return process
+
+
+def _distinct(files: Iterator[Member]) -> Iterator[Member]:
+    """The same files, of which no two have one name: archives may hold a name twice."""
+    taken: set[str] = set()
+    for member in files:
+        folder, _, last = member.name.rpartition("/")
+        name, number = member.name, 1
+        while name in taken:
+            number += 1
+            name = f"{folder}/{number}-{last}"
+        taken.add(name)
+        yield replace(member, name=name)
+
+
+def _inside(name: str, head: bytes, file: IO[bytes], budget: Budget) -> Iterator[Member]:
+    """The files in an archive or a mail, and in archives and mails among them."""
+    budget.depth += 1
+    for member in members(cast(str, kind_of(name, head)), name, file, budget):
+        head = member.data[:8192]
+        kind = None if member.fault else kind_of(member.name, head)
+        if kind not in ARCHIVES:
+            yield member
+        if kind in ARCHIVES or kind == "mail":
+            yield from _inside(member.name, head, io.BytesIO(member.data), budget)
+    budget.depth -= 1

@@ -1,122 +1,94 @@
 """Readers of rows (CSV, JSON lines, JSON) and of mail: a row or a mail is a section of its own."""
 
-import codecs
 import csv
 import email
 import email.policy
 import io
 import json
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.plain_text import DecodedText, declared_encoding, decode
+from coseek.core.plain_text import DecodedText, declared_encoding
 from coseek.core.strict_json import InvalidJson, parse_strict
-from coseek.data.documents.document import (
-    Document,
-    DocumentFault,
-    Section,
-    clean,
-    decoded_text,
-    paragraphs,
-    text_of,
-    undecoded,
-)
-from coseek.data.documents.free_name import free_name
+from coseek.data.documents.document import Document, DocumentFault, Section, clean, decoded_text, paragraphs
 from coseek.data.documents.markup import read_html
 
 _TITLES = ("title", "name", "subject", "headline")
 _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "passage")
 _FIELDS = ("url", "date", "author", "id")
-_SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])\r?\n")
-"""A first line of Excel, which names the delimiter and is no header."""
-_MOST_FAULTS = 20
-"""Faults of one file that are told one by one."""
 
 
-def read_csv(data: bytes, name: str) -> Document:
-    """Rows under a header of names; the delimiter is found out."""
-    text = text_of(data)
+def read_csv(text: str, name: str) -> Document:
+    """Rows under a header of names; the delimiter is found out, or named by Excel's first line `sep=;`."""
+    first, _, rest = clean(text).partition("\n")
+    named = first[4:] if first.startswith("sep=") and len(first) == 5 else ""
+    source = rest if named else f"{first}\n{rest}"
+    common = "\t" if name.lower().endswith(".tsv") else max(",;\t|", key=first.count)
     csv.field_size_limit(1 << 30)
-    if said := _SEPARATOR.match(text):
-        text = text[said.end() :]
-    header = text.split("\n", 1)[0]
-    found = max(",;\t|", key=header.count) if not name.lower().endswith(".tsv") else "\t"
-    delimiter = said[1] if said else found
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    document = Document("", ())
+    lines = csv.reader(io.StringIO(source, newline=""), delimiter=named or common, strict=True)
+    document = Document("", [])
 
-    def rows() -> Iterator[tuple[int, JsonObject]]:
+    def rows() -> Iterator[tuple[int, list[tuple[str, Json]]]]:
         try:
-            header, used = next(lines, []), Counter[str]()
-            names: list[str] = []
+            header = next(lines, [])
             for number, cells in enumerate(lines, start=1):
-                for place in range(len(names), max(len(header), len(cells))):
-                    given = header[place] if place < len(header) else ""
-                    names.append(free_name(given if given.strip() else f"column {place + 1}", used))
-                yield number, dict(zip(names, cells, strict=False))
+                names = [*header, *[""] * (len(cells) - len(header))]
+                cells_at = enumerate(zip(names, cells, strict=False), start=1)
+                yield number, [(key.strip() or f"column {place}", cell) for place, (key, cell) in cells_at]
         except csv.Error as error:
             document.faults.append(f"line {lines.line_num}: {error}")
 
-    document.sections = _sections(rows())
+    document.sections = list(_sections(rows()))
     return document
 
 
-def read_jsonl(data: bytes, name: str) -> Document:
-    """One object a line; a line that is none is left out and told."""
-    document = Document("", ())
+def read_jsonl(text: str, name: str) -> Document:
+    """One object per line. Invalid lines are skipped and reported."""
+    document = Document("", [])
 
-    def rows() -> Iterator[tuple[int, JsonObject]]:
-        wrong = 0
-        for number, line in enumerate(text_of(data).split("\n"), start=1):
-            if not line.strip():
-                continue
+    def rows() -> Iterator[tuple[int, list[tuple[str, Json]]]]:
+        for number, line in enumerate(text.split("\n"), start=1):
             try:
-                value = parse_strict(line)
+                value = parse_strict(line) if line.strip() else {}
                 if not isinstance(value, dict):
                     raise InvalidJson("no object")
-                yield number, value
+                yield number, [*value.items()]
             except InvalidJson as error:
-                wrong += 1
-                if wrong <= _MOST_FAULTS:
-                    document.faults.append(f"line {number}: {error}")
-        if wrong > _MOST_FAULTS:
-            document.faults.append(f"and {wrong - _MOST_FAULTS} more lines")
+                document.faults.append(f"line {number}: {error}")
 
-    document.sections = _sections(rows())
+    document.sections = list(_sections(rows()))
     return document
 
 
-def read_json(data: bytes, name: str) -> Document:
+def read_json(text: str, name: str) -> Document:
     """A list of objects as rows; any other document as one row."""
     try:
-        value = parse_strict(text_of(data))
+        value = parse_strict(text)
     except InvalidJson as error:
         raise DocumentFault(f"it is not JSON ({error})") from None
     items = value if isinstance(value, list) else [value]
-    return Document("", _sections(enumerate((one if isinstance(one, dict) else {"": one} for one in items), start=1)))
+    rows: list[list[tuple[str, Json]]]
+    rows = [[*item.items()] if isinstance(item, dict) else [("", item)] for item in items]
+    return Document("", list(_sections(enumerate(rows, start=1))))
 
 
-def _sections(rows: Iterable[tuple[int, JsonObject]]) -> Iterator[Section]:
+def _sections(rows: Iterable[tuple[int, list[tuple[str, Json]]]]) -> Iterator[Section]:
     """The title is a column of that name, the text one of that name, else `column: value` lines."""
     for number, row in rows:
-        said = {str(key): clean(_shown(value)) for key, value in row.items()}
-        said = {key: value for key, value in said.items() if value.strip()}
-        by_name = {key.strip().lower(): key for key in reversed(said)}
-        title = next((by_name[name] for name in _TITLES if name in by_name), None)
-        body = next((by_name[name] for name in _TEXTS if name in by_name), None)
-        others = [f"{key}: {value}" if key else value for key, value in said.items() if key not in (title, body)]
-        blocks = [*(paragraphs(said[body]) if body else ()), *(["\n".join(others)] if others else [])]
-        if not blocks and title:
-            blocks = [said[title]]
-        meta: JsonObject = {name: said[by_name[name]][:1000] for name in _FIELDS if name in by_name}
-        if blocks:
-            yield Section(
-                tuple(blocks), (" ".join(said[title].split())[:300],) if title else (), {"row": number, **meta}
-            )
+        cells = [(key, clean(_shown(value)).strip("\n")) for key, value in row]
+        cells = [(key, value) for key, value in cells if value.strip()]
+        places = {key.strip().lower(): place for place, (key, _) in reversed([*enumerate(cells)])}
+        title = next((places[name] for name in _TITLES if name in places), None)
+        body = next((places[name] for name in _TEXTS if name in places), None)
+        rest = [cell for place, cell in enumerate(cells) if place not in (title, body)]
+        others = [f"{key}: {value}" if key else value for key, value in rest]
+        blocks = [*(paragraphs(cells[body][1]) if body is not None else ()), *(["\n".join(others)] if others else [])]
+        heading = () if title is None else (" ".join(cells[title][1].split())[:300],)
+        meta: JsonObject = {name: cells[places[name]][1][:1000] for name in _FIELDS if name in places}
+        if blocks or heading:
+            yield Section(tuple(blocks) or heading, heading, {"row": number, **meta})
 
 
 def _shown(value: Json) -> str:
@@ -128,40 +100,31 @@ def _shown(value: Json) -> str:
 def read_mail(data: bytes, name: str) -> Document:
     """Subject, sender, date and text of one mail; its attachments are files of their own."""
     mail = parse_mail(data)
-    text = mail.get_body(("plain", "html"))
-    meta: JsonObject = {}
-    heads = []
+    head, _, _ = data.replace(b"\r\n", b"\n").partition(b"\n\n")
+    # Parsed apart, since letters of a header without an encoding are decoded like those of a file.
+    headers = email.message_from_string(decoded_text(head).text, policy=email.policy.default)
+    lines, meta = list[str](), dict[str, Json]()
     for field in ("from", "to", "cc", "date"):
-        if said := clean(_header(mail, field)).strip()[:2000]:
-            heads.append(f"{field.capitalize()}: {said}")
-            meta[{"from": "author"}.get(field, field)] = said
-    if "date" in meta:
-        try:
-            meta["date"] = parsedate_to_datetime(str(mail["date"])).isoformat()
-        except (ValueError, TypeError, IndexError):
-            meta["date"] = str(meta["date"])[:40]
-    blocks, body = ["\n".join(heads)] if heads else [], DecodedText("", "")
-    if text is not None:
-        payload = text.get_payload(decode=True)
-        if not isinstance(payload, bytes):
-            raise DocumentFault("its text cannot be decoded")
-        body = _decoded(payload, text.get_content_charset())
-        if text.get_content_subtype() == "html":
-            page = codecs.BOM_UTF8 + body.text.encode("utf-8", "replace")
-            blocks += [block for section in read_html(page, name).sections for block in section.blocks]
-        else:
-            blocks += paragraphs(clean(body.text))
-    title = " ".join(clean(_header(mail, "subject")).split())
-    guessed = body.encoding if body.is_guess else ""
-    return Document(title, [Section(tuple(blocks))], meta, undecoded(body), guessed)
-
-
-def _header(mail: EmailMessage, name: str) -> str:
-    """A header's text; letters that it has without an encoding are decoded like those of a file."""
-    raw = next((value for key, value in mail.raw_items() if key.lower() == name), "")
-    if any("\udc80" <= letter <= "\udcff" for letter in raw):
-        return decode(raw.encode("utf-8", "surrogateescape"), "")
-    return str(mail.get(name, ""))
+        if value := clean(str(headers.get(field, ""))).strip()[:2000]:
+            lines.append(f"{field.capitalize()}: {value}")
+            meta["author" if field == "from" else field] = value
+    try:
+        meta |= {"date": parsedate_to_datetime(str(meta["date"])).isoformat()} if "date" in meta else {}
+    except (ValueError, TypeError, IndexError):
+        meta["date"] = str(meta["date"])[:40]
+    document = Document(" ".join(clean(str(headers.get("subject", ""))).split()), [], meta)
+    blocks = ["\n".join(lines)] if lines else []
+    part = mail.get_body(("plain", "html"))
+    payload = None if part is None else part.get_payload(decode=True)
+    if part is not None and isinstance(payload, bytes):
+        text = _decoded(payload, part.get_content_charset() or "utf-8")
+        document.encoding = text.encoding if text.is_guess else ""
+        document.faults += undecoded(text)
+        is_page = part.get_content_subtype() == "html"
+        blocks += [block for section in read_html(text.text).sections for block in section.blocks] if is_page else ()
+        blocks += () if is_page else paragraphs(text.text)
+    document.sections = [Section(tuple(blocks))]
+    return document
 
 
 def parse_mail(data: bytes) -> EmailMessage:
@@ -172,9 +135,14 @@ def parse_mail(data: bytes) -> EmailMessage:
     return mail
 
 
-def _decoded(payload: bytes, charset: str | None) -> DecodedText:
+def _decoded(payload: bytes, charset: str) -> DecodedText:
     try:
-        name = declared_encoding(payload, charset or "utf-8")
+        name = declared_encoding(payload, charset)
         return DecodedText(payload.decode(name), name)
     except (LookupError, UnicodeDecodeError):
         return decoded_text(payload)
+
+
+def undecoded(text: DecodedText) -> list[str]:
+    """The fault of a text that lost bytes; empty for any other."""
+    return [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []

@@ -1,15 +1,19 @@
-"""Split: cuts the blocks of a section into texts of at most so many words or tokens: by paragraph, row, sentence, word,
+"""Split: cuts the blocks of a section into texts of at most `size` words or tokens: by paragraph, row, sentence, word,
 and at last character."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
+from coseek.core.errors import DataError
 from coseek.core.plain_text import WORD
 
 Count: TypeAlias = Callable[[str], int]
 """How much of a passage's size a text takes."""
 
+TOKENIZER = "tokenizer.json"
 PARAGRAPH = "\n\n"
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])(?<![A-Z]\.)[ \t\n]+|(?<=[。！？])")
 _CELL = " | "
@@ -18,6 +22,32 @@ _CELL = " | "
 def count_words(text: str) -> int:
     """Words as `WORD` finds them."""
     return sum(1 for _ in WORD.finditer(text))
+
+
+def check_tokenizer(name: str) -> None:
+    """Refuse a folder without a tokenizer that can be opened."""
+    path = Path(name).expanduser() / TOKENIZER
+    if not path.is_file():
+        raise DataError(f"{path.parent} holds no {TOKENIZER}; name the folder of an encoder or of a language model")
+    try:
+        counter(name)
+    except Exception as error:  # the library raises plain ones
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        raise DataError(f"{path} cannot be opened ({str(error)[:200]}); fetch it again") from None
+
+
+@lru_cache(maxsize=1)
+def counter(name: str | None) -> Count:
+    """Counts words, or the tokens of the tokenizer in a folder, without special ones."""
+    if name is None:
+        return count_words
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(name).expanduser() / TOKENIZER))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()  # some files pad every text to the encoder's length
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def split(blocks: Sequence[str], size: int, overlap: int = 0, count: Count = count_words) -> Iterator[str]:

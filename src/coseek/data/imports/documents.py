@@ -1,8 +1,9 @@
 """Documents: a user's own files and folders of them, as a corpus without questions.
 
-Text, Markdown, HTML, PDF, DOCX, reStructuredText, CSV, JSON and JSON lines, mails and mailboxes, and zip and tar
-archives of these. A passage has `meta` with `path` (of its file, from the name of the given folder on), `previous` and
-`next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front matter where there are any.
+Text, Markdown, HTML, reStructuredText, PDF, DOCX, PPTX, XLSX, EPUB, CSV, JSON and JSON lines, mails, mailboxes, and
+zip and tar archives of these. A passage has `meta` with `path` (of its file, from the name of the given folder on),
+`previous` and `next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front matter where it has
+any.
 
 An encoding that no file says is guessed: UTF-8 if the bytes are, else that of the languages whose letters fit. The
 report counts the files by guessed encoding.
@@ -24,9 +25,8 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.documents.archive import DocumentSettings
 from coseek.data.documents.document import clean
-from coseek.data.documents.free_name import free_name
 from coseek.data.documents.reading import DocumentReader
-from coseek.data.documents.token_count import check_tokenizer
+from coseek.data.documents.split import check_tokenizer
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Passage
 
@@ -104,9 +104,15 @@ def _label(path: Path, labels: Counter[str]) -> str:
 
 
 def _free(name: str, taken: Counter[str], is_folder: bool = False) -> str:
-    """`free_name`, numbered before the endings, which tell the kind of a file."""
-    found = None if is_folder else _ENDINGS.search(name)
-    return free_name(name, taken, None if found is None else found.start())
+    """Number a name that is taken, before the endings, which tell the kind of a file: the second `a.md` is `a 2.md`."""
+    match = None if is_folder else _ENDINGS.search(name)
+    stem, ending = (name, "") if match is None else (name[: match.start()], name[match.start() :])
+    free = name
+    while taken[free]:
+        taken[name] += 1
+        free = f"{stem} {taken[name]}{ending}"
+    taken[free] += 1
+    return free
 
 
 def _not_read(path: Path, is_folder: bool) -> _Fault | None:
