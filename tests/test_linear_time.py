@@ -33,6 +33,7 @@ from coseek.core.errors import SettingError
 from coseek.core.plain_text import decode
 from coseek.core.prompt_file import fill_template, one_line
 from coseek.core.role_marks import ROLE_MARK, without_role_marks
+from coseek.data.answers import cover_match, f1
 from coseek.data.documents.document import decoded_text, paragraphs
 from coseek.data.documents.readers import kind_of
 from coseek.data.documents.split import split
@@ -41,7 +42,6 @@ from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.listed_answer import read_lines, read_scores
 from coseek.graders.sub_answer import sure
-from coseek.measure.answers import cover_match, f1
 from coseek.models.model_text import read_verdict
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.retrieval.lexical.analyzer import words

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from coseek.core.errors import CoseekError as CoseekError
     from coseek.core.errors import UserError as UserError
     from coseek.core.settings import Settings as Settings
+    from coseek.data.answers import cover_match as cover_match
+    from coseek.data.answers import exact_match as exact_match
+    from coseek.data.answers import f1 as f1
     from coseek.data.dataset import Dataset as Dataset
     from coseek.data.passage import Corpus as Corpus
     from coseek.data.passage import Hit as Hit
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from coseek.library import import_documents as import_documents
     from coseek.library import label as label
     from coseek.library import load_protocol as load_protocol
+    from coseek.library import load_questions as load_questions
     from coseek.library import make_reward as make_reward
     from coseek.library import make_world as make_world
     from coseek.library import measure_retrievers as measure_retrievers
@@ -39,14 +43,13 @@ if TYPE_CHECKING:
     from coseek.library import score as score
     from coseek.library import train_agent as train_agent
     from coseek.library import train_retriever as train_retriever
-    from coseek.measure.answers import cover_match as cover_match
-    from coseek.measure.answers import exact_match as exact_match
-    from coseek.measure.answers import f1 as f1
     from coseek.measure.intervals import Interval as Interval
     from coseek.measure.score import Scores as Scores
     from coseek.models.model import Model as Model
     from coseek.pipelines.part_trials import PartTrial as PartTrial
     from coseek.pipelines.part_trials import check_part as check_part
+    from coseek.pipelines.trainers import AgentTrainer as AgentTrainer
+    from coseek.pipelines.trainers import RetrieverTrainer as RetrieverTrainer
     from coseek.retrieval.factory import OpenContext as OpenContext
     from coseek.retrieval.factory import open_retriever as open_retriever
     from coseek.retrieval.index import build_index as build_index
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Agent": "agents.rollout",
+    "AgentTrainer": "pipelines.trainers",
     "Author": "data.trajectory",
     "Corpus": "data.passage",
     "CoseekError": "core.errors",
@@ -75,6 +79,7 @@ _HOMES = {
     "Query": "retrieval.query",
     "Question": "data.question",
     "Retriever": "retrieval.retriever",
+    "RetrieverTrainer": "pipelines.trainers",
     "Reward": "rewards.reward",
     "RewardFault": "rewards.reward",
     "Run": "data.run",
@@ -89,12 +94,13 @@ _HOMES = {
     "ask": "library",
     "build_index": "retrieval.index",
     "check_part": "pipelines.part_trials",
-    "cover_match": "measure.answers",
-    "exact_match": "measure.answers",
-    "f1": "measure.answers",
+    "cover_match": "data.answers",
+    "exact_match": "data.answers",
+    "f1": "data.answers",
     "import_documents": "library",
     "label": "library",
     "load_protocol": "library",
+    "load_questions": "library",
     "make_reward": "library",
     "make_world": "library",
     "measure_retrievers": "library",

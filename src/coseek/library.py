@@ -6,14 +6,10 @@ argument raises a `UserError` (`SettingError`, `DataError`, `UnknownName` …), 
 out; an optional library that is not installed raises `MissingExtra`.
 """
 
-import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
-
-import yaml
 
 from coseek.agents import factory
 from coseek.agents.protocol import Protocol
@@ -28,10 +24,10 @@ from coseek.core.extras import missing_extras
 from coseek.core.files import JsonObject, as_path
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.python_words import in_python_words
-from coseek.core.settings import apply_overrides, dump_settings, make_settings
+from coseek.core.settings import Overrides, apply_overrides, dump_settings, make_settings, typed_overrides
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.data.question import Question
+from coseek.data.question import Question, QuestionSplit
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import open_generator, open_judge
@@ -45,21 +41,19 @@ from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores
 from coseek.measure.searched import RetrievalMeasure, default_metrics, search_questions
 from coseek.models.local_text import TextModelSettings
-from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, checked_recipe
 from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, questions_at
 from coseek.pipelines.agent_run import run_agent as _run_agent
 from coseek.pipelines.labelling import label_runs, label_settings
+from coseek.pipelines.trainers import AgentTrainer, RetrieverTrainer
 from coseek.retrieval.factory import Source, open_retriever
+from coseek.retrieval.function_retriever import SearchFunction, as_retriever
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.reward import Given, Reward, RewardFault, RewardFunction
+from coseek.rewards.reward import Reward, RewardFault, RewardFunction, RewardLike, reward_spec
 from coseek.rewards.reward import make_reward as _make_reward
-from coseek.training.encoder.recipe import load_retriever_recipe
 from coseek.world import world
 from coseek.world.reference import chosen_world
 
 PathLike: TypeAlias = str | Path
-Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
-"""Settings over others: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
 
 
 @in_python_words
@@ -76,6 +70,13 @@ def make_world(
     chosen = chosen_world({"size": size, "seed": seed, **settings}, name)
     world.make_world(chosen).save(path)
     return Dataset(path)
+
+
+@in_python_words
+def load_questions(source: PathLike, split: str | None = None) -> QuestionSplit:
+    """The questions of a file, or of a split of a data-set folder (`split` may be left out where there is one)."""
+    path = as_path(source, "a questions file or data-set folder")
+    return QuestionSplit.of(questions_at(path, split), path if path.is_dir() else None, split)
 
 
 @in_python_words
@@ -112,7 +113,7 @@ def open_agent(
 def rollout(
     agent: Agent | PathLike,
     questions: str | Question | Sequence[str | Question],
-    retriever: Retriever | Source,
+    retriever: Retriever | Source | SearchFunction,
     *,
     limits: Limits | Mapping[str, object] | None = None,
     samples: int = 1,
@@ -124,11 +125,12 @@ def rollout(
     """Run an agent over Q questions, `samples` times each, in memory. Returns Q · `samples` trajectories, question by
     question.
 
-    A bare text is one question. `limits` are whole, or budgets such as `{"max_turns": 6}` over those that suit the
-    agent and its protocol. The seed of a trajectory follows from `seed`, the question's id and the sample's number, as
-    in a run folder. `concurrency`, `overlap` and `on_done` are those of `coseek.agents.rollout.rollout`. A failed
-    search or model call ends its own trajectory with `retriever_error` or `model_error`. Questions with gold passages
-    outside of the retriever's corpus raise `DataError`.
+    A bare text is one question. A retriever may be a function of (query, k) that returns passages or texts. `limits`
+    are whole, or budgets such as `{"max_turns": 6}` over those that suit the agent and its protocol. The seed of a
+    trajectory follows from `seed`, the question's id and the sample's number, as in a run folder. `concurrency`,
+    `overlap` and `on_done` are those of `coseek.agents.rollout.rollout`. A failed search or model call ends its own
+    trajectory with `retriever_error` or `model_error`. Questions with gold passages outside of the retriever's corpus
+    raise `DataError`.
     """
     who = agent if isinstance(agent, Agent) else open_agent(agent)
     index = _retriever(retriever)
@@ -200,22 +202,25 @@ def run_agent(
 
 
 @in_python_words
-def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
-    """Compose a reward: part name or path of a `.py` file → weight or settings, or `preset` → name or YAML file.
+def make_reward(spec: RewardLike) -> RewardFunction:
+    """Compose a reward: a part or preset by name, a `.py` file, a function of a trajectory, or a mapping of such parts
+    to weights or settings, where `preset` → name or YAML file.
 
     An example is `{"exact_match": 1.0, "searches": -0.02}`; docs/reference/rewards.md lists the parts. Called with a
     finished trajectory, the result returns a `Reward`, or `None` where a fault ended the trajectory. Raises
     `UnknownName` with the nearest name.
     """
-    if not isinstance(spec, Mapping):
-        raise SettingError(f"a reward is written as {{part: weight}}, such as {{'exact_match': 1.0}}, not {spec!r}")
-    return _make_reward(spec)
+    if not (isinstance(spec, str | Path | Mapping | Sequence) or callable(spec)):
+        raise SettingError(
+            f"a reward is a name, a file, a function or {{part: weight}}, such as {{'exact_match': 1.0}}, not {spec!r}"
+        )
+    return _make_reward(reward_spec(spec))
 
 
 @in_python_words
 def score(
     trajectories: Iterable[Trajectory],
-    reward: RewardFunction | Mapping[str, Given],
+    reward: RewardFunction | RewardLike,
     *,
     generator: PathLike | Mapping[str, object] | None = None,
     judge: PathLike | Mapping[str, object] | None = None,
@@ -275,7 +280,7 @@ def label(
         "likelihood": _named(likelihood, "a model of likelihood"),
     }
     own = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
-    chosen, of_method = label_settings(folders, apply_overrides({}, _overrides(settings)), named, *own)
+    chosen, of_method = label_settings(folders, apply_overrides({}, typed_overrides(settings)), named, *own)
     kept = None if cache is None else as_path(cache, "a cache file")
     with missing_extras(f"the method {method}"), cluster_at(cluster) as nodes:
         return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, kept, cluster=nodes)
@@ -296,12 +301,8 @@ def train_agent(
     `table.json`, `report.html` and the metrics. `resume=True` goes on with a stopped run, to the same result. All
     mistakes of a recipe are raised as one error, before torch is imported. Needs the extra `train`.
     """
-    read = checked_recipe(_name(recipe, "a recipe"), _overrides(overrides))
-    with missing_extras("training an agent"):
-        from coseek.pipelines.agent_results import train_and_measure  # torch
-
-        training, _ = train_and_measure(read, as_path(out, "a training folder"), resume, progress or NoProgress())
-        return training.policy_folder(training.compared[1])
+    trainer = AgentTrainer(recipe=_name(recipe, "a recipe"), overrides=typed_overrides(overrides))
+    return trainer.run(as_path(out, "a training folder"), resume, progress or NoProgress()).policy
 
 
 @in_python_words
@@ -320,13 +321,8 @@ def train_retriever(
     `build_index(data, "dense", out, {"encoder": …})`. Needs the extra `encoder`.
     """
     folders = [str(as_path(folder, "a label folder")) for folder in _several(labels)]
-    read = load_retriever_recipe(_name(recipe, "a recipe"), _overrides(overrides), folders)
-    check_retriever_recipe(read)
-    check_encoder_libraries()
-    from coseek.pipelines.encoder import train_and_measure  # torch
-
-    training, _ = train_and_measure(read, as_path(out, "a training folder"), resume, progress or NoProgress())
-    return training.encoder_folder
+    trainer = RetrieverTrainer(recipe=_name(recipe, "a recipe"), labels=folders, overrides=typed_overrides(overrides))
+    return trainer.run(as_path(out, "a training folder"), resume, progress or NoProgress()).encoder
 
 
 @in_python_words
@@ -349,7 +345,7 @@ def import_documents(
 @in_python_words
 def ask(
     question: str | Question,
-    retriever: Retriever | Source,
+    retriever: Retriever | Source | SearchFunction,
     agent: Agent | PathLike = "extract",
     *,
     limits: Limits | Mapping[str, object] | None = None,
@@ -427,12 +423,10 @@ def _laid_over(suited: Limits, given: Limits | Mapping[str, object] | None) -> d
     return {**dump_settings(suited), **(dump_settings(given) if isinstance(given, Limits) else given or {})}
 
 
-def _retriever(given: Retriever | Source) -> Retriever:
+def _retriever(given: Retriever | Source | SearchFunction) -> Retriever:
     if isinstance(given, str | Path | Mapping):
         return open_retriever(given)
-    if not callable(getattr(given, "search", None)):
-        raise SettingError(f"a retriever is a path, a URL, a mapping or an object with `search`, not {given!r}")
-    return given
+    return as_retriever(given)
 
 
 def _questions(given: str | Question | Sequence[str | Question]) -> list[Question]:
@@ -456,30 +450,6 @@ def _questions(given: str | Question | Sequence[str | Question]) -> list[Questio
             raise SettingError(f"the question {question.id!r} cannot be asked: {why}")
         seen.add(question.id)
     return asked
-
-
-def _overrides(given: Overrides) -> list[str]:
-    """Settings as `name=value` texts, as they are typed."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, Mapping):
-        return [f"{name}={_yaml(name, value)}" for name, value in given.items()]
-    for one in given:
-        if not isinstance(one, str):
-            raise SettingError(
-                f"settings are texts such as 'rl.steps=60', or a mapping of names to values, not {one!r}"
-            )
-    return list(given)
-
-
-def _yaml(name: str, value: object) -> str:
-    """A value as YAML on one line. Not as JSON: YAML reads its `1e-05` as a text."""
-    try:
-        plain = json.loads(json.dumps(value, default=os.fspath))
-    except (TypeError, ValueError):
-        raise SettingError(f"the setting {name!r} is text, a number, a list or a mapping, not {value!r}") from None
-    written = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
-    return written.removesuffix("\n").removesuffix("\n...")
 
 
 def _model_of(given: PathLike | Mapping[str, object]) -> Mapping[str, object]:

@@ -14,12 +14,12 @@ from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template
+from coseek.data.answers import exact_match
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
-from coseek.measure.answers import exact_match
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25

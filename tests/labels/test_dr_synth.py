@@ -22,6 +22,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
+from coseek.data.answers import exact_match
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -35,7 +36,6 @@ from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, label_of, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.measure.answers import exact_match
 from coseek.models.local_text import TextModelSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import PastTurn, Query, QueryLike

@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.labels.small import make, parts, runs, turns
 
 from coseek.agents.search_turns import SearchTurn
+from coseek.data.answers import cover_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Visit
@@ -14,7 +15,6 @@ from coseek.labels.makers import answer_in_passage, opened_next
 from coseek.labels.makers.opened_next import OpenedSettings
 from coseek.labels.rule_maker import RuleSettings
 from coseek.labels.used_passages import used
-from coseek.measure.answers import cover_match
 from coseek.retrieval.query import Query
 
 FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")

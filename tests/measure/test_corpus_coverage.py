@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 
 from coseek.cli.main import main
+from coseek.data.answers import cover_match
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
-from coseek.measure.answers import cover_match
 from coseek.measure.corpus_coverage import AnswerFinder, answer_words, corpus_coverage
 
 PASSAGES = [

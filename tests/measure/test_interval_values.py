@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coseek.core.errors import UnknownName
-from coseek.measure.answers import cover_match, f1
+from coseek.data.answers import cover_match, f1
 from coseek.measure.intervals import Interval, holm, macro_mean, mcnemar, paired_difference
 from coseek.measure.rankings import Metric, grades
 

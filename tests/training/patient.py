@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
 from coseek.core.progress import NoProgress
+from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
-from coseek.measure.answers import exact_match
 from coseek.rewards.reward import Reward
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import RolloutFunction

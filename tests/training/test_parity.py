@@ -216,10 +216,19 @@ def step_of(policy: Policy, reference: Policy, normaliser: str) -> tuple[Experie
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "normaliser"), [("bnpo", "token"), ("dapo", "token"), ("grpo", "sequence"), ("dr_grpo", "constant")]
+    ("loss_type", "normaliser", "policy_loss"),
+    [
+        ("bnpo", "token", "ppo-clip"),
+        ("dapo", "token", "ppo-clip"),
+        ("grpo", "sequence", "ppo-clip"),
+        ("dr_grpo", "constant", "dr-grpo"),
+        ("grpo", "sequence", "gspo"),
+        ("cispo", "token", "cispo"),
+        ("sapo", "sequence", "sapo"),
+    ],
 )
 def test_trls_loss_gives_the_gradient_that_ours_gives(
-    tmp_path: Path, tokenizer: HfTokenizer, loss_type: str, normaliser: Normaliser
+    tmp_path: Path, tokenizer: HfTokenizer, loss_type: str, normaliser: Normaliser, policy_loss: str
 ) -> None:
     """The whole road: ids, masks, ratios off 1, both clips, k3 against a reference, normaliser, backward."""
     pytest.importorskip("trl")
@@ -240,7 +249,8 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
         tmp_path,
         loss_type=loss_type,
         beta=0.1,
-        clip_high=0.28,
+        clip_high=1.28 if loss_type == "cispo" else 0.28,  # its epsilon_high is the largest weight itself
+        level="sequence" if policy_loss == "gspo" else "token",
         rows=6,
         group_size=3,
         max_completion=20,
@@ -250,7 +260,15 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     their_loss.backward()
     before = [weight.detach().clone() for weight in policy.module.parameters()]
     choice = settings_of(
-        "grpo", kl=0.1, clip_high=0.28, normaliser=normaliser, constant_tokens=20, minibatches=1, group_size=3
+        "grpo",
+        kl=0.1,
+        clip_high=0.28,
+        normaliser=normaliser,
+        constant_tokens=20,
+        minibatches=1,
+        group_size=3,
+        policy_loss=policy_loss,
+        policy_loss_settings={"max_weight": 1.28} if policy_loss == "cispo" else {},
     )
     metrics = update_weights(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
     assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)

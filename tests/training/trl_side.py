@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from datasets import Dataset
@@ -47,6 +48,7 @@ def open_trl(
     clip_high: float = 0.2,
     rows: int = 8,
     group_size: int = 8,
+    level: Literal["token", "sequence"] = "token",
     max_completion: int = 256,
 ) -> TrlSide:
     """A GRPOTrainer on the CPU that logs nowhere; it changes the model's `forward`, so give it a copy.
@@ -62,6 +64,7 @@ def open_trl(
             use_cpu=True,
             bf16=False,
             loss_type=loss_type,
+            importance_sampling_level=level,
             beta=beta,
             epsilon_high=clip_high,
             # On by default: the KL term times the ratio, which is another gradient than that of the estimate.

@@ -4,9 +4,9 @@ import random
 import re
 from functools import cache
 
+from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.measure.answers import exact_match
 from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.plan import constraints_of, kind_of, plan_of
 from coseek.world.rationales import MARK, NOW, rationale

@@ -1,6 +1,6 @@
 """Protocol: the grammar, tools and loop of one kind of agent, read from a YAML file, with its prompt template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -14,7 +14,8 @@ from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile, Ta
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.plugins import file_digest, is_plugin_path
+from coseek.core.own_functions import is_function, own_function
+from coseek.core.plugins import file_digest, is_plugin_path, plugin_name
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, make_settings
 from coseek.data.identities import digest
@@ -166,16 +167,24 @@ class Protocol:
 
 
 def load_protocol(
-    name: str, prompt_template: str = "default", chat_template: ChatTemplate = "auto", *, run_files: bool = False
+    name: str,
+    prompt_template: str = "default",
+    chat_template: ChatTemplate = "auto",
+    *,
+    run_files: bool = False,
+    tools: Sequence[str] = (),
 ) -> Protocol:
     """Load a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
     `prompt_template` is one by name (`default`, `declining`, `base`, `data`, `laptop`) or a user's YAML file; only the
     latter overrides templates in the protocol file. `chat_template` overrides the prompt template's own setting unless
     it is `auto`. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
-    where a stored run does. Without it those tools are left out, which is enough to read stored trajectories.
+    where a stored run does. Without it those tools are left out, which is enough to read stored trajectories. `tools`
+    are further ones, by name or path, for a protocol whose calls are native.
     """
     path, file, root = _read(name)
+    if tools:
+        file = _with_tools(file, name, tools)
     make_settings(Limits, {**file.limits}, path)  # refuse a misspelt budget here and not in the middle of a run
     opened = {
         called: open_tool(called, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
@@ -199,6 +208,7 @@ def load_protocol(
         _check_native(file, path)
     content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
     own = _tool_files(file, path)
+    functions = (own_function(str(tree.get("tool"))) for tree in file.tools.values())
     return Protocol(
         path.stem,
         grammar,
@@ -209,9 +219,26 @@ def load_protocol(
         file.reason_in_documents,
         file.retrievers,
         file.limits,
-        digest(content + "".join(file_digest(one) for one in own if one.is_file())),
+        digest(
+            content
+            + "".join(file_digest(one) for one in own if one.is_file())
+            + "".join(one.digest for one in functions if one is not None)
+        ),
         () if run_files else tuple(map(str, own)),
     )
+
+
+def _with_tools(file: ProtocolFile, name: str, tools: Sequence[str]) -> ProtocolFile:
+    """The protocol with further tools, each called by its own name."""
+    if not file.native_calls:
+        raise SettingError(f"the protocol {name} shows the agent no further tools; take the protocol tools")
+    more: dict[str, dict[str, object]] = {
+        plugin_name(tool): {"tool": str(Path(tool).expanduser().absolute()) if tool.endswith(".py") else tool}
+        for tool in tools
+    }
+    if twice := file.tools.keys() & more.keys():
+        raise SettingError(f"the protocol {name} has a tool {sorted(twice)[0]!r} already; rename yours")
+    return file.model_copy(update={"tools": {**file.tools, **more}})
 
 
 def tool_files(name: str) -> list[Path]:
@@ -258,7 +285,7 @@ def _over(below: Json, above: Json) -> Json:
 
 def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
     named = (str(tree.get("tool")) for tree in file.tools.values())
-    return [Path(tool_path(part, path.parent)) for part in named if is_plugin_path(part)]
+    return [Path(tool_path(part, path.parent)) for part in named if is_plugin_path(part) and not is_function(part)]
 
 
 def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:

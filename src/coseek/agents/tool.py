@@ -26,6 +26,7 @@ from pydantic import Field
 from coseek.agents.limits import Limits
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
+from coseek.core.own_functions import is_function
 from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
@@ -243,14 +244,16 @@ def open_tool(
     own = is_plugin_path(part)
     if own and not run_files:
         return None
-    found = find_plugin("tool", PACKAGE, tool_path(part, folder) if own else part, CONTRACT)
+    found = find_plugin("tool", PACKAGE, tool_path(part, folder), CONTRACT)
     module = cast(ToolModule, found)
     settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
     return Tool(name, module, settings, own)
 
 
 def tool_path(part: str, folder: Path) -> str:
-    """The path of a tool's own `.py` file, which a protocol in `folder` names."""
+    """The path of a tool's own `.py` file, which a protocol in `folder` names; any other name as it is."""
+    if not is_plugin_path(part) or is_function(part):
+        return part
     return str(folder / Path(part).expanduser())
 
 

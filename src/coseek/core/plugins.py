@@ -1,4 +1,4 @@
-"""Plugins: Python files of the user, named by their path.
+"""Plugins: Python files of the user, named by their path, and Python functions (`own_functions`).
 
 A plugin is executed, so its path must come from the command line or a recipe. Names stored in runs, indexes and data
 sets go through `registry.find_plugin` without `offers` and are never executed.
@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import CoseekError, DataError, SettingError
 from coseek.core.files import Json
+from coseek.core.own_functions import PREFIX, function_module, is_function, own_function
 from coseek.core.settings import Settings
 
 PluginSpec: TypeAlias = Mapping[str, type | None]
@@ -31,17 +32,21 @@ class _Source(SourceFileLoader):
 
 
 def is_plugin_path(name: str) -> bool:
-    """Whether a name is the path of a Python file."""
-    return name.endswith(".py")
+    """Whether a name is the path of a Python file, or that of a Python function."""
+    return name.endswith(".py") or is_function(name)
 
 
 def plugin_name(name: str) -> str:
-    """A part's name in logs: a plugin's file name."""
+    """A part's name in logs: a plugin's file name, or that of a function."""
+    if is_function(name):
+        return name.removeprefix(PREFIX)
     return Path(name).stem.replace("-", "_") if is_plugin_path(name) else name
 
 
 def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
     """Execute a file once and check its names. Raises `DataError` and `SettingError`."""
+    if is_function(name):
+        return function_module(kind, name)
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(f"there is no {kind} file {path} (seen from {Path.cwd()}); check the path")
@@ -61,15 +66,21 @@ def running(kind: str, name: str) -> Iterator[None]:
     except CoseekError:
         raise
     except Exception as error:
-        if not is_plugin_path(name):
+        if not is_plugin_path(name) or is_function(name):  # a program sees the traceback of its own function
             raise
         raise SettingError(_failed(f"the {kind} file {name} failed", Path(name), error)) from None
 
 
 def plugin_digests(tree: Json) -> dict[str, Json]:
-    """Path → digest of the plugins that a tree of settings names, which must not change on resume."""
-    found = {name for name in _texts(tree) if is_plugin_path(name) and Path(name).expanduser().is_file()}
-    return {name: file_digest(Path(name).expanduser()) for name in sorted(found)}
+    """Path or function → digest of the plugins that a tree of settings names, which must not change on resume. That of
+    a function which cannot be identified is empty."""
+    digests: dict[str, Json] = {}
+    for name in sorted(set(filter(is_plugin_path, _texts(tree)))):
+        if (known := own_function(name)) is not None:
+            digests[name] = known.digest
+        elif Path(name).expanduser().is_file():
+            digests[name] = file_digest(Path(name).expanduser())
+    return digests
 
 
 def _run(path: Path, kind: str, name: str) -> ModuleType:

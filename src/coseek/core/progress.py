@@ -1,5 +1,6 @@
 """Progress reports of long work, independent of a terminal."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
@@ -37,3 +38,25 @@ class NoProgress:
 
     def warn(self, line: str) -> None:
         self.say(line)
+
+
+class PrintedProgress:
+    """Prints reports line by line, as a notebook shows them: of a stage's steps one every few seconds, and the last."""
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self._every_s, self._printed = every_s, 0.0
+        self._name, self._total = "", 0
+
+    def stage(self, name: str, total: int) -> None:
+        self._name, self._total = name, total
+
+    def advance(self, done: int, note: str = "") -> None:
+        if done >= self._total or time.monotonic() - self._printed >= self._every_s:
+            self._printed = time.monotonic()
+            print(f"{self._name} {done}/{self._total}{f': {note}' if note else ''}", flush=True)
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+
+    def warn(self, line: str) -> None:
+        print(f"warning: {line}", flush=True)

@@ -1,5 +1,7 @@
 """Typed settings: declared with descriptions, read from YAML and overrides, and stored with the run."""
 
+import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar, cast, get_origin
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -56,6 +59,9 @@ def _variable(name: str) -> str:
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VariableName: TypeAlias = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable with a secret. Anything else may be the secret itself, and is not repeated."""
+
+Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
+"""Settings over others: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
 
 NEEDS = {
     "bool": "true or false",
@@ -111,6 +117,30 @@ def _assign(tree: JsonObject, override: str, kind: type[BaseModel] | None) -> No
         if value.strip()[:1] in ("{", "["):
             raise SettingError(f"the value of {override!r} is not valid YAML; check its brackets and commas") from None
         raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
+
+
+def typed_overrides(given: Overrides) -> list[str]:
+    """Overrides as `name=value` texts, as they are typed on a command line."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Mapping):
+        return [f"{name}={_as_yaml(name, value)}" for name, value in given.items()]
+    for one in given:
+        if not isinstance(one, str):
+            raise SettingError(
+                f"settings are texts such as 'rl.steps=60', or a mapping of names to values, not {one!r}"
+            )
+    return list(given)
+
+
+def _as_yaml(name: str, value: object) -> str:
+    """A value as YAML on one line. Not as JSON: YAML reads its `1e-05` as a text."""
+    try:
+        plain = json.loads(json.dumps(value, default=os.fspath))
+    except (TypeError, ValueError):
+        raise SettingError(f"the setting {name!r} is text, a number, a list or a mapping, not {value!r}") from None
+    written = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return written.removesuffix("\n").removesuffix("\n...")
 
 
 def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[BaseModel] | None = None) -> None:

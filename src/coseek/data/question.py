@@ -108,6 +108,23 @@ class Question:
         )
 
 
+class QuestionSplit(tuple[Question, ...]):
+    """The questions of a data set's split, which remember where they are from."""
+
+    folder: Path | None
+    """The data set; `None` for a questions file."""
+    split: str | None
+
+    @classmethod
+    def of(cls, questions: Iterable[Question], folder: Path | None, split: str | None) -> "QuestionSplit":
+        made = cls(questions)
+        made.folder, made.split = folder, split
+        return made
+
+    def __repr__(self) -> str:
+        return f"{len(self)} questions"
+
+
 def _text_of(meta: JsonObject, *names: str) -> str | None:
     """The first of these fields that holds a text or a number."""
     for name in names:

@@ -7,14 +7,16 @@ A segment's text is the decoding of its ids, never the other way round.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
+from itertools import accumulate, chain
 from typing import cast
 
 from coseek.core import fields
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
+from coseek.data import answers
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
+from coseek.data.readable import as_html, as_text
 
 SCHEMA = 2
 """Version of the trajectory object in `trajectories.jsonl`."""
@@ -245,6 +247,63 @@ class Trajectory:
     def __repr__(self) -> str:
         outcome = f"{self.answer!r}, {self.stop}, {len(self.searches)} searches"
         return f"Trajectory({self.question.question.strip()!r}, {outcome}, {self.protocol})"
+
+    def __str__(self) -> str:
+        """The conversation as text."""
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    @property
+    def exact_match(self) -> float:
+        """1.0 if the answer equals a gold answer after normalisation, else 0.0. Raises `DataError` without any."""
+        return float(answers.exact_match(self.answer, self._gold_answers))
+
+    @property
+    def f1(self) -> float:
+        """Token F1 with the nearest gold answer. Raises `DataError` without any."""
+        return answers.f1(self.answer, self._gold_answers)
+
+    @property
+    def _gold_answers(self) -> tuple[str, ...]:
+        if self.question.answerable and not self.question.answers:
+            raise DataError(f"question {self.question.id!r} has no gold answers to compare with")
+        return self.question.answers
+
+    @property
+    def gold(self) -> tuple[str, ...]:
+        """The gold answers."""
+        return self.question.answers
+
+    @property
+    def gold_ids(self) -> tuple[str, ...]:
+        """Ids of the gold passages."""
+        return self.question.gold_ids
+
+    @property
+    def searches_made(self) -> int:
+        return len(self.searches)
+
+    @property
+    def hits(self) -> tuple[Hit, ...]:
+        """The hits of all searches, in the order of the searches."""
+        return tuple(hit for search in self.searches for hit in search.hits)
+
+    @property
+    def text(self) -> str:
+        """Everything after the prompt, as the model read and wrote it."""
+        return "".join(segment.text for segment in self.segments[1:])
+
+    @property
+    def turn_spans(self) -> tuple[tuple[int, int], ...]:
+        """The range of `ids`, start and end, that each turn of the agent wrote."""
+        ends = list(accumulate(len(segment.ids) for segment in self.segments))
+        return tuple(
+            (end - len(segment.ids), end)
+            for segment, end in zip(self.segments, ends, strict=True)
+            if segment.author is Author.AGENT
+        )
 
     @property
     def agent_protocol(self) -> str:

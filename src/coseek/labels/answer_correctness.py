@@ -14,13 +14,13 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
+from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.graders.call_counts import FAULT
 from coseek.labels.positives import PositiveChoice
 from coseek.labels.resources import LabelResources
 from coseek.labels.score_cache import Score, ScoreCache
-from coseek.measure.answers import exact_match
 from coseek.models.model import ServedModel
 
 GAC = "gac"

@@ -11,9 +11,9 @@ from statistics import fmean
 
 import numpy as np
 
+from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
-from coseek.measure.answers import exact_match
 from coseek.measure.intervals import Interval, bootstrap_mean, bootstrap_ratio
 
 BINS = 10

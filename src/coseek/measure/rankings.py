@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Literal, TypeAlias
 
 from coseek.core.errors import SettingError, UnknownName
-from coseek.measure.answers import cover_match
+from coseek.data.answers import cover_match
 
 Gold: TypeAlias = Collection[str] | Mapping[str, int]
 """The relevant ids, or the grade of every judged one."""

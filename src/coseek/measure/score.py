@@ -22,12 +22,12 @@ import numpy as np
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, UnknownName, UserError
+from coseek.data.answers import cover_match, exact_match, f1
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.data.trajectory import MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
-from coseek.measure.answers import cover_match, exact_match, f1
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, macro_mean, paired_difference
 from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
 

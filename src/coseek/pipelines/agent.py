@@ -163,12 +163,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def index(self) -> Retriever | None:
         """The retriever that `data.index` names; `None` where the index is made here."""
-        return None if self.recipe.data.index is None else open_retriever(self.recipe.data.index)
+        return None if self.recipe.data.searched is None else open_retriever(self.recipe.data.searched)
 
     @cached_property
     def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        own = self.recipe.data.training_over(self.recipe.data.index or str(self._index_path("data")))
+        own = self.recipe.data.training_over(self.recipe.data.searched or str(self._index_path("data")))
         return self.retrievers["data"] if own is None else open_retriever(own)
 
     @property

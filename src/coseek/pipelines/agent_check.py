@@ -43,6 +43,7 @@ from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import check_backend
 from coseek.training.rl.backends.verl import NAME as VERL
+from coseek.training.rl.policy_loss import open_policy_loss
 from coseek.training.tracker import find_tracker
 from coseek.training.trainer.settings import LearnerSettings
 
@@ -102,6 +103,7 @@ def check_settings(recipe: AgentRecipe) -> None:
         wrong.of(_check_stage, stage.recipe)
         if stage.recipe.learn == "rl":
             wrong.of(open_algorithm, stage.recipe.rl)
+            wrong.of(open_policy_loss, stage.recipe.rl)
             wrong.of(check_backend, stage.recipe.rl)
             if stage.recipe.rl.backend == VERL:
                 wrong.of(check_verl, stage.recipe)
@@ -204,7 +206,9 @@ def _check_data(data: DataSettings) -> None:
             wrong.errors.append(UnknownName("format", data.imported.format, format_names()))
         if not data.imported.sources:
             wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
-    if (training := data.training_over(data.index or "the run's own index")) is not None:
+    if isinstance(searched := data.searched, dict):
+        wrong.of(OpenContext().check, searched, "data.view")
+    if (training := data.training_over(data.searched or "the run's own index")) is not None:
         wrong.of(OpenContext().check, training, "data.training_retriever")
     wrong.refuse()
 
@@ -237,6 +241,8 @@ def problem_of(named: RecipePath) -> str:
 
 def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
     """File patterns that a folder of this kind must match; one pattern of each row."""
+    if named.holds == "questions":
+        return (("questions.*.jsonl",),)
     if named.setting == "data.folder":
         return (("corpus.jsonl",),)  # the files of its splits are named one by one
     if named.setting == "graders.judge.model" and is_world(named.path):

@@ -16,6 +16,7 @@ from coseek.agents.scripted.expert import ExpertSettings
 from coseek.core.address import is_url
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
+from coseek.core.own_functions import is_function
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.selection import QuestionFilter
@@ -35,6 +36,8 @@ from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, Sf
 from coseek.world.reference import reference_world
 from coseek.world.settings import WorldSettings
 
+PLAIN: JsonObject = {"prompt_template": "default", "warm_start": None}
+"""The recipe without a name, for a model that follows instructions: what `AgentTrainer(model, …)` starts from."""
 RECIPES = Path(__file__).parent.parent / "recipes"
 STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
 """Settings that a stage may replace."""
@@ -72,6 +75,8 @@ class DataSettings(Settings):
     """Settings of that retriever."""
     index: str | None = None
     """An existing retriever instead: an index folder, a URL, or a YAML file of parts."""
+    view: str | None = None
+    """A query view in front of `index`, for one that reads the query alone: a name, or the path of a Python file."""
     training_retriever: dict[str, object] | None = None
     """The retriever of training rollouts instead of the index: the lines of a retriever's YAML file. `noisy` perturbs
     the index; it and `simulated` may follow a schedule over training."""
@@ -82,7 +87,12 @@ class DataSettings(Settings):
     test: str = "test"
     """Split of the final measurement."""
 
-    def training_over(self, index: str) -> JsonObject | None:
+    @property
+    def searched(self) -> str | JsonObject | None:
+        """The existing retriever, with its view; `None` where the index is made here."""
+        return {"retriever": "viewed", "over": self.index, "view": self.view} if self.view else self.index
+
+    def training_over(self, index: str | JsonObject) -> JsonObject | None:
         """The lines of `training_retriever`, where `noisy` perturbs `index` unless it names another retriever."""
         own = cast("JsonObject | None", self.training_retriever)
         return {"over": index, **own} if own is not None and own.get("retriever") == "noisy" else own
@@ -94,6 +104,8 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":
+        if self.view is not None and self.index is None:
+            raise ValueError("data.view stands before data.index; an index made here has data.retriever_settings.view")
         given = [name for name in ("world", "imported", "folder") if getattr(self, name) is not None]
         if not given:
             raise ValueError("give exactly one of data.world, data.imported and data.folder")
@@ -237,6 +249,8 @@ class AgentRecipe(Placement):
     """Corpus, questions and retriever."""
     protocol: str = "search-r1"
     """The agent's protocol."""
+    tools: tuple[str, ...] = ()
+    """Further tools of the agent, for the protocol `tools` and those over it: names, or paths of Python files."""
     prompt_template: str = "laptop"
     """The agent's prompt template."""
     chat_template: ChatTemplate = "auto"
@@ -292,7 +306,8 @@ class AgentRecipe(Placement):
 
     def load_protocol(self, name: str | None = None, *, run_files: bool = True) -> Protocol:
         """The agent's protocol, or another one, with the recipe's prompt template."""
-        return load_protocol(name or self.protocol, self.prompt_template, self.chat_template, run_files=run_files)
+        named, more = name or self.protocol, self.tools if name in (None, self.protocol) else ()
+        return load_protocol(named, self.prompt_template, self.chat_template, run_files=run_files, tools=more)
 
     def stage(self, name: str) -> "AgentRecipe":
         """The recipe of one stage. Raises `SettingError` for a wrong name or setting."""
@@ -325,7 +340,7 @@ class RecipePath(NamedTuple):
 
     setting: str
     path: Path
-    holds: Literal["data", "index", "model", "run"]
+    holds: Literal["data", "questions", "index", "model", "run"]  # questions: a data set whose corpus is not needed
 
     @property
     def shipped(self) -> list[str]:
@@ -340,8 +355,8 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     shipped = isinstance(encoder, str) and is_shipped(encoder)
     for source in data.imported.sources if data.imported else ():
         yield RecipePath("data.imported.sources", Path(source), "data")
-    named: list[tuple[str, object, Literal["data", "index", "model"]]] = [
-        ("data.folder", data.folder, "data"),
+    named: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
+        ("data.folder", data.folder, "data" if data.index is None else "questions"),
         ("data.index", data.index, "index"),
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
@@ -356,7 +371,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     if (judge := recipe.graders.judge) is not None and judge.model != ORACLE:
         named.append(("graders.judge.model", judge.model, "model"))
     for setting, name, holds in named:
-        if isinstance(name, str) and not is_url(name):
+        if isinstance(name, str) and not (is_url(name) or is_function(name)):
             is_policy = holds == "model" and setting != ENCODER
             yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
     for run in recipe.warm_start.runs if recipe.warm_start else ():
@@ -396,7 +411,9 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
 
 
 def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject, Path | str]:
-    """A recipe as plain values, and the file for error messages; empty for coseek's."""
+    """A recipe as plain values, and the file for error messages; empty for coseek's. Without a name it is `PLAIN`."""
+    if not name:
+        return apply_overrides({**PLAIN}, overrides, AgentRecipe), ""
     path = recipe_path(name)
     tree = _read(path, ())
     tree = _with_preset({**tree, **chosen_preset(overrides)}, tree)

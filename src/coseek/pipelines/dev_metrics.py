@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from coseek.core.errors import DataError
+from coseek.data.answers import exact_match
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
-from coseek.measure.answers import exact_match
 from coseek.measure.question_groups import MACRO, datasets_of
 from coseek.measure.retrieval import run_recall
 from coseek.rewards.reward import Reward

@@ -57,7 +57,7 @@ from coseek.training.encoder.results import BEFORE, BM25, HYBRID, TRAINED, claim
 from coseek.training.encoder.synthetic import synthetic_labels, texts_of, throw_away_worlds
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
-    RetrieverTrainer,
+    EncoderTrainer,
     SaveOnStop,
     UpdateDataset,
     arguments,
@@ -299,11 +299,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def _trainer(
         self, model: SentenceTransformer, order: ExampleOrder, steps: int, began: Path | None
-    ) -> RetrieverTrainer:
+    ) -> EncoderTrainer:
         recipe, settings, notes = self.recipe, self.recipe.training, CheckpointNotes.of(began)
         evaluator = self.evaluator
         set_seed(recipe.seed)
-        return RetrieverTrainer(
+        return EncoderTrainer(
             model=model,
             args=arguments(self.folder / "checkpoints", recipe, steps, evaluates=evaluator is not None),
             objective=self._objective(model, notes),
@@ -376,6 +376,13 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             limits=LIMITS,
             base_model=None if given is None else base_model_of(given, self.start_folder),
         ).write(folder)
+
+    def held_out_metrics(self, encoder: Path) -> dict[str, float]:
+        """The means of an encoder over held-out turns, by metric; empty where nothing is held out."""
+        if self.evaluator is None:
+            return {}
+        found = self.evaluator.evaluate(self.open(encoder)).metrics(self.evaluator.held_out, self.recipe.held_out.k)
+        return {name.removeprefix("held/"): value for name, value in found.items()}
 
     def results(self) -> Table | None:
         """Write `table.md` and `table.json`. Returns the table of whole questions where a data set has some, else that

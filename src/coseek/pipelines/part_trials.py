@@ -24,7 +24,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Hit
 from coseek.data.question import Question
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
 from coseek.labels import maker
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_run import RunSettings, run_agent
@@ -36,7 +36,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards import reward
 from coseek.training import tracker
-from coseek.training.rl import algorithm
+from coseek.training.rl import algorithm, policy_loss
 from coseek.training.rl.settings import RlSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
@@ -161,11 +161,37 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
         group_size=3,
         flat_B=torch.tensor([False] * 3 + [True] * 3),
         values_BT=torch.zeros(mask_BT.shape) if opened.needs_critic else None,
+        trajectories=tuple(_of_two_lengths(row) for row in range(6)),
+        rewards_of_turns=((),) * 6,
     )
     advantages_BT = opened.advantages(step).advantages_BT
     for rows, rewards in (((0, 1, 2), "1, 0, 0"), ((3, 4, 5), "1, 1, 1")):
         shown = ", ".join(f"{float(advantages_BT[row][1]):.3f}" for row in rows)
         yield f"rewards {rewards} of one question → advantages {shown}"
+
+
+def try_policy_loss(name: str, bench: Bench) -> Iterator[str]:
+    import torch
+
+    opened = policy_loss.open_policy_loss(RlSettings(policy_loss=name))
+    ratios, mask_bt = (0.5, 1.0, 2.0), torch.ones(1, 3).bool()
+    for advantage in (1.0, -1.0):
+        new_bt = torch.tensor([ratios]).log().requires_grad_()
+        advantages_bt = torch.full((1, 3), advantage)
+        losses_bt = opened(policy_loss.LossBatch(new_bt, torch.zeros(1, 3), advantages_bt, mask_bt, 0.2, 0.2))
+        losses_bt.sum().backward()
+        assert new_bt.grad is not None
+        pairs = zip(ratios, losses_bt[0].tolist(), new_bt.grad[0].tolist(), strict=True)
+        shown = "; ".join(f"{ratio:g}: {loss:.3f}, {gradient:.3f}" for ratio, loss, gradient in pairs)
+        yield f"advantage {advantage:g}, ratio: loss, gradient: {shown}"
+
+
+def _of_two_lengths(row: int) -> Trajectory:
+    """A run of one turn: two tokens, or one and an observation."""
+    agent = Segment(Author.AGENT, "answer", "", (1, 2)[: 2 - row % 2], (0.0, 0.0)[: 2 - row % 2])
+    prompt = Segment(Author.ENVIRONMENT, PROMPT, "", (0,))
+    shown = [Segment(Author.ENVIRONMENT, "information", "", (3,))] if row % 2 else []
+    return Trajectory(Question("q", "?", ("a",)), "trial", (prompt, agent, *shown), (), StopReason.ANSWERED, "a")
 
 
 def try_label_method(name: str, bench: Bench) -> Iterator[str]:
@@ -339,6 +365,9 @@ KINDS: Mapping[str, Kind] = {
         try_reward, "coseek train agent quickstart 'reward={{exact_match: 1.0, {0}: 0.1}}' --dry-run", reward.CONTRACT
     ),
     "algorithm": Kind(try_algorithm, "coseek train agent quickstart rl.algorithm={0} --dry-run", algorithm.CONTRACT),
+    "policy loss": Kind(
+        try_policy_loss, "coseek train agent quickstart rl.policy_loss={0} --dry-run", policy_loss.CONTRACT
+    ),
     "label method": Kind(try_label_method, "coseek label RUN --method {0} --out labels/mine", maker.CONTRACT),
     "tool": Kind(try_tool, "in a protocol file: tools: {{mine: {{tool: {0}}}}}", tool.CONTRACT),
     "retriever": Kind(

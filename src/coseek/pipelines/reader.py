@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import DataError
 from coseek.core.fingerprint import fingerprint
+from coseek.data.answers import exact_match
 from coseek.data.identities import Identities
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -41,7 +42,6 @@ from coseek.graders.generator import (
 from coseek.hardware.precision import Precision
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.hub.card import shown_table
-from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
 from coseek.measure.verdict import claims_between, verdict

@@ -22,9 +22,11 @@ from coseek.core.files import (
     write_yaml,
 )
 from coseek.core.lock import Lock, kept_lock
-from coseek.core.plugins import plugin_digests
+from coseek.core.own_functions import is_function
+from coseek.core.plugins import plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
+from coseek.data.dataset import QUESTIONS
 from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
@@ -134,7 +136,7 @@ def begin(
     is stored; it may raise. Raises `DataError` and `SettingError`.
     """
     path, now = folder / FILE, dict(identities or {})
-    check_output_folder(folder, FILE)
+    check_output_folder(folder, FILE, own=(QUESTIONS,))
     asked = recipe
     if not path.exists() or is_failed_start(folder, FILE):
         recipe = resolve_recipe(asked)
@@ -152,9 +154,14 @@ def begin(
     check_same_settings(folder, bound(began), bound(recipe), "take the same recipe")
     own_began = cast(JsonObject, written.get(OWN) or {})
     for name, digest in plugin_digests(bound(recipe)).items():
+        part, what = (plugin_name(name), "function") if is_function(name) else (name, "file")
+        if not digest:
+            raise SettingError(
+                f"{folder} cannot be resumed: its source does not identify the function {part}; choose another --out"
+            )
         if own_began.get(name) != digest:
             raise SettingError(
-                f"{name} is not the file that {folder} was begun with; put that one back, or choose another --out"
+                f"{part} is not the {what} that {folder} was begun with; put that one back, or choose another --out"
             )
     check_identities(path, written.get(KEY), now)
     if on_resume is not None:

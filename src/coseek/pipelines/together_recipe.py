@@ -182,6 +182,8 @@ class TogetherRecipe(Settings):
 
     @model_validator(mode="after")
     def _every_round_trains(self) -> "TogetherRecipe":
+        if self.agent.tools or self.agent.data.view:
+            raise ValueError("co-training knows nothing of agent.tools and agent.data.view; write them to YAML files")
         if self.agent.learn == "demonstrations" and not self.agent.stages:
             raise SettingError("an agent with learn: demonstrations learns nothing in a round; take agent.learn=rl")
         return self

@@ -21,6 +21,7 @@ from coseek.core import registry
 from coseek.core.address import is_url
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import JsonObject, read_yaml, real_path
+from coseek.core.own_functions import is_function
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
@@ -69,6 +70,8 @@ class OpenContext:
             return self._part(source, "the retriever")
         if not isinstance(source, str | Path):
             raise SettingError(f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}")
+        if is_function(str(source)):
+            return self._part({"retriever": str(source)}, str(source))
         if is_url(str(source)):
             return self._part({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))
@@ -86,7 +89,7 @@ class OpenContext:
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         module, settings = self.check(tree, where)
-        path = str(self.path(str(tree["retriever"])))
+        path = self._file(str(tree["retriever"]))
         with running("retriever", path):
             opened = module.open(settings, self)
         lacking = [name for name in _INTERFACE if not _has(opened, name)]
@@ -103,14 +106,16 @@ class OpenContext:
         name = tree.get("retriever")
         if not isinstance(name, str):
             raise SettingError(f"{where} needs a setting `retriever: NAME`")
-        module = registry.find_plugin(
-            "retriever", PACKAGE, str(self.path(name)) if is_plugin_path(name) else name, CONTRACT
-        )
+        module = registry.find_plugin("retriever", PACKAGE, self._file(name), CONTRACT)
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
         found = cast(RetrieverModule, module)
         given = load_views({k: v for k, v in tree.items() if k != "retriever"}, self.folder)
         return found, make_settings(found.SETTINGS, given, where)
+
+    def _file(self, name: str) -> str:
+        """A retriever's name, or the path of its file seen from `folder`."""
+        return str(self.path(name)) if is_plugin_path(name) and not is_function(name) else name
 
 
 _INTERFACE = ("name", "corpus", "identity", "seen", "search")
@@ -131,7 +136,7 @@ def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:
 
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
     """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
-    return [str(path) for path in _named(source, folder) if is_plugin_path(str(path))]
+    return [str(path) for path in _named(source, folder) if path.suffix == ".py"]
 
 
 Stamp: TypeAlias = tuple[tuple[int, int], ...]

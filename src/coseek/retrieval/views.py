@@ -26,8 +26,9 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import SettingError, UnknownName
+from coseek.core.own_functions import check_takes, function_module, is_function, offer
 from coseek.core.plugins import PluginSpec, file_digest, is_plugin_path, load_plugin
-from coseek.retrieval.context_fields import ContextFields, Past
+from coseek.retrieval.context_fields import EVERYTHING, ContextFields, Past
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.view_template import NO_REASONING, ViewTemplate
 
@@ -157,10 +158,37 @@ _own: dict[str, QueryView] = {}
 """The views of loaded files, by `load_view`'s name."""
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionView(QueryView):
+    """A view that is a function of the query."""
+
+    function: Callable[[Query], str] | None = None
+
+    @property
+    def fields(self) -> ContextFields:
+        """Nobody knows what the function reads."""
+        return EVERYTHING
+
+    def pieces(self, query: Query) -> list[Piece]:
+        """The function's text, of which the end is cut where an encoder reads less."""
+        assert self.function is not None
+        return [Piece(Role.QUESTION, self.function(query)), Piece(Role.QUERY, "")]
+
+
+def view_name(given: str | Path | Callable[[Query], str]) -> str:
+    """A view as settings name it: a name, a file, or a function of a `Query` to the text that is searched."""
+    if not callable(given):
+        return str(given)
+    check_takes("query view", given, "query")
+    name = offer("query view", given, {})
+    _own[name] = FunctionView("a function", lines=False, function=given)
+    return name
+
+
 def load_view(path: str) -> str:
     """Execute a view file, and return the name that settings store: the file's, with a digest of its content. Pass only
     paths that the user's own text names; any other name is returned as it is."""
-    if not is_plugin_path(path):
+    if not is_plugin_path(path) or is_function(path):
         return path
     module = load_plugin("query view", path, CONTRACT)
     file = Path(path).expanduser()
@@ -172,7 +200,7 @@ def load_view(path: str) -> str:
 def load_views(tree: Mapping[str, object], folder: Path = Path()) -> dict[str, object]:
     """Settings that the user wrote, with the file that `view` names loaded; its path is relative to `folder`."""
     view = tree.get("view")
-    if isinstance(view, str) and is_plugin_path(view):
+    if isinstance(view, str) and is_plugin_path(view) and not is_function(view):
         return {**tree, "view": load_view(str(folder / Path(view).expanduser()))}
     return dict(tree)
 
@@ -182,6 +210,8 @@ def find_view(name: str) -> QueryView:
     loaded."""
     if name in _own:
         return _own[name]
+    if is_function(name):
+        function_module("query view", name)  # says that this process does not have it
     if is_plugin_path(name.partition("#")[0]):
         raise SettingError(
             f"the view {name} is a Python file, which runs only where you name it, and only with this content: write "

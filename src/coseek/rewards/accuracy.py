@@ -2,8 +2,8 @@
 
 from typing import Literal, TypeAlias
 
+from coseek.data import answers
 from coseek.data.question import Question
-from coseek.measure import answers
 from coseek.rewards.grades import Grades, Need
 
 Accuracy: TypeAlias = Literal["gen_acc", "gen_acc_span", "cover_match", "span_match", "exact_match", "judge"]

@@ -8,6 +8,8 @@ A part is a pure function of the trajectory, found by name in `rewards/parts`. S
     {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets`, and one more part
     {"exact_match": 1.0, "mine/brevity.py": {"weight": 0.1}}   a user's part, called `brevity` in the log
 
+In a program a part may also be a function of a finished trajectory (`reward_spec`).
+
 A part that rewards outputs of a frozen generator or a judge gets them as `Grades` (`grades.py`).
 
 A run with a fault of a retriever or a model has no reward, also if only some searches of a turn failed and the run went
@@ -17,13 +19,14 @@ on: its result without the fault is unknown.
 import inspect
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
+from coseek.core.own_functions import check_takes, offer
 from coseek.core.plugins import PluginSpec, is_plugin_path, plugin_name
 from coseek.core.registry import find_plugin, find_yaml, plugin_names
 from coseek.core.settings import Settings, load_settings, make_settings
@@ -41,6 +44,11 @@ RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
 preset, or its file."""
 Given: TypeAlias = float | Mapping[str, bool | float | str | None] | str
 """A value of a reward spec."""
+OwnReward: TypeAlias = Callable[[Trajectory], float | list[float] | tuple[float, ...]]
+"""A function of a finished trajectory, which returns its reward, or those of its turns, whose sum counts."""
+RewardLike: TypeAlias = str | Path | OwnReward | Sequence[str | Path | OwnReward] | Mapping[str, Given]
+"""A reward as a program writes it: a part or preset by name, a file, a function, several of these that are summed, or
+the mapping of a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,8 @@ class Reward:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     """By name; components of a part as `part/name`."""
+    turns: tuple[float, ...] = ()
+    """What each turn of the agent earned, for algorithms that give credit by turn; empty where no part says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,8 @@ class PartValue:
 
     value: float
     of: Mapping[str, float]
+    turns: tuple[float, ...] = ()
+    """What each turn of the agent earned; the value is the part's whole, whether or not it is their sum."""
 
 
 class PartSettings(Settings):
@@ -126,6 +138,13 @@ class RewardPart:
             *((f"{self.name}/{inner}", one) for inner, one in made.of.items()),
         ):
             _check_number(f"the reward {name!r}", number, trajectory)
+        if made.turns and len(made.turns) != (turns := len(trajectory.turn_spans)):
+            raise SettingError(
+                f"the reward {self.name!r} gave {len(made.turns)} numbers for the {turns} turns of the question "
+                f"{trajectory.question.id!r}; return one for each turn"
+            )
+        for number in made.turns:
+            _check_number(f"the reward {self.name!r} of a turn", number, trajectory)
         return made
 
 
@@ -181,7 +200,14 @@ class RewardFunction:
         _check_number("the sum of the rewards", total, trajectory)
         logged = {name: one.value for name, one in made.items()}
         inner = {f"{name}/{inner}": value for name, one in made.items() for inner, value in one.of.items()}
-        return Reward(total, logged | inner)
+        return Reward(total, logged | inner, self._turns(made))
+
+    def _turns(self, made: Mapping[str, PartValue]) -> tuple[float, ...]:
+        """(Σ weight · what the part gave the turn) · Π gate, of the parts that name turns."""
+        gate = math.prod(made[part.name].value for part in self.parts if part.settings.gate)
+        named = [part for part in self.parts if made[part.name].turns and not part.settings.gate]
+        weighted = [[part.settings.weight * turn for turn in made[part.name].turns] for part in named]
+        return tuple(sum(turn) * gate for turn in zip(*weighted, strict=True))
 
 
 class Preset(Settings):
@@ -209,6 +235,35 @@ def load_preset(name: str) -> Preset:
     if "preset" in preset.reward:
         raise SettingError(f"the reward preset {name!r} names another preset; write its parts down instead")
     return preset
+
+
+def reward_spec(given: RewardLike) -> RewardSpec:
+    """A reward as settings hold it. Raises `UnknownName` with the nearest part or preset."""
+    if isinstance(given, Mapping):
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+    if callable(given):
+        return {_offered(given): 1.0}
+    if not isinstance(given, str | Path):
+        return {name: value for one in given for name, value in reward_spec(one).items()}
+    name = str(given)
+    if is_plugin_path(name) or name.replace("-", "_") in reward_names():
+        return {name: 1.0}
+    if name in preset_names() or name.endswith((".yaml", ".yml")):
+        return {"preset": name}
+    raise UnknownName("reward", name, {*reward_names(), *preset_names()})
+
+
+def _offered(function: OwnReward) -> str:
+    """Make a function a part of rewards; returns its name in settings."""
+    check_takes("reward", function, "trajectory")
+
+    def reward(trajectory: Trajectory, settings: PartSettings) -> float | PartValue:
+        value = function(trajectory)
+        if isinstance(value, list | tuple):
+            return PartValue(math.fsum(value), {}, tuple(value))
+        return value
+
+    return offer("reward", function, {"SETTINGS": PartSettings, "reward": reward})
 
 
 def make_reward(spec: Mapping[str, Given]) -> RewardFunction:

@@ -13,10 +13,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from coseek.core.files import JsonObject
+from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
-from coseek.measure.answers import cover_match
 from coseek.synthesis.graph import Chain, HopGraph
 from coseek.synthesis.names import key_of
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import row_seed
+from coseek.data.answers import exact_match
 from coseek.data.question import Question
-from coseek.measure.answers import exact_match
 from coseek.retrieval.retriever import Retriever
 from coseek.synthesis.graph import Chain, Hop
 

@@ -15,10 +15,10 @@ from typing import cast
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.spelling import as_written
+from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
 from coseek.data.token_data import TokenData
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
-from coseek.measure.answers import cover_match
 from coseek.measure.score import score_trajectory
 from coseek.rewards.reward import Reward
 from coseek.view.run_source import RunSource

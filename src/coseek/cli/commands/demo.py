@@ -21,10 +21,10 @@ from coseek.agents.sources import holds
 from coseek.cli.terminal import new_app, shell_word, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.spelling import as_written
+from coseek.data.answers import exact_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
-from coseek.measure.answers import exact_match
 from coseek.retrieval.index import build_index
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world

@@ -8,7 +8,7 @@ import typer
 from coseek.cli.commands.train import go
 from coseek.cli.options import OutFolder, Resume
 from coseek.cli.terminal import AsJson, new_app
-from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.trainers import AgentTrainer
 
 GROUP = "Start here"
 app = new_app()
@@ -34,4 +34,5 @@ def quickstart(
     directly, on held-out questions and on a held-out world. Nothing is downloaded. Ctrl-C keeps everything; --resume
     goes on.
     """
-    go(load_recipe("from-nothing" if from_nothing else "quickstart", settings or []), out, resume, as_json)
+    trainer = AgentTrainer(recipe="from-nothing" if from_nothing else "quickstart", overrides=settings or [])
+    go(trainer, out, resume, as_json)

@@ -26,7 +26,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
-from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
+from coseek.pipelines.agent_check import check_encoder_libraries, check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, parent_of, recipe_names, recipe_path
 from coseek.pipelines.base_recipe import BaseRecipe, corpus_recipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe, ReaderRecipe
@@ -38,6 +38,7 @@ from coseek.pipelines.together_recipe import (
     together_recipe_names,
     together_recipe_path,
 )
+from coseek.pipelines.trainers import AgentTrainer, RetrieverTrainer
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def train_agent(
         if is_first():
             rehearse(load_recipe(recipe, settings or []), as_json)
     else:
-        read = checked_recipe(recipe, settings or [])
-        go(read, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
+        trainer = AgentTrainer(recipe=recipe, overrides=settings or [])
+        go(trainer, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
 
 
 @app.command("generator", epilog="Example: `coseek train generator --out runs/generator`")
@@ -227,21 +228,17 @@ def train_retriever(
         prefixes, typed = split_prefixes(settings, show)
         print_settings(shown_retriever(recipe, typed, given), as_json, prefixes)
         return
-    read = load_retriever_recipe(recipe, settings or [], given)
-    check_retriever_recipe(read)
+    trainer = RetrieverTrainer(recipe=recipe, labels=given, overrides=settings or [])
     if dry_run:
         if is_first():
-            rehearse_retriever(read, as_json)
+            rehearse_retriever(trainer.recipe, as_json)
         return
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
-    check_encoder_libraries()
-    from coseek.pipelines.encoder import train_and_measure  # torch
-
     with resumable_training(folder) as bar:
-        training, table = train_and_measure(read, folder, resume, bar)
-    if training.workers.first:
-        way = f"{training.encoder_folder}: the encoder. Try: {training.next_command}"
-        print_result(folder, table, as_json, way)
+        done = trainer.run(folder, resume, bar)
+    if trainer.training is not None and trainer.training.workers.first:
+        way = f"{done.encoder}: the encoder. Try: {trainer.training.next_command}"
+        print_result(folder, done.table, as_json, way)
 
 
 @app.command("together", epilog="Example: `coseek train together laptop --out runs/both`")
@@ -406,13 +403,12 @@ def print_estimate(tables: Iterable[Table], tree: JsonObject, as_json: bool) -> 
         stdout_console().print(table.rich())
 
 
-def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
+def go(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure and report; `coseek quickstart` calls it, too."""
-    # Imported here: a mistake in the recipe is reported before torch is imported.
-    from coseek.pipelines.agent_results import files_of, next_commands, train_and_measure
-
     with resumable_training(folder) as bar:
-        training, table = train_and_measure(recipe, folder, resume, bar)
-    if table is not None:
-        last = f"{listed(files_of(training))}\n\n{listed(next_commands(training))}"
-        print_result(folder, table, as_json, last)
+        done = trainer.run(folder, resume, bar)
+    if done.table is not None and trainer.training is not None:
+        from coseek.pipelines.agent_results import files_of, next_commands  # torch
+
+        last = f"{listed(files_of(trainer.training))}\n\n{listed(next_commands(trainer.training))}"
+        print_result(folder, done.table, as_json, last)

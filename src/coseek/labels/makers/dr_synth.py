@@ -27,6 +27,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings, dump_settings
+from coseek.data.answers import cover_match, exact_match
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
@@ -43,7 +44,6 @@ from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_run
 from coseek.labels.score_cache import ScoreCache
 from coseek.labels.stored_turns import StoredTurns
 from coseek.labels.text_store import TextStore
-from coseek.measure.answers import cover_match, exact_match
 
 METHOD = "dr-synth"
 

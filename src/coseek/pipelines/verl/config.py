@@ -8,6 +8,9 @@ from pathlib import Path
 
 from coseek.core.errors import ErrorList
 from coseek.core.files import JsonObject
+from coseek.core.own_functions import is_function
+from coseek.core.plugins import plugin_digests, plugin_name
+from coseek.core.settings import dump_settings
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import CriticSettings, GroupSettings, open_algorithm
@@ -42,6 +45,13 @@ def check_verl(recipe: AgentRecipe) -> None:
             f"verl's minibatches are equal, and rl.minibatches={rl.minibatches} does not divide "
             f"rl.questions_per_step={rl.questions_per_step}; set one that does"
         )
+    if rl.policy_loss != "ppo-clip":
+        wrong.say(f"verl is given PPO's clipped loss and not rl.policy_loss={rl.policy_loss}; leave it out")
+    for name, given in (("tools", recipe.tools), ("data.view", recipe.data.view)):
+        if given:
+            wrong.say(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
+    if functions := [name for name in plugin_digests(dump_settings(recipe)) if is_function(name)]:
+        wrong.say(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
     if rl.normaliser == "group":
         wrong.say("verl has no loss like rl.normaliser=group; set it to token, sequence or constant")
     if compares and algorithm.drops_zero_spread:

@@ -1,7 +1,7 @@
 """Cover match: 1 if the answer contains a gold answer as whole words (cover-EM), else 0."""
 
+from coseek.data import answers
 from coseek.data.trajectory import Trajectory
-from coseek.measure import answers
 from coseek.rewards.reward import PartSettings, needs_answers
 
 SETTINGS = PartSettings

@@ -1,7 +1,7 @@
 """Exact match: 1 if the whole answer equals a gold answer (strict EM), else 0."""
 
+from coseek.data import answers
 from coseek.data.trajectory import Trajectory
-from coseek.measure import answers
 from coseek.rewards.reward import PartSettings, needs_answers
 
 SETTINGS = PartSettings

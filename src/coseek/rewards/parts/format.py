@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from coseek.data import answers
 from coseek.data.trajectory import Trajectory
-from coseek.measure import answers
 from coseek.rewards.reward import PartSettings, needs_answers
 
 

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from coseek.data.answers import cover_match, span_match
 from coseek.data.trajectory import Trajectory
-from coseek.measure.answers import cover_match, span_match
 from coseek.rewards.grades import Grades, Need
 from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 

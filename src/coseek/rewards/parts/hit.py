@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from coseek.data.answers import cover_match
 from coseek.data.trajectory import PROMPT, Trajectory
-from coseek.measure.answers import cover_match
 from coseek.measure.retrieval import answer_hit
 from coseek.rewards.reward import PartSettings, needs_answers
 

@@ -2,8 +2,8 @@
 
 from pydantic import field_validator
 
+from coseek.data.answers import cover_match
 from coseek.data.trajectory import Trajectory
-from coseek.measure.answers import cover_match
 from coseek.rewards.reward import PartSettings, needs_answers
 
 

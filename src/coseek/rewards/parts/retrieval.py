@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from coseek.data.answers import exact_match, substring_match
 from coseek.data.trajectory import Trajectory
-from coseek.measure.answers import exact_match, substring_match
 from coseek.measure.retrieval import answer_hit, served
 from coseek.rewards.parts import format as form
 from coseek.rewards.reward import needs_answers

@@ -249,9 +249,10 @@ def retriever_recipe_names() -> list[str]:
 
 
 def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequence[str] = ()) -> RetrieverRecipe:
-    """Load a recipe by name or from a file. `labels` replace its label folders, then `a.b=c` overrides apply."""
-    path = find_yaml("retriever recipe", RECIPES, name)
-    tree = read_yaml(path, "recipe")
+    """Load a recipe by name or from a file; without a name, one of defaults. `labels` replace its label folders, then
+    `a.b=c` overrides apply."""
+    path = find_yaml("retriever recipe", RECIPES, name) if name else RECIPES / "defaults"
+    tree = read_yaml(path, "recipe") if name else {}
     if isinstance(inside := tree.get("recipe"), dict):  # a run's record, which also holds versions and commit
         tree = inside
     if labels:

@@ -96,7 +96,7 @@ class UpdateDataset(torch.utils.data.Dataset[list[TrainingExample]]):
         return self._steps
 
 
-class RetrieverTrainer(SentenceTransformerTrainer):
+class EncoderTrainer(SentenceTransformerTrainer):
     """Trains an encoder; start it with `train(resume_from_checkpoint=…)`."""
 
     def __init__(

@@ -4,7 +4,10 @@ An algorithm is one file: `rl/algorithms/NAME.py`, or a user's file whose path t
 (`rl.algorithm: opo.py`). It defines
 
     SETTINGS                       a subclass of `AlgorithmSettings` (`rl.algorithm_settings`)
-    advantages(step, settings)     `StepRewards` → a Tensor of shape BT, or `Advantages` if a critic is trained
+    advantages(step, settings)     `StepRewards` → a Tensor of shape BT (or B: the same at every token of a run), or
+                                   `Advantages` if a critic is trained
+
+In a program it may also be a function of the `StepRewards` alone (`algorithm_name`).
 
 A subclass of `GroupSettings` declares that the algorithm compares the runs of one question, a subclass of
 `CriticSettings` that it trains a value model. An unknown name is an error. Neither this module nor the top level of an
@@ -12,17 +15,21 @@ algorithm's file imports torch: a recipe is checked before torch is loaded.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
 
 from coseek.core.errors import SettingError
+from coseek.core.own_functions import check_takes, offer
 from coseek.core.plugins import PluginSpec, plugin_name
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
+from coseek.data.trajectory import Trajectory
 from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.turns import TurnNode, turn_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +77,40 @@ class StepRewards:
     """Rows of groups without spread: all runs have the same reward, not counting the KL."""
     values_BT: "Tensor | None" = None
     """The critic's values, if the algorithm trains one."""
+    trajectories: tuple[Trajectory, ...] = ()
+    """The runs, one a row."""
+    rewards_of_turns: tuple[tuple[float, ...], ...] = ()
+    """What the reward gave each turn of a run; empty for a run where it names none. Row by row."""
+
+    @property
+    def turn_spans(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Start and end along T of every turn of every run. Raises `SettingError` where the engine hands over no
+        trajectories."""
+        return tuple(run.turn_spans for run in self._runs())
+
+    def tree(self) -> tuple[TurnNode, ...]:
+        """The turns of all groups as trees: runs of a group whose tokens are the same up to a turn's end share it.
+
+        Parents stand before their children. A turn's `rows` index the rewards, its siblings have the same `parent`.
+        """
+        return turn_tree(self._runs(), self.groups)
+
+    def every_turn(self, values: Sequence[Sequence[float]]) -> "Tensor":
+        """Copy one number for each turn of each run to the turn's policy tokens; shape BT."""
+        import torch
+
+        advantages_BT = torch.zeros(self.mask_BT.shape)
+        for row, (spans, numbers) in enumerate(zip(self.turn_spans, values, strict=True)):
+            for (start, end), number in zip(spans, numbers, strict=True):
+                advantages_BT[row, start:end] = number
+        return torch.where(self.mask_BT, advantages_BT, 0.0)
+
+    def _runs(self) -> tuple[Trajectory, ...]:
+        if len(self.trajectories) != len(self.mask_BT):
+            raise SettingError(
+                "no trajectories are handed to an algorithm here, which reads turns; take rl.backend=local"
+            )
+        return self.trajectories
 
     @property
     def is_finite(self) -> bool:
@@ -140,6 +181,8 @@ class Algorithm:
         """Compute the advantages. Raises `SettingError` if the algorithm returns no tensor of the mask's shape, or
         numbers that are not finite."""
         result = self._advantages(step, self.settings)
+        if not isinstance(result, Advantages) and getattr(result, "shape", None) == step.rewards_B.shape:
+            result = step.every_token(result.float())
         advantages = result if isinstance(result, Advantages) else Advantages(result)
         shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:
@@ -166,6 +209,18 @@ class Algorithm:
                 f"the algorithm {self.name} returned {what} that are not finite (row {row}); guard its divisions and "
                 "logarithms"
             )
+
+
+def algorithm_name(given: "str | Path | Callable[[StepRewards], Tensor]") -> str:
+    """An algorithm as settings name it: a name, a file, or a function of a step's rewards, which becomes a part."""
+    if not callable(given):
+        return str(given)
+    check_takes("algorithm", given, "step")
+
+    def advantages(step: StepRewards, settings: AlgorithmSettings) -> "Tensor":
+        return given(step)
+
+    return offer("algorithm", given, {"SETTINGS": AlgorithmSettings, "advantages": advantages})
 
 
 def open_algorithm(settings: RlSettings) -> Algorithm:

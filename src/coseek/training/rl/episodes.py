@@ -10,10 +10,10 @@ from functools import partial
 from statistics import fmean
 from typing import TypeAlias
 
+from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
-from coseek.measure.answers import exact_match
 from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.trainer.workers import ALONE, Workers
 

@@ -60,7 +60,15 @@ def make_experience(
     members = episodes.members()
     values_BT = critic.forward(batch, mask_BT) if critic else None
     step = StepRewards(
-        rewards_B, penalty_BT, mask_BT, tuple(map(tuple, members.values())), settings.group_size, flat_B, values_BT
+        rewards_B,
+        penalty_BT,
+        mask_BT,
+        groups=tuple(map(tuple, members.values())),
+        group_size=settings.group_size,
+        flat_B=flat_B,
+        values_BT=values_BT,
+        trajectories=tuple(episode.trajectory for episode in episodes.scored),
+        rewards_of_turns=tuple(episode.reward.turns for episode in episodes.scored),
     )
     estimates = algorithm.advantages(step)
     advantages_BT = estimates.advantages_BT

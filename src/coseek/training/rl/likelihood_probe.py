@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coseek.measure.answers import exact_match
+from coseek.data.answers import exact_match
 from coseek.training.rl.episodes import ScoredEpisode
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.learner import ForwardModel

@@ -123,6 +123,10 @@ class RlSettings(Settings):
     """`grpo`, `rloo`, `reinforce-pp`, `ppo`, or the path of a Python file: see `rl/algorithm.py`."""
     algorithm_settings: dict[str, object] = Field(default_factory=dict)
     """Settings of the algorithm, such as `{scale_by_std: false}`."""
+    policy_loss: str = "ppo-clip"
+    """`ppo-clip`, `dr-grpo`, `gspo`, `cispo`, `sapo`, or the path of a Python file: see `rl/policy_loss.py`."""
+    policy_loss_settings: dict[str, object] = Field(default_factory=dict)
+    """Settings of the policy loss, such as `{max_weight: 5}` of `cispo`."""
     backend: str = "local"
     """Training backend: `local`, `tinker`, or the path of a Python file: see `rl/backend.py`."""
     backend_settings: dict[str, object] = Field(default_factory=dict)

@@ -12,7 +12,8 @@ from torch import Tensor
 from coseek.training.rl.algorithm import Algorithm
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.experience import Experience
-from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
+from coseek.training.rl.losses import kl_estimate, loss_weights, ratios, value_loss
+from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_loss
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.token_record import TokenRecord
 from coseek.training.trainer.batch import Batch
@@ -68,7 +69,7 @@ def update_weights(
 ) -> dict[str, float]:
     """Run all updates of a step. Returns their metrics; `record` takes the first outputs at each token."""
     policy, critic = backend.policy, backend.critic
-    entropy = _entropy(settings)
+    entropy, policy_loss = _entropy(settings), open_policy_loss(settings)
     metrics = MetricAverager()
     updates = 0
     for epoch in range(settings.epochs):
@@ -82,7 +83,7 @@ def update_weights(
             _add_staleness(metrics, experience, rows_B, policy.updates_done)
             # A later epoch brings a row to another worker, which knows nothing of its first pass.
             first = record if epoch == 0 else None
-            loss = _policy_loss(experience, settings, weights_BT, metrics, updates, first)
+            loss = _policy_loss(experience, settings, policy_loss, weights_BT, metrics, updates, first)
             metrics.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
             if not math.isnan(norm := policy.optim_step()):
                 metrics.number("grad_norm", norm)
@@ -151,12 +152,13 @@ def minibatch_weights(experience: Experience, settings: RlSettings, rows_B: Tens
 def _policy_loss(
     experience: Experience,
     settings: RlSettings,
+    policy_loss: PolicyLoss,
     weights_BT: Tensor,
     metrics: MetricAverager,
     updates: int,
     record: TokenRecord | None,
 ) -> Loss:
-    """Return the clipped policy loss, with β KL if it is charged to the loss, and the entropy bonus, after so many
+    """Return the policy loss, with β KL if it is charged to the loss, and the entropy bonus, after so many
     updates of the step."""
 
     def loss(outputs: Tensor, rows_b: Tensor) -> Tensor:
@@ -167,9 +169,8 @@ def _policy_loss(
 
         weights_bt, old_bt = part(weights_BT), part(experience.old_BT)
         mask_bt = weights_bt != 0.0
-        token_bt = policy_loss(
-            new_bt, old_bt, part(experience.advantages_BT), mask_bt, settings.clip_low, settings.clip_high
-        )
+        advantages_bt = part(experience.advantages_BT)
+        token_bt = policy_loss(LossBatch.of(new_bt, old_bt, advantages_bt, mask_bt, settings))
         if experience.importance_BT is not None:
             importance_bt = part(experience.importance_BT)
             token_bt = token_bt * importance_bt

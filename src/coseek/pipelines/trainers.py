@@ -1,0 +1,409 @@
+"""Trainers: the training of an agent and of a retriever, as objects. `coseek train agent` and `retriever` use the same.
+
+    trainer = AgentTrainer("models/Qwen2.5-3B", retriever="indexes/wiki", questions="data/hotpotqa", reward="f1")
+    trainer.train("runs/mine")
+
+Settings beyond the parameters are those of a recipe (`rl={"group_size": 5}`), over a recipe by name or over plain ones.
+Whatever can be a file of the user may be a Python function, which settings name `python:NAME`. Torch is imported when
+training begins.
+"""
+
+import inspect
+import shutil
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, TypeAlias
+
+from coseek.agents import factory
+from coseek.agents.function_tool import ToolLike, tool_name
+from coseek.core.errors import SettingError, closest
+from coseek.core.extras import missing_extras
+from coseek.core.files import Json, JsonObject, as_path, atomic_folder
+from coseek.core.own_functions import CannotResume, OwnFunction, is_function, own_function
+from coseek.core.plugins import plugin_digests, plugin_name
+from coseek.core.progress import NoProgress, PrintedProgress, Progress
+from coseek.core.python_words import in_python_words
+from coseek.core.settings import Settings, changed_settings, dump_settings, typed_overrides
+from coseek.data.dataset import QUESTIONS
+from coseek.data.question import Question, QuestionSplit, load_questions, save_questions
+from coseek.pipelines.agent_check import check_encoder_libraries, check_recipe, check_retriever_recipe, checked_recipe
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.retrieval.function_retriever import SearchFunction, retriever_name
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.views import view_name
+from coseek.rewards.reward import RewardLike, reward_spec
+from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
+from coseek.training.rl.algorithm import algorithm_name
+from coseek.training.rl.policy_loss import policy_loss_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coseek.measure.table import Table
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.encoder import RetrieverTraining
+    from coseek.training.rl.algorithm import StepRewards
+    from coseek.training.rl.policy_loss import LossBatch
+
+PathLike: TypeAlias = str | Path
+QuestionsLike: TypeAlias = PathLike | Sequence[Question] | Mapping[str, Sequence[Question]]
+"""A data-set folder, questions of the split `train`, or split → questions."""
+
+
+@dataclass(frozen=True)
+class TrainedAgent:
+    """The result of an agent's training."""
+
+    folder: Path
+    policy: Path
+    """The model folder of the trained policy, for `open_agent`."""
+    table: "Table | None"
+    """The agent before and after, and its baselines; `None` in all processes but the first."""
+
+    def __str__(self) -> str:
+        return f"{self.policy}\n\n{self.table.markdown() if self.table else ''}".rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(str(self.policy))}</p>{table_html(self.table)}"
+
+
+@dataclass(frozen=True)
+class TrainedRetriever:
+    """The result of a retriever's training."""
+
+    folder: Path
+    encoder: Path
+    """The encoder's folder, for `build_index(data, "dense", out, {"encoder": …})`."""
+    table: "Table | None"
+    """What the encoder finds for held-out turns; `None` where nothing is held out."""
+
+    def __str__(self) -> str:
+        return f"{self.encoder}\n\n{self.table.markdown() if self.table else ''}".rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(str(self.encoder))}</p>{table_html(self.table)}"
+
+
+class AgentTrainer:
+    """Trains an agent by reinforcement learning, and measures it before and after.
+
+    `model` is a model folder, and may be left out where a `recipe` names one. `protocol` and budgets are by default
+    those that suit the model. `questions` are those to train on: of a data-set folder (with its splits `dev` and
+    `test`), of `load_questions`, or a list, of which a tenth is set aside for each split to measure by.
+
+    These are a name, a file or a function: `retriever` (an index folder, a URL, or passages of (query, k)), `view` (the
+    text that it is asked of a `Query`), `tools` (further ones for the protocol `tools`), `reward` (of a finished
+    trajectory; or a list, or a mapping of names to weights), `algorithm` (advantages of `StepRewards`) and
+    `policy_loss` (the losses of a `LossBatch`). All other settings are a recipe's: `rl={"group_size": 5}`, `seed=1`,
+    `**{"rl.policy.optimiser.lr": 1e-6}`.
+
+    Raises `SettingError`, `UnknownName` or `DataError`, all mistakes at once and before torch is imported.
+    """
+
+    training: "AgentTraining | None" = None
+    """The training under way or done."""
+
+    def __init__(
+        self,
+        model: PathLike | None = None,
+        *,
+        recipe: PathLike | AgentRecipe | None = None,
+        protocol: PathLike | None = None,
+        retriever: PathLike | Retriever | SearchFunction | None = None,
+        view: PathLike | Callable[[Query], str] | None = None,
+        tools: Sequence[ToolLike] = (),
+        reward: RewardLike | None = None,
+        questions: QuestionsLike | None = None,
+        algorithm: "PathLike | Callable[[StepRewards], Tensor] | None" = None,
+        policy_loss: "PathLike | Callable[[LossBatch], Tensor] | None" = None,
+        steps: int | None = None,
+        overrides: Sequence[str] = (),
+        **settings: object,
+    ) -> None:
+        _check_names(AgentTrainer, AgentRecipe, settings)
+        self._given = GivenQuestions.of(questions)
+        if isinstance(recipe, AgentRecipe):
+            check_recipe(recipe)
+            self.recipe = recipe
+        else:
+            named: dict[str, object] = {
+                **({} if recipe is not None else _suited(model, protocol)),
+                **({} if self._given is None else self._given.settings()),
+                "policy.folder": model and str(model),
+                "protocol": protocol and str(protocol),
+                "tools": [tool_name(tool) for tool in tools] or None,
+                "data.index": None if retriever is None else retriever_name(retriever),
+                "data.view": None if view is None else view_name(view),
+                "reward": None if reward is None else reward_spec(reward),
+                "rl.algorithm": None if algorithm is None else algorithm_name(algorithm),
+                "rl.policy_loss": None if policy_loss is None else policy_loss_name(policy_loss),
+                "rl.steps": steps,
+            }
+            typed = {name: value for name, value in named.items() if value is not None or name in _NULL}
+            words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
+            self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
+        self._functions = _functions_of(self.recipe)
+
+    def __repr__(self) -> str:
+        return f"AgentTrainer({', '.join(f'{name}={value}' for name, value in flat(self.recipe))})"
+
+    def _repr_html_(self) -> str:
+        return settings_html("AgentTrainer", self.recipe)
+
+    def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> TrainedAgent:
+        """Train into the folder `out`, then measure, and write table and report (`coseek train agent`).
+
+        A stopped training goes on with `resume=True`, to the same result.
+        """
+        run = in_python_words(self.run)
+        return run(as_path(out, "a training folder"), resume=resume, progress=progress or PrintedProgress())
+
+    def run(self, out: Path, resume: bool, progress: Progress) -> TrainedAgent:
+        """The same, with advice in the words of the command line."""
+        _check_offered(self._functions)
+        if self._given is not None and self._given.in_memory:
+            self.recipe = self._given.kept_in(out, self.recipe)
+        with missing_extras("training an agent"):
+            from coseek.pipelines.agent_results import train_and_measure  # torch
+
+            self.training, table = train_and_measure(self.recipe, out, resume, progress)
+        return TrainedAgent(out, self.training.policy_folder(self.training.compared[1]), table)
+
+    def evaluate(self, progress: Progress | None = None) -> dict[str, float]:
+        """Mean reward, exact match and recall on the dev questions, at temperature 0: of the trained policy, else of
+        the one that training starts from."""
+        _check_offered(self._functions)
+        with missing_extras("running an agent"):
+            from coseek.pipelines.agent import AgentTraining  # torch
+
+            if self.training is not None:
+                return _evaluate(self.training, self.training.compared[1])
+            with TemporaryDirectory(prefix="coseek-evaluate-") as scratch:
+                training = AgentTraining(self.recipe, Path(scratch) / "run", progress or NoProgress())
+                training.begin(resume=False)
+                training.prepare_data()
+                training.make_policy()
+                return _evaluate(training, "start")
+
+
+class RetrieverTrainer:
+    """Trains the encoder of a retriever on labels, and measures what it finds for held-out turns.
+
+    `labels` are label folders (`coseek.label`), in place of those of the `recipe`; `encoder` is the encoder to start
+    from, a folder or a shipped one. All other settings are a recipe's: `training={"steps": 500}`, `view="query"`.
+    """
+
+    training: "RetrieverTraining | None" = None
+    """The training under way or done."""
+
+    def __init__(
+        self,
+        encoder: PathLike | None = None,
+        *,
+        recipe: PathLike | None = None,
+        labels: PathLike | Sequence[PathLike] = (),
+        view: PathLike | Callable[[Query], str] | None = None,
+        steps: int | None = None,
+        overrides: Sequence[str] = (),
+        **settings: object,
+    ) -> None:
+        _check_names(RetrieverTrainer, RetrieverRecipe, settings)
+        folders = [labels] if isinstance(labels, str | Path) else labels
+        named: dict[str, object] = {
+            "encoder": encoder and str(encoder),
+            "view": None if view is None else view_name(view),
+            "training.steps": steps,
+        }
+        typed = {name: value for name, value in named.items() if value is not None}
+        words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
+        paths = [str(as_path(folder, "a label folder")) for folder in folders]
+        self.recipe = load_retriever_recipe("" if recipe is None else str(recipe), words, paths)
+        check_retriever_recipe(self.recipe)
+        self._functions = _functions_of(self.recipe)
+
+    def __repr__(self) -> str:
+        return f"RetrieverTrainer({', '.join(f'{name}={value}' for name, value in flat(self.recipe))})"
+
+    def _repr_html_(self) -> str:
+        return settings_html("RetrieverTrainer", self.recipe)
+
+    def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> TrainedRetriever:
+        """Train into the folder `out`, and measure on held-out turns (`coseek train retriever`)."""
+        run = in_python_words(self.run)
+        return run(as_path(out, "a training folder"), resume=resume, progress=progress or PrintedProgress())
+
+    def run(self, out: Path, resume: bool, progress: Progress) -> TrainedRetriever:
+        """The same, with advice in the words of the command line."""
+        _check_offered(self._functions)
+        check_encoder_libraries()
+        from coseek.pipelines.encoder import train_and_measure  # torch
+
+        self.training, table = train_and_measure(self.recipe, out, resume, progress)
+        return TrainedRetriever(out, self.training.encoder_folder, table)
+
+    def evaluate(self) -> dict[str, float]:
+        """What the trained encoder finds for held-out turns, else the one that training starts from: `mrr`, `recall@5`
+        …; empty where nothing is held out."""
+        check_encoder_libraries()
+        from coseek.pipelines.encoder import RetrieverTraining  # torch
+
+        if self.training is not None:
+            return self.training.held_out_metrics(self.training.encoder_folder)
+        with TemporaryDirectory(prefix="coseek-evaluate-") as scratch:
+            training = RetrieverTraining(self.recipe, Path(scratch) / "run", NoProgress())
+            training.begin(resume=False)
+            return training.held_out_metrics(training.start_folder)
+
+
+class GivenQuestions:
+    """The questions that a program gave: a data-set folder and its split, or a list, which is written to one."""
+
+    def __init__(self, folder: Path, split: str, in_memory: bool = False) -> None:
+        self.folder, self.split, self.in_memory = folder, split, in_memory
+        if in_memory:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    @classmethod
+    def of(cls, given: QuestionsLike | None) -> "GivenQuestions | None":
+        if given is None:
+            return None
+        if isinstance(given, str | Path):
+            return cls(as_path(given, "a data-set folder"), "train")
+        if isinstance(given, QuestionSplit) and given.folder is not None:
+            return cls(given.folder, given.split or "train")
+        splits = given if isinstance(given, Mapping) else {"train": given}
+        checked = {split: _checked(questions) for split, questions in splits.items()}
+        scratch = Path(mkdtemp(prefix="coseek-questions-"))
+        for split, questions in checked.items():
+            save_questions(scratch / f"questions.{split}.jsonl", questions)
+        return cls(scratch, "train", in_memory=True)
+
+    def settings(self) -> dict[str, object]:
+        """The settings that name them, in place of those of a recipe."""
+        return {"data.folder": str(self.folder), "data.train": self.split, **dict.fromkeys(_NULL)}
+
+    def kept_in(self, out: Path, recipe: AgentRecipe) -> AgentRecipe:
+        """Keep questions of memory in a training folder; returns the recipe that reads them there. Raises
+        `SettingError` where the folder has other questions."""
+        kept = out / QUESTIONS
+        if not kept.exists():
+            out.mkdir(parents=True, exist_ok=True)
+            atomic_folder(kept, self._copy)
+        elif any(load_questions(path) != load_questions(kept / path.name) for path in self._files()):
+            raise SettingError(f"{out} was begun with other questions; give the same ones, or choose another --out")
+        self.folder = kept
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(kept)})})
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("questions.*.jsonl"))
+
+    def _copy(self, part: Path) -> None:
+        for path in self._files():
+            save_questions(part / path.name, load_questions(path))
+
+
+_NULL = ("data.world", "data.imported", "data.unseen")
+"""Settings of a recipe's own data, which questions of one's own replace."""
+
+
+def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, object]) -> None:
+    """Raise `SettingError` for a misspelt parameter; misspelt settings are found where the recipe is made."""
+    parameters = [name for name in inspect.signature(trainer).parameters if name != "settings"]
+    for name in settings:
+        if name.partition(".")[0] not in recipe.model_fields and (close := closest(name, parameters)):
+            raise SettingError(f"{trainer.__name__} has no parameter {name!r}; did you mean {close!r}?")
+
+
+def _checked(questions: Iterable[object]) -> list[Question]:
+    found = list(questions)
+    odd = next((one for one in found if not isinstance(one, Question)), None)
+    if odd is not None or not found:
+        what = "none" if odd is None else repr(odd)
+        raise SettingError(f"questions are a data-set folder, load_questions(…) or a list of Question, not {what}")
+    return [one for one in found if isinstance(one, Question)]
+
+
+def _suited(model: PathLike | None, protocol: PathLike | None) -> dict[str, object]:
+    """Protocol, prompt template and budgets that suit a model, as `coseek run` chooses them."""
+    if model is None:
+        raise SettingError(
+            "name a model folder to train, AgentTrainer('models/…', …), or a recipe, recipe='quickstart'"
+        )
+    who = factory.settings_for(str(as_path(model, "a model")), None if protocol is None else str(protocol))
+    return {
+        "protocol": who.protocol,
+        "prompt_template": who.prompt_template,
+        "chat_template": who.chat_template,
+        "limits": dump_settings(factory.limits_for(who)),
+    }
+
+
+def _functions_of(recipe: Settings) -> dict[str, OwnFunction]:
+    """The Python functions that a recipe names. Warns of those with which a training cannot be resumed."""
+    found: dict[str, OwnFunction] = {}
+    for name in filter(is_function, plugin_digests(dump_settings(recipe))):
+        part = own_function(name)
+        assert part is not None  # it has a digest
+        found[name] = part
+        if part.problem:
+            warnings.warn(
+                f"this training cannot be resumed, since {plugin_name(name)} is not identified by its source: "
+                f"{part.problem}",
+                CannotResume,
+                stacklevel=3,
+            )
+    return found
+
+
+def _check_offered(functions: Mapping[str, OwnFunction]) -> None:
+    """Raise `SettingError` where a function of the same name has been offered since a trainer was made."""
+    for name, part in functions.items():
+        if own_function(name) is not part:
+            raise SettingError(
+                f"{plugin_name(name)} was defined again after this trainer was made; make the trainer again"
+            )
+
+
+def _evaluate(training: "AgentTraining", policy: str) -> dict[str, float]:
+    from coseek.pipelines.table_rows import TableRow, agent_of  # torch
+
+    recipe = training.stages[-1].recipe if training.stages else training.recipe
+    agent = agent_of(training, TableRow(policy, policy, training.recipe.protocol, 0.0))
+    return training.evaluate(agent, recipe, training.scoring(recipe))
+
+
+def flat(settings: Settings) -> list[tuple[str, Json]]:
+    """Name and value of every setting that differs from its default, groups as `rl.steps`."""
+    return list(_flat(changed_settings(settings), ""))
+
+
+def _flat(tree: JsonObject, above: str) -> Iterable[tuple[str, Json]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and name not in ("reward", "limits"):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def settings_html(title: str, settings: Settings) -> str:
+    """The changed settings as a table for a notebook."""
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(str(value))}</td></tr>" for name, value in flat(settings)
+    )
+    return f"<table><tr><th colspan=2>{escape(title)}; all other settings have their defaults</th></tr>{rows}</table>"
+
+
+def table_html(table: "Table | None") -> str:
+    """A table of results for a notebook."""
+    if table is None:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in table.notes)
+    return f"<table><tr>{head}</tr>{rows}</table>{notes}"

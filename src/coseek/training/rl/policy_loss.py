@@ -1,0 +1,144 @@
+"""Policy loss: the loss of every token of the policy, from its log-probabilities and advantages.
+
+A policy loss is one file: `rl/policy_losses/NAME.py`, or a user's file whose path the recipe gives
+(`rl.policy_loss: mine.py`). It defines
+
+    SETTINGS                        a subclass of `PolicyLossSettings`
+    token_losses(batch, settings)   `LossBatch` → a Tensor of shape bt, unweighted: `rl.normaliser` sets the weights
+    NORMALISER                      optional: the only `rl.normaliser` that the loss is defined with
+
+In a program it may also be a function of the `LossBatch` alone (`policy_loss_name`). The update adds the weights, the
+KL, the entropy bonus and `rl.importance`. Neither this module nor the top level of a loss's file imports torch: a
+recipe is checked before torch is loaded.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from coseek.core.errors import SettingError
+from coseek.core.own_functions import check_takes, offer
+from coseek.core.plugins import PluginSpec, plugin_name
+from coseek.core.registry import find_plugin
+from coseek.core.settings import Settings, make_settings
+from coseek.training.rl.settings import RlSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PACKAGE = "coseek.training.rl.policy_losses"
+
+
+class PolicyLossSettings(Settings):
+    """Settings of a policy loss; the base class has none."""
+
+
+CONTRACT: PluginSpec = {"SETTINGS": PolicyLossSettings, "token_losses": None}
+
+
+@dataclass(frozen=True, slots=True)
+class LossBatch:
+    """Whole rows of a minibatch, the input of a policy loss. Shapes: b rows (runs) · t tokens. Tensors of numbers are 0
+    outside the mask."""
+
+    new_bt: "Tensor"
+    """Log-probabilities under the policy in training, with their gradient."""
+    old_bt: "Tensor"
+    """The same under the policy that the ratio is to (`rl.old_logprobs`)."""
+    advantages_bt: "Tensor"
+    mask_bt: "Tensor"
+    """True at the policy's tokens in the loss."""
+    clip_low: float
+    """`rl.clip_low`."""
+    clip_high: float
+    """`rl.clip_high`."""
+
+    @classmethod
+    def of(
+        cls, new_bt: "Tensor", old_bt: "Tensor", advantages_bt: "Tensor", mask_bt: "Tensor", settings: RlSettings
+    ) -> "LossBatch":
+        """The batch of tensors that may hold anything outside the mask."""
+        import torch
+
+        def masked(values_bt: "Tensor") -> "Tensor":
+            return torch.where(mask_bt, values_bt, 0.0)
+
+        return cls(
+            masked(new_bt),
+            masked(old_bt),
+            masked(advantages_bt),
+            mask_bt,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+        )
+
+    @property
+    def ratios_bt(self) -> "Tensor":
+        """π_new / π_old of every token, with its gradient; 1 outside the mask."""
+        from coseek.training.rl.losses import ratios
+
+        return ratios(self.new_bt, self.old_bt, self.mask_bt)
+
+    @property
+    def log_ratios_bt(self) -> "Tensor":
+        """log π_new - log π_old of every token; 0 outside the mask."""
+        return self.new_bt - self.old_bt
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A policy loss with its settings."""
+
+    name: str
+    settings: PolicyLossSettings
+    _token_losses: "Callable[[LossBatch, PolicyLossSettings], Tensor]" = field(repr=False)
+
+    def __call__(self, batch: LossBatch) -> "Tensor":
+        """The loss of every token, 0 outside the mask. Raises `SettingError` for another shape."""
+        import torch
+
+        losses_bt = self._token_losses(batch, self.settings)
+        shape = getattr(losses_bt, "shape", None)
+        if shape != batch.mask_bt.shape:
+            raise SettingError(
+                f"the policy loss {self.name} returned a loss of shape {shape}; one number per token is needed, shape "
+                f"{tuple(batch.mask_bt.shape)}"
+            )
+        return torch.where(batch.mask_bt, losses_bt, 0.0)
+
+
+def policy_loss_name(given: "str | Path | Callable[[LossBatch], Tensor]") -> str:
+    """A policy loss as settings name it: a name, a file, or a function of a batch, which becomes a part."""
+    if not callable(given):
+        return str(given)
+    check_takes("policy loss", given, "batch")
+
+    def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
+        return given(batch)
+
+    return offer("policy loss", given, {"SETTINGS": PolicyLossSettings, "token_losses": token_losses})
+
+
+def open_policy_loss(settings: RlSettings) -> PolicyLoss:
+    """Open the loss that `rl.policy_loss` names, with its settings. A user's file is executed.
+
+    Raises `UnknownName` with the nearest name, and `SettingError` for unknown settings or another normaliser than the
+    loss is defined with.
+    """
+    name = settings.policy_loss
+    module = find_plugin("policy loss", PACKAGE, name, CONTRACT)
+    try:
+        inspect.signature(module.token_losses).bind("batch", "settings")
+    except TypeError:
+        raise SettingError(f"`token_losses` of {name} must take (batch, settings), in this order") from None
+    needed = getattr(module, "NORMALISER", settings.normaliser)
+    if needed != settings.normaliser:
+        raise SettingError(
+            f"rl.policy_loss={name} is defined with rl.normaliser={needed}, not {settings.normaliser}; add "
+            f"rl.normaliser={needed}{' and rl.constant_tokens=TOKENS' if needed == 'constant' else ''}"
+        )
+    kind = cast(type[PolicyLossSettings], module.SETTINGS)
+    made = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")
+    return PolicyLoss(plugin_name(name), made, module.token_losses)

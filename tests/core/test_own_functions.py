@@ -1,0 +1,87 @@
+"""Functions as parts: which are identified by their source, and what their identity holds."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType
+
+import pytest
+
+from coseek.core import own_functions
+from coseek.core.errors import SettingError
+from coseek.core.own_functions import function_module, identify, offer, own_function
+from coseek.core.plugins import is_plugin_path, plugin_digests, plugin_name
+
+PRICE = 0.01
+TABLE = {"a": [1, 2]}
+MODEL = object()
+
+
+def helper(x: float) -> float:
+    return x * PRICE
+
+
+def plain(x: float, weight: float = 2.0) -> float:
+    return helper(x) * weight + len(TABLE)
+
+
+def calls_itself(x: int) -> int:
+    return 1 if x == 0 else calls_itself(x - 1)
+
+
+def reads_an_object(x: float) -> float:
+    return x if MODEL else 0.0
+
+
+def closure(data: list[float]) -> Callable[[int], float]:
+    def inside(x: int) -> float:
+        return data[x]
+
+    return inside
+
+
+def typed_in() -> FunctionType:
+    """A function of which no file holds the text, as one that is typed into an interpreter."""
+    code = compile("def typed(x): return x", "<stdin>", "exec").co_consts[0]
+    return FunctionType(code, {})
+
+
+def test_a_function_is_the_same_in_another_process_and_another_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, problem = identify(plain)
+    assert digest and not problem and identify(plain) == (digest, "")
+    monkeypatch.setitem(globals(), "PRICE", 0.02)  # read by a function that it calls
+    assert identify(plain)[0] != digest
+    monkeypatch.setitem(globals(), "PRICE", 0.01)
+    monkeypatch.setattr(plain, "__defaults__", (3.0,))
+    assert identify(plain)[0] not in ("", digest)
+    assert identify(calls_itself)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x, "it is a lambda"),
+        (closure([1.0]), "it closes over data"),
+        (reads_an_object, "it reads the global MODEL, of the class object"),
+        (partial(plain, weight=1.0), "it is an object of the class partial"),
+        (typed_in(), "the source of typed cannot be read"),
+    ],
+)
+def test_what_its_source_does_not_identify_is_said(function: object, why: str) -> None:
+    digest, problem = identify(function)
+    assert not digest and why in problem
+
+
+def test_a_function_is_a_part_under_its_name_until_another_takes_it() -> None:
+    name = offer("reward", plain, {"reward": plain})
+    assert name == "python:plain" and is_plugin_path(name) and plugin_name(name) == "plain"
+    assert function_module("reward", name).reward is plain
+    known = own_function(name)
+    assert known is not None
+    assert plugin_digests({"reward": {name: 1.0}, "other": ["x.py"]}) == {name: known.digest}
+    assert offer("reward", calls_itself, {}) == "python:calls_itself"
+    with pytest.raises(SettingError, match=re.escape("this process does not have it")):
+        function_module("algorithm", name)
+    own_functions._offered.pop(name)
+    with pytest.raises(SettingError, match="run that program again"):
+        function_module("reward", name)

@@ -1,0 +1,75 @@
+"""A function of (query, k) is a retriever, and a function of a query is a view."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import coseek
+from coseek import Passage, Query
+from coseek.core.errors import RetrieverError, SettingError, UnknownName
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.function_retriever import FunctionRetriever, retriever_name
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.retrieval.views import find_view, render_view, view_name
+
+
+def shelf(query: str, k: int) -> Sequence[Passage | str]:
+    """Two of one kind, one of the other."""
+    if query == "fail":
+        raise ConnectionError("nobody is there")
+    return [Passage("a", "A", f"about {query}"), "a text", "another text"]
+
+
+def question_first(query: Query) -> str:
+    return f"{query.question} : {query.text}"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shelf")
+    data = coseek.make_world(folder / "world", size="tiny", train=2, dev=0, test=2)
+    coseek.build_index(data.folder, "bm25", folder / "index")
+    return folder / "index"
+
+
+def test_a_function_is_searched_and_its_exception_is_a_fault() -> None:
+    opened = open_retriever(retriever_name(shelf))
+    (hits,) = opened.search("x", 2)
+    assert [(hit.passage.text, hit.score) for hit in hits] == [("about x", 2.0), ("a text", 1.0)]
+    assert opened.name == "shelf" and opened.corpus is None and opened.identity == FunctionRetriever(shelf).identity
+    with pytest.raises(RetrieverError, match="shelf: ConnectionError: nobody is there"):
+        opened.search(["fail"], 1)
+    (row,) = coseek.rollout("rules", "Who is there?", shelf)
+    assert row.hits and not row.fault
+    with pytest.raises(SettingError, match="returned 7; let it return passages, hits or texts"):
+        FunctionRetriever(lambda query, k: [7]).search("x", 1)  # type: ignore[list-item]
+    with pytest.raises(SettingError, match="must take"):
+        FunctionRetriever(lambda query: [])  # type: ignore[arg-type, misc]
+
+
+def test_an_object_with_a_search_is_opened_by_name(index: Path) -> None:
+    corpus = coseek.open_index(index).corpus
+    assert corpus is not None
+    mine = FixedRetriever(corpus, {"x": [corpus[0].id]})
+    assert retriever_name(mine) == "python:FixedRetriever" and open_retriever("python:FixedRetriever") is mine
+    with pytest.raises(SettingError, match="run that program again"):
+        open_retriever("python:nobody")
+
+
+def test_a_function_is_a_view_of_an_encoder_and_before_any_index(index: Path) -> None:
+    name = view_name(question_first)
+    query = Query("where", question="Who?")
+    assert name == "python:question_first" and render_view(name, query) == "Who? : where"
+    assert render_view(name, query, limit=2, count=lambda text: len(text.split())) == "Who? :"
+    assert find_view(name).fields.question
+    viewed = open_retriever({"retriever": "viewed", "over": str(index), "view": name})
+    plain = open_retriever(index)
+    assert viewed.seen(query) == "Who? : where" and viewed.identity != plain.identity
+    assert viewed.search([query], 3) == plain.search(["Who? : where"], 3)
+    named = open_retriever({"retriever": "viewed", "over": str(index), "view": "question+query"})
+    assert named.seen(query) == "Who?\nwhere"
+    with pytest.raises(SettingError, match="run that program again"):
+        find_view("python:nobody")
+    with pytest.raises(UnknownName, match=r"did you mean 'question\+query'"):
+        find_view("question+qery")
