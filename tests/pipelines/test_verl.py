@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pyarrow.parquet import read_table  # type: ignore[import-untyped]
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.fields import mapping, whole
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.settings import make_settings
 from coseek.core.strict_json import Json
@@ -24,7 +24,7 @@ NO_VERL = "rl.backend_settings={python: /no/python, overrides: [trainer.device=n
 def at(tree: JsonObject, path: str) -> Json:
     *above, name = path.split(".")
     for each in above:
-        tree = mapping(tree, each)
+        tree = cast(JsonObject, tree[each])
     return tree[name]
 
 
@@ -73,12 +73,12 @@ def test_an_unknown_setting_of_the_backend_is_refused_with_the_nearest_one() -> 
 
 def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> None:
     grpo = verl_config(paper("search-r1-grpo"), Path("/out/rl"), Path("/model"), 1000)
-    actor, rollout = (mapping(mapping(grpo, "actor_rollout_ref"), name) for name in ("actor", "rollout"))
+    actor, rollout = (cast(dict[str, JsonObject], grpo["actor_rollout_ref"])[name] for name in ("actor", "rollout"))
     assert (at(actor, "optim.lr"), actor["kl_loss_coef"], actor["kl_loss_type"]) == (5e-7, 0.001, "low_var_kl")
     assert (rollout["n"], rollout["max_model_len"], at(grpo, "data.train_batch_size")) == (5, 4096, 512)
     assert at(grpo, "algorithm.adv_estimator") == "coseek" and "critic" not in grpo
-    trainer = mapping(grpo, "trainer")
-    assert whole(trainer, "total_epochs") * (1000 // 512) >= whole(trainer, "total_training_steps") == 600
+    trainer = cast(dict[str, int], grpo["trainer"])
+    assert trainer["total_epochs"] * (1000 // 512) >= trainer["total_training_steps"] == 600
     ppo = verl_config(paper("search-r1-ppo", "preset=code"), Path("/out/rl"), Path("/model"), 1000)
     assert at(ppo, "critic.optim.lr") == 1e-5 and at(ppo, "algorithm.adv_estimator") == "gae"
     assert at(ppo, "algorithm.use_kl_in_reward") and not at(ppo, "actor_rollout_ref.actor.use_kl_loss")

@@ -234,11 +234,11 @@ def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
     [
         ({"schema": 2}, "a row of schema 2"),
         ({"ids": [1, 2]}, "needs as many values of every kind"),
-        ({"ids": [1, "2", 3]}, "ids is a list of ints"),
-        ({"trained": [1, 1, 0]}, "trained is a list of bools"),
+        ({"ids": [1, "2", 3]}, r"'ids\[1\]' must be a whole number .* not '2'; mend"),
+        ({"trained": [1, 1, 0]}, r"'trained\[0\]' must be true or false, not 1"),
         ({"trained": [True, True, False]}, "the first token"),
         ({"trained": [False, False, True]}, "an advantage at a token that is not trained"),
-        ({"weight": None}, "NoneType"),
+        ({"weight": None}, "'weight' must be a number, not None"),
     ],
 )
 def test_a_broken_row_is_named_by_its_line(tmp_path: Path, change: dict[str, object], problem: str) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 from coseek.agents.async_driver import Sampled, Sampling
 from coseek.core.errors import ModelError
 from coseek.core.extras import missing_extras
-from coseek.core.fields import text, whole
 from coseek.core.files import JsonObject, parse_line
 from coseek.core.settings import load_settings
 from coseek.data.question import Question
@@ -76,8 +75,9 @@ class EpisodeLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> list[AgentLoopOutput]:
         """Play the question of a row (`launch.write_questions`). Empty if a part failed."""
         host = await _host(self._settings)
-        index, trains = whole(extra_info, "index"), text(extra_info, "split") == "train"
-        place = Place(int(global_steps), index, int(session_id), trains)
+        place = Place(
+            int(global_steps), cast(int, extra_info["index"]), int(session_id), extra_info["split"] == "train"
+        )
         sglang = self._config.actor_rollout_ref.rollout.name == "sglang"
         turns = ServerTurns(self._client, host.tokenizer, sampling_params, f"{uid}/{session_id}", sglang)
         asked = Question.from_json(parse_line(question, "a row of verl"))

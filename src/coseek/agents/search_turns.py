@@ -7,7 +7,8 @@ from typing import cast
 from coseek.agents.grammar import Action, Grammar, Span
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
+from coseek.core.record import Record
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, Trajectory
 from coseek.models.written import MARK
@@ -15,7 +16,7 @@ from coseek.retrieval.query import PastTurn, Query
 
 
 @dataclass(frozen=True, slots=True)
-class TurnId:
+class TurnId(Record):
     """Identifies one search of one trajectory."""
 
     question_id: str
@@ -25,24 +26,27 @@ class TurnId:
     """Index in `Trajectory.searches`, from 0."""
 
     def __post_init__(self) -> None:
-        numbers = [one for one in (self.seed, self.search) if isinstance(one, int) and not isinstance(one, bool)]
-        if not isinstance(self.question_id, str) or len(numbers) < 2 or self.search < 0:
-            raise DataError(
-                f"a search turn is a question's id, a seed and an index from 0, not {self.question_id!r:.80}, "
-                f"{self.seed!r:.80} and {self.search!r:.80}"
-            )
+        if self.search < 0:
+            raise DataError(f"a search turn has an index from 0, not {self.search}")
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, str(self.seed), str(self.search)
 
-    def to_json(self) -> JsonObject:
-        return {"question_id": self.question_id, "seed": self.seed, "search": self.search}
+
+class TurnRecord(Record):
+    """Base of records of a search turn: the field `turn` is written as its own three names."""
+
+    __slots__ = ()
+
+    def _written(self, row: JsonObject) -> JsonObject:
+        turn = row.pop("turn")
+        assert isinstance(turn, dict)
+        return {**turn, **row}
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "TurnId":
-        """Read from any JSON row that names a turn."""
-        return cls(cast(str, row["question_id"]), cast(int, row["seed"]), cast(int, row["search"]))
+    def _to_read(cls, row: JsonObject) -> JsonObject:
+        return {**row, "turn": cast(Json, TurnId.from_json(row))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,10 +101,10 @@ def parse_row(row: JsonObject, parse: Callable[[JsonObject], T], where: str) -> 
         return parse(row)
     except KeyError as error:
         raise DataError(f"{where}: {error} is missing; mend or delete that line") from None
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from None
     except WRONG_SHAPE as error:
         raise DataError(f"{where}: {error}; mend or delete that line") from None
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 @contextmanager

@@ -4,7 +4,6 @@ synthesize`) or says its evidence (2WikiMultihopQA)."""
 from dataclasses import dataclass
 from typing import cast
 
-from coseek.core import fields
 from coseek.core.files import Json, JsonObject
 from coseek.data.question import Question
 
@@ -47,18 +46,21 @@ def gold_path(question: Question) -> tuple[PathStep, ...]:
         return ()
     return tuple(
         PathStep(
-            passage=fields.text(row, "passage"),
-            source=fields.text(row, "from"),
-            target=fields.text(row, "to"),
-            written=fields.text_or_none(row, "written") or fields.text(row, "to"),
-            phrase=fields.text(row, "phrase"),
-            back=row["back"] is True,
-            question=fields.text(row, "question"),
-            rest=fields.text_or_none(row, "rest") or "",
+            passage=row["passage"],
+            source=row["from"],
+            target=row["to"],
+            written=row.get("written") or row["to"],
+            phrase=row["phrase"],
+            back=cast(JsonObject, row)["back"] is True,
+            question=row["question"],
+            rest=row.get("rest") or "",
         )
-        for row in cast(list[JsonObject], rows)
+        for row in cast(list[dict[str, str]], rows)
     )
 
 
 def _is_step(row: Json) -> bool:
-    return isinstance(row, dict) and "back" in row and all(isinstance(row.get(name), str) for name in NEEDED - {"back"})
+    if not isinstance(row, dict) or "back" not in row:
+        return False
+    needed = all(isinstance(row.get(name), str) for name in NEEDED - {"back"})
+    return needed and all(isinstance(row.get(name), str | None) for name in ("written", "rest"))

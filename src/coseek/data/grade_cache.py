@@ -5,15 +5,16 @@ again without a model.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Generic, Protocol, Self, TypeVar
+from typing import IO, Annotated, Generic, Protocol, Self, TypeVar
 
 from coseek.core.errors import DataError
 from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, check_is_file, json_line, parse_line
 from coseek.core.lock import lock_beside, sweep_lock_beside
+from coseek.core.record import OMIT_EMPTY, Record
 from coseek.core.strict_json import is_json
 from coseek.data.run import drop_partial_line
 
@@ -24,7 +25,7 @@ FILE_NAMES = {"GeneratedAnswer": "reply"}
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedAnswer:
+class GeneratedAnswer(Record):
     """A generator's answer from one trajectory's passages."""
 
     question_id: str
@@ -42,28 +43,16 @@ class GeneratedAnswer:
     """The passages of the context, in order."""
     context_tokens: int = 0
     """Tokens of their titles and texts."""
-    asked: str = ""
+    asked: Annotated[str, OMIT_EMPTY] = ""
     """Digest of the question of a baseline, which is found without its context; empty in older files and elsewhere."""
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, str(self.seed), self.context, self.asked
 
-    def to_json(self) -> JsonObject:
-        return _told(self, self.__slots__) | {"passage_ids": list(self.passage_ids)}
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> Self:
-        ids, seed, tokens = row["passage_ids"], row["seed"], row["context_tokens"]
-        assert isinstance(ids, list) and isinstance(seed, int) and isinstance(tokens, int)
-        question, context, text = str(row["question_id"]), str(row["context"]), str(row["text"])
-        answer, fault = _text(row, "answer"), _text(row, "fault")
-        asked = str(row.get("asked", ""))
-        return cls(question, seed, context, answer, text, fault, tuple(map(str, ids)), tokens, asked)
-
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record):
     """A judge's verdict on one response to one question."""
 
     question_id: str
@@ -73,22 +62,12 @@ class Verdict:
     text: str = ""
     """The judge's whole output."""
     fault: str | None = None
-    asked: str = ""
+    asked: Annotated[str, OMIT_EMPTY] = ""
     """Digest of the question and its gold answers; empty in older files."""
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, self.response, self.asked
-
-    def to_json(self) -> JsonObject:
-        return _told(self, self.__slots__)
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> Self:
-        right = row["right"]
-        assert right is None or isinstance(right, bool)
-        question, response, asked = str(row["question_id"]), str(row["response"]), str(row.get("asked", ""))
-        return cls(question, response, right, str(row["text"]), _text(row, "fault"), asked)
 
 
 class GradeEntry(Protocol):
@@ -154,8 +133,8 @@ class GradeCache(Generic[E]):
                     continue
                 try:
                     yield self.kind.from_json(row)
-                except WRONG_SHAPE:
-                    raise DataError(f"{where}: not an entry of this sheet; delete the line") from None
+                except WRONG_SHAPE as error:
+                    raise DataError(f"{where}: not an entry of this sheet ({error}); delete the line") from None
 
     @contextmanager
     def appending(self) -> Iterator[IO[str]]:
@@ -173,13 +152,3 @@ class GradeCache(Generic[E]):
     def append(file: IO[str], entry: GradeEntry) -> None:
         file.write(json_line(entry.to_json()))
         file.flush()
-
-
-def _told(entry: GeneratedAnswer | Verdict, names: Iterable[str]) -> JsonObject:
-    """The fields of an entry; an older one is written as it was read."""
-    return {name: getattr(entry, name) for name in names if name != "asked" or entry.asked}
-
-
-def _text(row: JsonObject, name: str) -> str | None:
-    value = row[name]
-    return None if value is None else str(value)

@@ -8,6 +8,7 @@ from typing import overload
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
+from coseek.core.record import Record
 from coseek.core.strict_json import is_deep
 
 DEEPEST_META = 50
@@ -17,7 +18,7 @@ _NO_META: Mapping[str, Json] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(Record):
     """A piece of text that can be found."""
 
     id: str
@@ -105,7 +106,7 @@ def _text(value: Json, name: str, ident: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Record):
     """A retrieved passage with its score; higher is better, and scales differ by retriever."""
 
     passage: Passage
@@ -117,7 +118,8 @@ class Hit:
     @classmethod
     def from_json(cls, row: JsonObject) -> "Hit":
         score = row["score"]
-        assert isinstance(score, int | float)
+        if not isinstance(score, int | float):
+            raise DataError(f"'score' must be a number, not {score!r}")
         return cls(Passage.from_json(row), float(score))
 
 

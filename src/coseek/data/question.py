@@ -7,6 +7,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
+from coseek.core.record import Record
 from coseek.core.strict_json import is_deep
 from coseek.data.gold_answers import read_answers, read_text
 from coseek.data.passage import DEEPEST_META, read_id
@@ -24,7 +25,7 @@ NEAR = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(Record):
     """A question; any one of `answers` is right, and all of `gold_ids` are the supporting passages."""
 
     id: str

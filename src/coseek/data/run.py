@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, BinaryIO, TypeAlias, cast
 
-from coseek.core import fields
 from coseek.core.errors import DataError
 from coseek.core.files import (
     JsonObject,
@@ -33,6 +32,7 @@ from coseek.core.files import (
 )
 from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
+from coseek.core.record import PlainObject, Record
 from coseek.core.settings import check_same_settings
 from coseek.core.strict_json import is_json
 from coseek.data.digests import OLD_SEAL, is_closed, remove_digests, replacing, write_digests
@@ -213,10 +213,10 @@ class Run:
         with lock_folder(self.folder):
             path = self.trajectories_path
             drop_partial_line(path)
-            faults = sum(map(_has_fault, _rows(path)))
+            faults = sum(lost for _, lost in _rows(path))
             if faults:
                 self._reopen()
-                write_jsonl(path, (row for row in _rows(path) if not _has_fault(row)))
+                write_jsonl(path, (row for row, lost in _rows(path) if not lost))
             return faults
 
     @contextmanager
@@ -256,14 +256,22 @@ class Run:
             _write_record(self.folder, record)
 
 
-def _rows(path: Path) -> Iterator[JsonObject]:
-    return (row for _, row in read_jsonl(path)) if path.exists() else iter(())
+@dataclass(frozen=True, slots=True)
+class _Outcome(Record):
+    """What `Trajectory.fault` depends on in a row."""
+
+    stop: StopReason
+    searches: tuple[PlainObject, ...]
+
+    @property
+    def has_fault(self) -> bool:
+        return self.stop.is_fault or any(search.get("fault") is not None for search in self.searches)
 
 
-def _has_fault(row: JsonObject) -> bool:
-    """`Trajectory.fault` of a row."""
-    lost = (search.get("fault") for search in fields.objects(row, "searches"))
-    return StopReason(str(row["stop"])).is_fault or any(fault is not None for fault in lost)
+def _rows(path: Path) -> Iterator[tuple[JsonObject, bool]]:
+    """The rows of a trajectories file, which may be missing, each with whether it has a fault."""
+    for line, row in read_jsonl(path) if path.exists() else ():
+        yield row, parse_row(row, _Outcome.from_json, f"{path}, line {line}").has_fault
 
 
 def _spans(path: Path) -> list[tuple[RowKey, int, int]]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, parse_rows
+from coseek.core.files import parse_rows
+from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Number, Record, Schema
 from coseek.data.run import TOKENS, RowKey
 from coseek.data.trajectory import Author, Trajectory
 
@@ -28,25 +29,31 @@ Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenData:
+class TokenData(Record):
     """The reward of an episode in training, and values of its tokens."""
+
+    SCHEMA = Schema(SCHEMA, "token data")
+    KEYS = (
+        "question_id", "seed", "group", "reward", "parts", "trained", "spans", "updates", "advantages",
+        "trainer_logprobs", "entropies",
+    )  # fmt: skip
 
     question_id: str
     seed: int
     group: int
     """The question's occurrence in the step, whose episodes were compared."""
-    reward: float | None
-    parts: Mapping[str, float | None] = field(default_factory=dict)
+    reward: Number | None
+    parts: Mapping[str, Number | None] = field(default_factory=dict)
     trained: bool = False
     """Whether the agent's tokens are in the loss. The environment's never are."""
-    spans: tuple[Span, ...] = ()
+    spans: Annotated[tuple[Span, ...], OMIT_EMPTY] = ()
     """Where the agent's tokens are, in order; empty where no values are known."""
-    advantages: Values = ()
-    trainer_logprobs: Values = ()
+    advantages: Annotated[Values, OMIT_EMPTY] = ()
+    trainer_logprobs: Annotated[Values, OMIT_EMPTY] = ()
     """Natural log at the sampling temperature, from the trainer's first pass over the episode."""
-    updates: int | None = None
+    updates: Annotated[int | None, OMIT_NONE] = None
     """Updates of the step before that pass. At 0 both log-probabilities are of the same weights."""
-    entropies: Values = ()
+    entropies: Annotated[Values, OMIT_EMPTY] = ()
     """Exact entropy of the policy at each token in nats, where the settings have it computed."""
 
     def __post_init__(self) -> None:
@@ -68,43 +75,6 @@ class TokenData:
                 f"the values of question {self.question_id!r}, seed {self.seed}, stand at the tokens "
                 f"{list(self.spans)}, and the agent wrote {list(wrote)}"
             )
-
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {
-            "schema": SCHEMA,
-            "question_id": self.question_id,
-            "seed": self.seed,
-            "group": self.group,
-            "reward": self.reward,
-            "parts": dict(self.parts),
-            "trained": self.trained,
-        }
-        if self.spans:
-            row["spans"] = [list(span) for span in self.spans]
-        if self.updates is not None:
-            row["updates"] = self.updates
-        lists: JsonObject = {name: list(getattr(self, name)) for name in LISTS}
-        return row | {name: values for name, values in lists.items() if values}
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "TokenData":
-        if row.get("schema") != SCHEMA:
-            raise DataError(f"token data of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
-        advantages, trainer_logprobs, entropies = (_values(row, name) for name in LISTS)
-        spans = cast(list[list[int]], row.get("spans", []))
-        return cls(
-            question_id=str(row["question_id"]),
-            seed=cast(int, row["seed"]),
-            group=cast(int, row["group"]),
-            reward=_number(row["reward"]),
-            parts={name: _number(value) for name, value in cast(JsonObject, row["parts"]).items()},
-            trained=bool(row["trained"]),
-            spans=tuple((int(start), int(end)) for start, end in spans),
-            advantages=advantages,
-            trainer_logprobs=trainer_logprobs,
-            updates=cast("int | None", row.get("updates")),
-            entropies=entropies,
-        )
 
 
 def agent_spans(trajectory: Trajectory) -> tuple[Span, ...]:
@@ -128,13 +98,3 @@ def read_token_data(folder: Path) -> dict[RowKey, TokenData]:
 def finite(values: Iterable[float], short: Callable[[float], float] = lambda value: float(f"{value:.6g}")) -> Values:
     """The numbers, shortened, with `None` for those that no file can hold."""
     return tuple(short(value) if math.isfinite(value) else None for value in values)
-
-
-def _values(row: JsonObject, name: str) -> Values:
-    return tuple(map(_number, cast(list[Json], row.get(name, []))))
-
-
-def _number(value: Json) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise DataError(f"token data are numbers, and {value!r} is none")
-    return None if value is None else float(value)

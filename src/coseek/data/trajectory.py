@@ -8,11 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, chain
-from typing import cast
+from typing import Annotated
 
-from coseek.core import fields
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import JsonObject
+from coseek.core.record import (
+    OMIT_EMPTY,
+    OMIT_NONE,
+    OMIT_TRUE,
+    OPTIONAL,
+    Number,
+    PlainJson,
+    PlainObject,
+    Record,
+    Schema,
+    TokenIds,
+)
 from coseek.data import answers
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -56,7 +67,7 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Record):
     """One stretch of a trajectory, written by one author."""
 
     author: Author
@@ -64,13 +75,13 @@ class Segment:
     """What it is: `prompt`, `information`, …; for the agent the tag that ended its turn (`search`, …), or empty."""
     text: str
     """The decoding of `ids`, special tokens included; that of a log whose ids are not known, where `ids` is empty."""
-    ids: tuple[int, ...]
+    ids: TokenIds
     """Exactly what was sampled, or what was inserted; never re-tokenised."""
-    logprobs: tuple[float, ...] = ()
+    logprobs: Annotated[tuple[float, ...], OPTIONAL] = ()
     """Natural log at the sampling temperature, one per agent token; empty for the environment."""
-    version: int | None = None
+    version: Annotated[int | None, OMIT_NONE] = None
     """Version of the weights that sampled the ids; `None` where the model does not tell."""
-    message: JsonObject | None = None
+    message: Annotated[PlainObject | None, OMIT_NONE] = None
     """The assistant's message that the environment read in the turn of an agent with native tool calls: `content`,
     `reasoning_content` and `tool_calls`. `None` in all other segments."""
 
@@ -86,93 +97,50 @@ class Segment:
         if self.message is not None and self.author is not Author.AGENT:
             raise DataError("a segment by the environment holds an assistant's message")
 
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {"author": str(self.author), "tag": self.tag, "text": self.text, "ids": list(self.ids)}
-        if self.author is Author.AGENT:
-            row["logprobs"] = list(self.logprobs)
-        if self.version is not None:
-            row["version"] = self.version
-        if self.message is not None:
-            row["message"] = self.message
+    def _written(self, row: JsonObject) -> JsonObject:
+        if self.author is Author.ENVIRONMENT:
+            del row["logprobs"]
         return row
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "Segment":
-        return cls(
-            author=Author(str(row["author"])),
-            tag=fields.text(row, "tag"),
-            text=fields.text(row, "text"),
-            ids=fields.tokens(row, "ids"),
-            logprobs=fields.numbers(row, "logprobs"),
-            version=fields.whole_or_none(row, "version"),
-            message=None if row.get("message") is None else fields.mapping(row, "message"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Search(Record):
     """One query and what came back. `fault` is set when the retriever failed, and then `hits` is empty."""
 
     query: str
     hits: tuple[Hit, ...] = ()
-    fault: str | None = None
-    turn: int | None = None
+    fault: Annotated[str | None, OMIT_NONE] = None
+    turn: Annotated[int | None, OMIT_NONE] = None
     """Which of the agent's turns asked it, from 1; 0 for the search that opens a run. Searches of one turn were shown
     in one block. Unknown in runs that are older than this field."""
-    selected: tuple[str, ...] | None = None
+    selected: Annotated[tuple[str, ...] | None, OMIT_NONE] = None
     """Ids of the hits that the agent chose; `None` when it made no choice, which is not the same as choosing none."""
-
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {"query": self.query, "hits": [hit.to_json() for hit in self.hits]}
-        if self.fault is not None:
-            row["fault"] = self.fault
-        if self.turn is not None:
-            row["turn"] = self.turn
-        if self.selected is not None:
-            row["selected"] = list(self.selected)
-        return row
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "Search":
-        return cls(
-            query=fields.text(row, "query"),
-            hits=tuple(Hit.from_json(hit) for hit in fields.objects(row, "hits")),
-            fault=fields.text_or_none(row, "fault"),
-            turn=fields.whole_or_none(row, "turn"),
-            selected=None if row.get("selected") is None else fields.texts(row, "selected"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Record):
     """One call of a tool other than search and visit. `fault` is set when it failed, and then `result` is None."""
 
     turn: int
     """Which of the agent's turns made it, from 1."""
     tool: str
     """The name that the agent called."""
-    arguments: JsonObject
-    result: Json = None
-    fault: str | None = None
+    arguments: PlainObject
+    result: Annotated[PlainJson, OPTIONAL] = None
+    fault: Annotated[str | None, OMIT_NONE] = None
 
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {"turn": self.turn, "tool": self.tool, "arguments": self.arguments}
-        return {**row, **({"result": self.result} if self.fault is None else {"fault": self.fault})}
+    def _written(self, row: JsonObject) -> JsonObject:
+        if self.fault is not None:
+            del row["result"]
+        return row
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Call":
-        fault = fields.text_or_none(row, "fault")
-        return cls(
-            turn=fields.whole(row, "turn"),
-            tool=fields.text(row, "tool"),
-            arguments=fields.mapping(row, "arguments"),
-            result=row["result"] if fault is None else None,
-            fault=fault,
-        )
+    def _to_read(cls, row: JsonObject) -> JsonObject:
+        return row if row.get("fault") is not None else {**row, "result": row["result"]}
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(Record):
     """A visit that showed a found passage with others of its document."""
 
     turn: int
@@ -186,25 +154,21 @@ class Visit:
         """Whether a passage with this id is among those that were shown."""
         return any(passage.id == ident for passage in self.passages)
 
-    def to_json(self) -> JsonObject:
-        return {"turn": self.turn, "id": self.id, "passages": [passage.to_json() for passage in self.passages]}
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "Visit":
-        return cls(
-            turn=fields.whole(row, "turn"),
-            id=fields.text(row, "id"),
-            passages=tuple(Passage.from_json(passage) for passage in fields.objects(row, "passages")),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class Trajectory(Record):
     """One question's whole run.
 
     A run is *truncated* when a budget ended it (`turn_limit`, `token_limit`). `seed` is the seed of this row's
     randomness: the same seed, model and retriever give the same trajectory, alone or in any batch.
     """
+
+    SCHEMA = Schema(SCHEMA, "a trajectory", ": run it again")
+    KEYS = (
+        "question", "protocol", "stop", "answer", "valid", "format_error", "stop_detail", "searches", "selected_ids",
+        "evidence", "segments", "seed", "timings", "side_contexts", "calls", "visits", "exact", "cost_usd", "messages",
+        "logged_protocol",
+    )  # fmt: skip
 
     question: Question
     protocol: str
@@ -220,28 +184,28 @@ class Trajectory:
     """What failed, for a fault."""
     selected_ids: tuple[str, ...] = ()
     """The passages that the agent chose as its evidence, each once, in the order of its searches."""
-    side_contexts: tuple[tuple[Segment, ...], ...] = ()
+    side_contexts: Annotated[tuple[tuple[Segment, ...], ...], OMIT_EMPTY] = ()
     """What the agent's model read and wrote outside of this context, such as notes on documents: each a prompt and
     one turn. Their ids are in no segment, so they are in no batch; what came of them is the environment's text."""
     seed: int = 0
-    timings: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, Number] = field(default_factory=dict)
     """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
-    exact: bool = True
+    exact: Annotated[bool, OMIT_TRUE] = True
     """The agent's ids and log-probabilities are what was sampled. False when a server gave text only (the ids are that
     text encoded once and 0 stands for unknown log-probabilities), and for logs of somebody else's agent (ids only where
     the log has them). Such a run is measured and never trained on."""
-    cost_usd: float | None = None
+    cost_usd: Annotated[Number | None, OMIT_NONE] = None
     """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
-    calls: tuple[Call, ...] = ()
+    calls: Annotated[tuple[Call, ...], OMIT_EMPTY] = ()
     """Calls of tools other than search and visit, which have `searches` and segments with the tag `page`."""
-    evidence: tuple[str, ...] | None = None
+    evidence: Annotated[tuple[str, ...] | None, OMIT_NONE] = None
     """Ids of all passages that were retrieved or visited, each once, best first (`data/evidence.py`). `None` in older
     runs, which do not hold it."""
-    visits: tuple[Visit, ...] = ()
+    visits: Annotated[tuple[Visit, ...], OMIT_EMPTY] = ()
     """Visits that showed more than the passage that a search had found."""
-    messages: tuple[JsonObject, ...] = ()
+    messages: Annotated[tuple[PlainObject, ...], OMIT_EMPTY] = ()
     """The messages of an imported conversation, exactly as the log has them; empty for runs of coseek."""
-    logged_protocol: str | None = None
+    logged_protocol: Annotated[str | None, OMIT_NONE] = None
     """The protocol that an imported log names, where its segments are written in the tags of another."""
 
     def __repr__(self) -> str:
@@ -347,80 +311,9 @@ class Trajectory:
         lost = next((search.fault for search in self.searches if search.fault is not None), None)
         return None if lost is None else (StopReason.RETRIEVER_ERROR, lost)
 
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {
-            "schema": SCHEMA,
-            "question": self.question.to_json(),
-            "protocol": self.protocol,
-            "stop": str(self.stop),
-            "answer": self.answer,
-            "valid": self.valid,
-            "format_error": self.format_error,
-            "stop_detail": self.stop_detail,
-            "searches": [search.to_json() for search in self.searches],
-            "selected_ids": list(self.selected_ids),
-            **({} if self.evidence is None else {"evidence": list(self.evidence)}),
-            "segments": [segment.to_json() for segment in self.segments],
-            "seed": self.seed,
-            "timings": dict(self.timings),
-        }
-        if self.side_contexts:
-            row["side_contexts"] = [[segment.to_json() for segment in context] for context in self.side_contexts]
-        if self.calls:
-            row["calls"] = [call.to_json() for call in self.calls]
-        if self.visits:
-            row["visits"] = [visit.to_json() for visit in self.visits]
-        if not self.exact:
-            row["exact"] = False
-        if self.cost_usd is not None:
-            row["cost_usd"] = self.cost_usd
-        if self.messages:
-            row["messages"] = list(self.messages)
-        if self.logged_protocol is not None:
-            row["logged_protocol"] = self.logged_protocol
-        return row
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "Trajectory":
-        if row.get("schema") != SCHEMA:
-            raise DataError(f"a trajectory of schema {row.get('schema')!r}; this coseek reads {SCHEMA}: run it again")
-        return cls(
-            question=Question.from_json(fields.mapping(row, "question")),
-            protocol=fields.text(row, "protocol"),
-            segments=tuple(Segment.from_json(part) for part in fields.objects(row, "segments")),
-            searches=tuple(Search.from_json(part) for part in fields.objects(row, "searches")),
-            stop=StopReason(str(row["stop"])),
-            answer=fields.text_or_none(row, "answer"),
-            valid=fields.flag(row, "valid"),
-            format_error=fields.text(row, "format_error"),
-            stop_detail=fields.text(row, "stop_detail"),
-            selected_ids=fields.texts(row, "selected_ids"),
-            side_contexts=tuple(
-                tuple(Segment.from_json(part) for part in context)
-                for context in cast(list[list[JsonObject]], row.get("side_contexts", []))
-            ),
-            seed=fields.whole(row, "seed"),
-            timings=fields.seconds(row, "timings"),
-            exact=fields.flag({"exact": True, **row}, "exact"),
-            cost_usd=fields.number_or_none(row, "cost_usd"),
-            calls=tuple(Call.from_json(part) for part in fields.objects({"calls": [], **row}, "calls")),
-            evidence=_idents(row.get("evidence")),
-            visits=tuple(Visit.from_json(part) for part in fields.objects({"visits": [], **row}, "visits")),
-            messages=tuple(fields.objects({"messages": [], **row}, "messages")),
-            logged_protocol=fields.text_or_none(row, "logged_protocol"),
-        )
-
 
 def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
     """Why a run ends whose agent declines, and the detail. After a failed search it is a fault: the retriever, and not
     the corpus, may be what lacks the answer."""
     lost = next((search.fault for search in searches if search.fault is not None), None)
     return (StopReason.DECLINED, "") if lost is None else (StopReason.RETRIEVER_ERROR, lost)
-
-
-def _idents(value: Json) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(ident, str) for ident in value):
-        raise DataError("evidence is a list of passage ids")
-    return tuple(cast(list[str], value))

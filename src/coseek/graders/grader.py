@@ -1,13 +1,10 @@
 """Grader: what judges, relevance scorers and rankers have in common."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import TypeAdapter
-
-from coseek.agents.search_turns import TurnId
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile
@@ -16,35 +13,6 @@ from coseek.models.text_model import TextModel
 from coseek.world.oracle import Oracle
 
 P = TypeVar("P", bound=PromptFile)
-
-
-class CacheEntry:
-    """Base of dataclasses that are lines of a grade cache, with one JSON name per field.
-
-    A field `turn` (`TurnId`) is written as its own three names.
-    """
-
-    __slots__ = ()
-
-    def to_json(self) -> JsonObject:
-        row = cast(JsonObject, _adapter(type(self)).dump_python(self, mode="json"))
-        return {**cast(JsonObject, row.pop("turn", {})), **row}
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> Self:
-        """Raises `KeyError` or `ValueError` for a row of another form."""
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # subclasses are dataclasses
-        values = {name: TurnId.from_json(row) if name == "turn" else row[name] for name in names}
-        return cast(Self, _adapter(cls).validate_python(values))
-
-
-_ADAPTERS: dict[type[CacheEntry], TypeAdapter[CacheEntry]] = {}
-
-
-def _adapter(kind: type[CacheEntry]) -> TypeAdapter[CacheEntry]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
 
 
 class Grader(Protocol):

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from coseek.agents.search_turns import SearchTurn, TurnId
+from coseek.agents.search_turns import SearchTurn, TurnId, TurnRecord
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
-from coseek.graders.grader import CacheEntry, Grader, ModelGrader, OracleGrader
+from coseek.graders.grader import Grader, ModelGrader, OracleGrader
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
@@ -39,7 +39,7 @@ class CandidateList:
 
 
 @dataclass(frozen=True, slots=True)
-class Rating(CacheEntry):
+class Rating(TurnRecord):
     """Scores of passages that were scored together."""
 
     turn: TurnId

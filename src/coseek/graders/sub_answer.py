@@ -13,8 +13,9 @@ from pathlib import Path
 
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
+from coseek.core.record import Record
 from coseek.data.trajectory import PROMPT, Author, Trajectory
-from coseek.graders.grader import CacheEntry, ModelGrader
+from coseek.graders.grader import ModelGrader
 from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ask_with_retry
@@ -28,7 +29,7 @@ _NO_WORD = re.compile(r"[^\w/]+")
 
 
 @dataclass(frozen=True, slots=True)
-class SubAnswers(CacheEntry):
+class SubAnswers(Record):
     """Sub-answers of the searches of one run."""
 
     question_id: str

@@ -16,6 +16,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
+from coseek.core.record import Record
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -29,7 +30,6 @@ from coseek.graders.generator import (
     context_of,
     load_generator_prompt,
 )
-from coseek.graders.grader import CacheEntry
 from coseek.labels.candidates import find_candidates
 from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled
@@ -60,7 +60,7 @@ class AnswerLikelihoodSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLikelihoods(CacheEntry):
+class AnswerLikelihoods(Record):
     """The likelihood of one question's answer under several lists of passages."""
 
     question_id: str

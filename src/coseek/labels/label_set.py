@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Annotated, cast
 
-from coseek.agents.search_turns import SearchTurn, TurnId
+from coseek.agents.search_turns import SearchTurn, TurnId, TurnRecord
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
+from coseek.core.record import OMIT_EMPTY, Record
 from coseek.data.identities import value_digest
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -20,7 +21,7 @@ TRAJECTORY = "trajectory"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record):
     """A passage that a search turn could have been shown, with its scores."""
 
     passage: Passage
@@ -124,22 +125,15 @@ class LabelSet:
 
 
 @dataclass(frozen=True, slots=True)
-class DroppedTurn:
+class DroppedTurn(TurnRecord):
     """A search turn without a label, and the reason."""
 
     turn: TurnId
     reason: str
     """Short name of the reason, such as `no-positive` or `unreadable`."""
     detail: str = ""
-    trajectory: str = ""
-    """As in a label set."""
-
-    def to_json(self) -> JsonObject:
-        return {**self.turn.to_json(), "reason": self.reason, "detail": self.detail} | _origin(self.trajectory)
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "DroppedTurn":
-        return cls(TurnId.from_json(row), str(row["reason"]), str(row["detail"]), str(row.get(TRAJECTORY, "")))
+    trajectory: Annotated[str, OMIT_EMPTY] = ""
+    """Digest of the trajectory; empty in older rows."""
 
 
 def trajectory_digest(trajectory: Trajectory) -> str:

@@ -17,6 +17,7 @@ from coseek.core.concurrency import concurrency_of
 from coseek.core.errors import DataError, RetrieverError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
+from coseek.core.record import Record
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.graders.ranker import ModelRanker, RankedOrder, Ranker, RankingRequest
@@ -34,7 +35,7 @@ Turn: TypeAlias = tuple[Question, Query]
 
 
 @dataclass(frozen=True, slots=True)
-class OracleRanking:
+class OracleRanking(Record):
     """Results of one search in the ranker's order."""
 
     question_id: str
@@ -60,29 +61,6 @@ class OracleRanking:
             found = [candidate for candidate in self.candidates if candidate.rank]
             return [candidate.passage for candidate in sorted(found, key=lambda one: one.rank)]
         return [candidate.passage for candidate in self.candidates]
-
-    def to_json(self) -> JsonObject:
-        return {
-            "question_id": self.question_id,
-            "asked": self.asked,
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-            "texts": list(self.texts),
-            "unreadable": self.unreadable,
-            "fault": self.fault,
-        }
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "OracleRanking":
-        candidates, texts, fault = row["candidates"], row["texts"], row["fault"]
-        assert isinstance(candidates, list) and isinstance(texts, list)
-        return cls(
-            question_id=str(row["question_id"]),
-            asked=str(row["asked"]),
-            candidates=tuple(Candidate.from_json(cast(JsonObject, each)) for each in candidates),
-            texts=tuple(map(str, texts)),
-            unreadable=str(row["unreadable"]),
-            fault=None if fault is None else str(fault),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Generic, TypeVar
 
-from coseek.agents.search_turns import TurnId
+from coseek.agents.search_turns import TurnId, TurnRecord
 from coseek.core.files import json_line
 from coseek.core.lock import Lock, lock_beside
 from coseek.data.grade_cache import GradeCache, GradeEntry
-from coseek.graders.grader import CacheEntry
 
 E = TypeVar("E", bound=GradeEntry)
 
 
 @dataclass(frozen=True, slots=True)
-class Score(CacheEntry):
+class Score(TurnRecord):
     """One score of one passage of one search turn."""
 
     turn: TurnId

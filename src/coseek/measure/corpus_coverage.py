@@ -12,6 +12,7 @@ from statistics import fmean
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.marks import marks, undotted
+from coseek.core.record import Record
 from coseek.data.gold_answers import normalise
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -123,7 +124,7 @@ class QuestionCoverage:
 
 
 @dataclass(frozen=True, slots=True)
-class CoverageSummary:
+class CoverageSummary(Record):
     """The counts of one group of questions, and what they cost at most."""
 
     questions: int
@@ -155,9 +156,6 @@ class CoverageSummary:
             recall_lost=fmean(len(row.missing_gold) / gold for row, gold in judged) if judged else None,
             em_lost=absent / len(answered) if answered else None,
         )
-
-    def to_json(self) -> JsonObject:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

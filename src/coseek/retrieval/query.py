@@ -6,14 +6,15 @@ retriever takes both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.record import OMIT_EMPTY, Record
 
 
 @dataclass(frozen=True, slots=True)
-class PastTurn:
+class PastTurn(Record):
     """An earlier search of the same episode."""
 
     query: str
@@ -21,22 +22,17 @@ class PastTurn:
     """The agent's text before the query in that turn, without tags."""
     documents: tuple[str, ...] = ()
     """The passages that the search returned, best first: `Passage.contents`."""
-    same_turn: bool = False
+    same_turn: Annotated[bool, OMIT_EMPTY] = False
     """Whether the turn of the search before it made this one, too. In rows that are older than this field every search
     is a turn."""
 
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {"query": self.query, "reasoning": self.reasoning, "documents": list(self.documents)}
-        return {**row, "same_turn": True} if self.same_turn else row
-
     @classmethod
-    def from_json(cls, row: JsonObject) -> "PastTurn":
-        documents = tuple(_texts(row, "documents"))
-        return cls(_text(row, "query"), _text(row, "reasoning"), documents, _flag(row, "same_turn"))
+    def _to_read(cls, row: JsonObject) -> JsonObject:
+        return {"query": "", "reasoning": "", "documents": [], **_given(row)}
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class Query(Record):
     """One search turn."""
 
     text: str
@@ -67,26 +63,9 @@ class Query:
         past = sum(len(turn.query) + len(turn.reasoning) + sum(map(len, turn.documents)) for turn in self.history)
         return len(self.question) + len(self.reasoning) + past
 
-    def to_json(self) -> JsonObject:
-        return {
-            "text": self.text,
-            "question": self.question,
-            "reasoning": self.reasoning,
-            "history": [turn.to_json() for turn in self.history],
-        }
-
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Query":
-        """Read what `to_json` wrote. Missing fields are empty; a value of another type is a `DataError`."""
-        history = row.get("history") or []
-        if not isinstance(history, list) or not all(isinstance(turn, dict) for turn in history):
-            raise DataError(f'the "history" of a query is a list of objects, not {history!r}')
-        return cls(
-            text=_text(row, "text"),
-            question=_text(row, "question"),
-            reasoning=_text(row, "reasoning"),
-            history=tuple(PastTurn.from_json(turn) for turn in cast(list[JsonObject], history)),
-        )
+    def _to_read(cls, row: JsonObject) -> JsonObject:
+        return {"text": "", "question": "", "reasoning": "", "history": [], **_given(row)}
 
 
 QueryLike: TypeAlias = str | Query
@@ -115,22 +94,6 @@ def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLi
     return list(found)
 
 
-def _text(row: JsonObject, name: str) -> str:
-    value = row.get(name)
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"the {name!r} of a query is a text, not {value!r}")
-    return value or ""
-
-
-def _flag(row: JsonObject, name: str) -> bool:
-    value = row.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise DataError(f"the {name!r} of a query is true or false, not {value!r}")
-    return bool(value)
-
-
-def _texts(row: JsonObject, name: str) -> list[str]:
-    values = row.get(name)
-    if values is not None and not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
-        raise DataError(f"the {name!r} of a query are texts, not {values!r}")
-    return cast(list[str], values or [])
+def _given(row: JsonObject) -> JsonObject:
+    """The fields of a client's query; those that are missing or null are empty."""
+    return {name: value for name, value in row.items() if value is not None}

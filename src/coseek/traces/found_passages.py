@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from coseek.core.errors import DataError
-from coseek.core.fields import objects
 from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
@@ -33,14 +32,14 @@ _KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "metadata
 def own_hits(value: Json) -> tuple[Hit, ...] | None:
     """The hits that coseek wrote with a result, as they were; `None` where they are somebody else's."""
     with suppress(DataError, *WRONG_SHAPE):
-        return tuple(Hit.from_json(row) for row in objects({"hits": value}, "hits"))
+        return tuple(map(Hit.from_json, cast(list[JsonObject], value))) if isinstance(value, list) else None
     return None
 
 
 def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...]:
     """What coseek wrote with a run, searches or visits, as it was; none where it is somebody else's."""
     with suppress(DataError, *WRONG_SHAPE):
-        return tuple(read(row) for row in objects({"rows": value}, "rows"))
+        return tuple(map(read, cast(list[JsonObject], value))) if isinstance(value, list) else ()
     return ()
 
 

@@ -6,13 +6,14 @@ from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
+from coseek.core.record import Record
 from coseek.data.gold_path import PathStep, gold_path
 from coseek.data.question import Question
 from coseek.world.passages import spaced
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Record):
     """One fact of a question's plan."""
 
     entity: str
@@ -29,9 +30,6 @@ class Step:
     sub_question: str
     rest: str = ""
     """The question once this step is known: with the value in the place of what it answers. Of compositions alone."""
-
-    def to_json(self) -> JsonObject:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def has_plan(question: Question) -> bool:

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, parse_rows, write_jsonl
+from coseek.core.files import parse_rows, write_jsonl
+from coseek.core.record import Record, Schema, TokenIds
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
@@ -29,14 +29,19 @@ from coseek.training.trainer.batch import FILLER_ID, Batch
 
 SCHEMA = 1
 """Version of a row in `rows.jsonl`."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRow:
+class TrainingRow(Record):
     """One context of an episode. The first four fields have one item a token; the first token is never trained."""
 
-    ids: tuple[int, ...]
+    SCHEMA = Schema(SCHEMA, "a row")
+    KEYS = (
+        "step", "group", "episode", "turn", "policy_version", "weight", "ids", "trained", "sampled_logprob",
+        "advantage",
+    )  # fmt: skip
+
+    ids: TokenIds
     trained: tuple[bool, ...]
     """Whether the token is in the loss."""
     sampled_logprob: tuple[float, ...]
@@ -65,38 +70,6 @@ class TrainingRow:
             raise DataError("the first token of a row has nothing before it and cannot be trained")
         if any(value for value, trained in zip(self.advantage, self.trained, strict=True) if not trained):
             raise DataError("a row has an advantage at a token that is not trained")
-
-    def to_json(self) -> JsonObject:
-        return {
-            "schema": SCHEMA,
-            "step": self.step,
-            "group": self.group,
-            "episode": self.episode,
-            "turn": self.turn,
-            "policy_version": self.policy_version,
-            "weight": self.weight,
-            "ids": [*self.ids],
-            "trained": [*self.trained],
-            "sampled_logprob": [*self.sampled_logprob],
-            "advantage": [*self.advantage],
-        }
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "TrainingRow":
-        if row.get("schema") != SCHEMA:
-            raise DataError(f"a row of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
-        return cls(
-            ids=_values(row, "ids", int),
-            trained=_values(row, "trained", bool),
-            sampled_logprob=_values(row, "sampled_logprob", float),
-            advantage=_values(row, "advantage", float),
-            weight=float(cast(float, row["weight"])),
-            step=cast(int, row["step"]),
-            group=cast(int, row["group"]),
-            episode=str(row["episode"]),
-            turn=cast(int, row["turn"]),
-            policy_version=cast(int, row["policy_version"]),
-        )
 
 
 @dataclass
@@ -222,11 +195,3 @@ def _scored(
         kept = groups_with_spread(episodes, settings)
         episodes = replace(episodes, scored=tuple(one for one in episodes.scored if one.group in kept))
     return episodes
-
-
-def _values(row: JsonObject, key: str, kind: type[T]) -> tuple[T, ...]:
-    """The list of a row, all of one type. Raises `DataError` for anything else."""
-    values = row[key]
-    if not isinstance(values, list) or not all(type(value) is kind for value in values):
-        raise DataError(f"{key} is a list of {kind.__name__}s")
-    return tuple(cast(list[T], values))

@@ -1,0 +1,247 @@
+"""Record: a frozen dataclass that is stored as one JSON object, and checked by pydantic when it is read.
+
+Every field is written under its own name, in the order of the fields or of `KEYS`. Numbers, truth values and texts are
+never converted into one another, and unknown names are ignored. A field may be missing in a file if it is one of those
+that are left out (`Omit`), or if its default is `None`.
+"""
+
+import operator
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar, Self, TypeAlias, TypeVar, cast
+
+from pydantic import AfterValidator, GetCoreSchemaHandler, TypeAdapter, ValidationError, WrapValidator
+from pydantic_core import CoreSchema, core_schema
+
+from coseek.core.errors import DataError
+from coseek.core.strict_json import Json
+
+_LARGEST = 2**128
+"""Bound of whole numbers: seeds may be digests."""
+_LONGEST = 60
+"""Characters of a wrong value in a message."""
+_SCALARS = frozenset((int, float, bool, str))
+"""Types of values that are JSON as they are."""
+_WHOLE, _OBJECT, _LIST = "a whole number of at most 128 bits", "an object", "a list"
+_NEEDED = {
+    "string_type": "a text",
+    "int_type": _WHOLE,
+    "greater_than": _WHOLE,
+    "less_than": _WHOLE,
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": _OBJECT,
+    "is_instance_of": _OBJECT,
+    "dataclass_type": _OBJECT,
+    "tuple_type": _LIST,
+    "too_long": _LIST + " of {max_length}",
+    "enum": "{expected}",
+    "literal_error": "{expected}",
+    "value_error": "{error}",
+}
+"""Pydantic's type of error → what the field needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Omit:
+    """Mark of a field that is not written for some values, in `Annotated[int | None, OMIT_NONE]`."""
+
+    when: Callable[[object], object]
+
+
+OMIT_NONE = Omit(lambda value: value is None)
+OMIT_EMPTY = Omit(operator.not_)
+"""Empty, 0 or false."""
+OMIT_TRUE = Omit(bool)
+OPTIONAL = Omit(lambda value: False)
+"""Written, and may be missing in a file all the same."""
+
+
+def _as_written(value: object, check: Callable[[object], object]) -> object:
+    check(value)
+    return value
+
+
+def _of_64_bits(ids: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        array("q", ids)  # pydantic's own bounds of the items would take five times as long
+    except OverflowError:
+        raise ValueError("token ids of at most 64 bits") from None
+    return ids
+
+
+Number: TypeAlias = Annotated[float, WrapValidator(_as_written)]
+"""A number that is written again as it was read: 0 does not become 0.0."""
+TokenIds: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_of_64_bits)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AsItIs:
+    """Makes pydantic pass a JSON value on without a copy."""
+
+    schema: CoreSchema
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return self.schema
+
+
+PlainObject: TypeAlias = Annotated[dict[str, Json], _AsItIs(core_schema.is_instance_schema(dict))]
+"""Any JSON object."""
+PlainJson: TypeAlias = Annotated[Json, _AsItIs(core_schema.any_schema())]
+"""Any JSON value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Version of a kind of record, which is written first, as `schema`."""
+
+    version: int
+    what: str
+    """`a trajectory`"""
+    way_out: str = ""
+
+    def check(self, row: Mapping[str, Json]) -> None:
+        """Raise `DataError` for another version."""
+        if (found := row.get("schema")) != self.version:
+            raise DataError(f"{self.what} of schema {found!r}; this coseek reads schema {self.version}{self.way_out}")
+
+
+class WrongField(DataError, ValueError):
+    """A field with a value of another type. It is a fault of the shape, too (`files.WRONG_SHAPE`)."""
+
+
+class Record:
+    """Base of dataclasses that are stored as JSON objects.
+
+    A class whose object differs from its fields changes it in `_written` and `_to_read`. One that differs in everything
+    has its own `to_json` and `from_json`, which are used inside of other records, too.
+    """
+
+    __slots__ = ()
+    SCHEMA: ClassVar[Schema | None] = None
+    KEYS: ClassVar[tuple[str, ...]] = ()
+    """The order of the fields in a file, where it is not that of the class."""
+
+    def to_json(self) -> dict[str, Json]:
+        row: dict[str, Json] = {} if self.SCHEMA is None else {"schema": self.SCHEMA.version}
+        for name, omitted in _fields(type(self)):
+            value = getattr(self, name)
+            if omitted is None or not omitted(value):
+                row[name] = value if type(value) in _SCALARS else _plain(value)
+        return self._written(row)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Json]) -> Self:
+        """Raises `KeyError` for a missing field and `WrongField` for a wrong one, with its place in the object."""
+        if cls.SCHEMA is not None:
+            cls.SCHEMA.check(row)
+        try:
+            return _adapter(cls).validate_python(row)
+        except ValidationError as error:
+            raise _refusal(error) from None
+
+    def _written(self, row: dict[str, Json]) -> dict[str, Json]:
+        """The object to write, from that of the fields."""
+        return row
+
+    @classmethod
+    def _to_read(cls, row: dict[str, Json]) -> dict[str, Json]:
+        """The object of the fields, from the one that was written."""
+        return row
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if not _inherits(cls, "from_json"):
+            return core_schema.no_info_after_validator_function(cls.from_json, core_schema.is_instance_schema(dict))
+        schema = handler(source)
+        node = cast(_Node, handler.resolve_ref_schema(schema))
+        while node["type"] != "dataclass-args":
+            node = cast(_Node, node["schema"])
+        omitted = dict(_fields(cls))
+        for field in cast(list[_Node], node["fields"]):
+            value = cast(_Node, field["schema"])
+            optional = omitted[cast(str, field["name"])] is not None or value.get("default", field) is None
+            if value["type"] == "default" and not optional:  # always written, so it must be there
+                value = cast(_Node, value["schema"])
+            field["schema"] = _strict(value)
+        if _inherits(cls, "_to_read"):
+            return schema
+        return core_schema.no_info_before_validator_function(
+            lambda row: cls._to_read(row) if isinstance(row, dict) else row, schema
+        )
+
+
+R = TypeVar("R", bound=Record)
+_Node: TypeAlias = dict[str, object]
+"""A core schema: nested dictionaries with a `type`."""
+
+
+def _inherits(kind: type[Record], method: str) -> bool:
+    return getattr(kind, method).__func__ is getattr(Record, method).__func__
+
+
+_ADAPTERS: dict[type[Record], TypeAdapter[Record]] = {}
+_FIELDS: dict[type[Record], tuple[tuple[str, Callable[[object], object] | None], ...]] = {}
+
+
+def _adapter(kind: type[R]) -> TypeAdapter[R]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = cast(TypeAdapter[Record], TypeAdapter(kind))
+    return cast(TypeAdapter[R], _ADAPTERS[kind])
+
+
+def _fields(kind: type[Record]) -> tuple[tuple[str, Callable[[object], object] | None], ...]:
+    """The fields in the order of the file, each with the test of the values that are not written."""
+    if kind not in _FIELDS:
+        fields = kind.__dataclass_fields__  # type: ignore[attr-defined]  # subclasses are dataclasses
+        notes = {name: getattr(fields[name].type, "__metadata__", ()) for name in kind.KEYS or fields}
+        marks = {name: [note.when for note in found if isinstance(note, Omit)] for name, found in notes.items()}
+        _FIELDS[kind] = tuple((name, next(iter(found), None)) for name, found in marks.items())
+    return _FIELDS[kind]
+
+
+def _plain(value: object) -> Json:
+    """A field's value as JSON: records, tuples, mappings, names of enums, and what is JSON already."""
+    if isinstance(value, tuple):
+        if not value or type(value[0]) in _SCALARS:
+            return list(value)
+        return [each.to_json() if isinstance(each, Record) else _plain(each) for each in value]
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, StrEnum):
+        return value.value
+    return cast(Json, dict(value) if isinstance(value, Mapping) else value)
+
+
+def _strict(schema: object, bounded: bool = True) -> object:
+    """A schema whose numbers and truth values are of their own type; `bounded` whole numbers have at most 128 bits.
+
+    Pydantic's setting `strict` would do the same, and refuse lists for tuples, too.
+    """
+    if isinstance(schema, list):
+        return [_strict(each, bounded) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    node = {key: _strict(each, bounded and key != "items_schema") for key, each in schema.items()}
+    if node.get("type") in ("int", "float", "bool"):
+        node["strict"] = True
+    return {**node, "gt": -_LARGEST, "lt": _LARGEST} if node.get("type") == "int" and bounded else node
+
+
+def _refusal(error: ValidationError) -> Exception:
+    """What to raise for the first wrong field."""
+    first = error.errors(include_url=False)[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), WrongField):  # of a record that is read on its own
+        return cause
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    if first["type"] == "missing":
+        return KeyError(place)
+    needed = _NEEDED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    try:
+        given = repr(first["input"])
+    except ValueError:  # Python writes no number of thousands of digits
+        given = "a number of thousands of digits"
+    given = given if len(given) <= _LONGEST else given[: _LONGEST - 1] + "…"
+    return WrongField(f"{repr(place) if place else 'a row'} must be {needed}, not {given}")
