@@ -122,8 +122,8 @@ def test_an_algorithm_that_is_named_nowhere_else_trains_nothing_in_silence(here:
         ),
         (
             "from coseek.training.rl.algorithm import GroupSettings as SETTINGS\n"
-            "def advantages(step, settings): return step.rewards_B\n",
-            "one number per token",
+            "def advantages(step, settings): return step.rewards_B.mean()\n",
+            "one number per token or per run",
         ),
         (
             "from coseek.training.rl.algorithm import CriticSettings as SETTINGS\n"

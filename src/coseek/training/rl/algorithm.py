@@ -187,8 +187,8 @@ class Algorithm:
         shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:
             raise SettingError(
-                f"the algorithm {self.name} returned advantages of shape {shape}; one number per token is needed, "
-                f"shape {tuple(step.mask_BT.shape)} (see StepRewards.every_token)"
+                f"the algorithm {self.name} returned advantages of shape {shape}; one number per token or per run is "
+                f"needed, shape {tuple(step.mask_BT.shape)} or {tuple(step.rewards_B.shape)}"
             )
         if self.needs_critic and advantages.returns_BT is None:
             raise SettingError(
