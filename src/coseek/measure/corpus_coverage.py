@@ -11,7 +11,6 @@ from itertools import takewhile
 from statistics import fmean
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.marks import marks, undotted
 from coseek.core.record import Record
 from coseek.data.gold_answers import normalise
 from coseek.data.passage import Passage
@@ -21,6 +20,7 @@ from coseek.measure.rankings import grades
 from coseek.measure.searched import relevance
 from coseek.measure.table import Table
 from coseek.retrieval.lexical.analyzer import spaced
+from coseek.retrieval.lexical.marks import marks, undotted
 
 CLOSED = frozenset({"yes", "no", "true", "false", "noanswer"})
 _ODD = re.compile(r"[^\w\s]+")

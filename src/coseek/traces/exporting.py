@@ -10,13 +10,13 @@ from coseek.core.address import is_url
 from coseek.core.errors import DataError, UnknownName
 from coseek.core.files import (
     atomic_folder,
-    check_output_file,
     check_output_folder,
     check_replaceable,
     write_json,
     write_jsonl,
 )
 from coseek.core.lock import lock_beside
+from coseek.data.kept_files import check_output_file
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.traces.atif import atif_document

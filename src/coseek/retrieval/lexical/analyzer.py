@@ -13,7 +13,8 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import MissingExtra, UnknownName
-from coseek.core.marks import SOFT_HYPHEN, ZERO_WIDTH, marks, undotted
+from coseek.core.visible import SOFT_HYPHEN, ZERO_WIDTH
+from coseek.retrieval.lexical.marks import marks, undotted
 
 ANALYZER = 2
 """Version of the tokenisation. Version 1 broke words at invisible characters, and not between Thai words."""
