@@ -11,7 +11,7 @@ recipe allows. Rewards differ inside every group, so that no row is left out of 
 
 `sampler` and `generate` (of transformers, a copy of the same weights in the same precision) write one turn from the
 same prompts, in turn. `rollouts`, `reference` and `update` are parts of the step: all turns of the runs, the pass for
-the KL, and forward, backward and optimiser of every minibatch. The share is model operations (2 a weight and token and
+the KL, and forward, backward and optimizer of every minibatch. The share is model operations (2 a weight and token and
 causal attention, three times for an update; recomputed activations do not count) of what the device reaches in large
 matrix products in this run, in the same precision.
 

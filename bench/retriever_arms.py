@@ -212,7 +212,7 @@ class Place:
                     "steps": self.scale.steps,
                     "batch_size": 64,
                     "micro_batch_tokens": 32768,
-                    "optimiser": {"lr": 1e-3, "warmup_updates": 10, "decay": "linear", "decay_from": 0.3},
+                    "optimizer": {"lr": 1e-3, "warmup_updates": 10, "decay": "linear", "decay_from": 0.3},
                 },
                 "held_out": {"corpus": str(self.training.data_folder)},
             },

@@ -5,7 +5,8 @@
     python -m bench.update --shape smollm2 --runs 8 --turns 2 --sizes 2 4   # random weights
 
 Both sides have the same weights, precision (float32), runs, masks, old log-probabilities, advantages, clips, token
-normaliser, optimiser and one update a step: forward, loss, backward, clip, AdamW. Neither has a reference. TRL is given
+loss aggregation, optimizer and one update a step: forward, loss, backward, clip, AdamW. Neither has a reference. TRL
+is given
 what it may fairly have: the best of several batch sizes, rows sorted by length so that a batch has little padding, its
 batches made beforehand, no logging. The sides take turns in one process. First both losses are compared, so that it is
 the same update that is timed. Exits 1 below `--bar`.
@@ -55,11 +56,11 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrlSide:
-    """Its trainer, with the module and the optimiser that it says may be missing."""
+    """Its trainer, with the module and the optimizer that it says may be missing."""
 
     trainer: GRPOTrainer
     module: PreTrainedModel
-    optimiser: Optimizer
+    optimizer: Optimizer
 
     def loss(self, inputs: Inputs) -> Tensor:
         """The loss of one micro-batch."""
@@ -74,7 +75,7 @@ def main() -> int:
     tokenizer = HfTokenizer(train_tokenizer([passage.text for passage in world.corpus], ("<answer>",), 3000))
     shape = options.shape
     model = make_model(SHAPES[shape], torch.device("cpu")) if shape else new_model(LaptopSettings(), tokenizer, 0)
-    settings = RlSettings(minibatches=1, policy=LearnerSettings(micro_batch_tokens=options.micro_batch_tokens))
+    settings = RlSettings(num_minibatches=1, policy=LearnerSettings(micro_batch_tokens=options.micro_batch_tokens))
     policy = Policy(copy.deepcopy(model), settings.policy, 1)
     experience, prompts = _step(policy, settings, options, int(model.config.vocab_size))
     tokens = int(experience.batch.lengths_B.sum())
@@ -163,8 +164,8 @@ def _their_step(side: TrlSide, batches: list[Inputs]) -> Callable[[], float]:
             side.trainer.accelerator.backward(loss)
             total += float(loss.detach())
         side.trainer.accelerator.clip_grad_norm_(side.module.parameters(), 1.0)
-        side.optimiser.step()
-        side.optimiser.zero_grad()
+        side.optimizer.step()
+        side.optimizer.zero_grad()
         return total
 
     return step

@@ -17,7 +17,7 @@ from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 run, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 30
 QUESTIONS, GROUP, CLIP = 32, 4, 0.2
@@ -25,7 +25,7 @@ data, retriever = Dataset(run / "data").questions("train"), open_index(run / "da
 protocol, reward = load_protocol("search-r1", "laptop"), make_reward({"exact_match": 1.0})
 limits = Limits(max_turns=5, passages_per_search=2, max_turn_tokens=96, max_observation_tokens=256, max_tokens=800)
 
-settings = LearnerSettings(optimiser=OptimiserSettings(lr=2e-4), precision="auto")
+settings = LearnerSettings(optimizer=OptimizerSettings(lr=2e-4), precision="auto")
 policy = Policy(load_model(run / "policy/warm", FLOAT32), settings, updates=2 * steps)
 tokenizer = HfTokenizer.load(run / "policy/warm")
 sampler = policy.sampler(tokenizer, protocol.grammar.stops, SamplerSettings(max_rows=128, max_tokens=limits.max_tokens))

@@ -33,7 +33,7 @@ def main(folder: Path, steps: int = 300, questions: int = 1500) -> None:
     labelled = coseek.label(run.folder, "gold", folder / "labels", {"negatives": 4})
     print(f"labels: {labelled.sets} of {labelled.turns} searches")
 
-    training = {"training.steps": steps, "training.batch_size": 64, "training.optimiser": {"lr": 3e-3}}
+    training = {"training.steps": steps, "training.batch_size": 64, "training.optimizer": {"lr": 3e-3}}
     encoder = coseek.train_retriever(
         "laptop", {**SHAPE, **training, "held_out.turns": 100}, labels=folder / "labels", out=folder / "training"
     )

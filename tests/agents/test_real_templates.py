@@ -172,14 +172,14 @@ def learn(model: PreTrainedModel, run: Trajectory) -> None:
     batch = make_batch([run])
     where = batch.agent_BT[0].nonzero()[:, 0]
     wanted = batch.ids_BT[0, where]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(300):
         logits = model(input_ids=batch.ids_BT, logits_to_keep=where - 1).logits[0]
         if (logits.argmax(-1) == wanted).all():
             return
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(logits, wanted).backward()
-        optimiser.step()
+        optimizer.step()
     raise AssertionError("it has not learnt the run")
 
 

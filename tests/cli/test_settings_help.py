@@ -49,7 +49,7 @@ def test_settings_of_a_group_that_is_not_set_say_so(coseek: Type) -> None:
     assert rows["data.world"]["value"] is None
     assert rows["data.world.size"]["only_with"] == "data.world"
     assert rows["data.imported.format"]["required"]
-    assert rows["rl.policy.optimiser.lr"]["only_with"] is None
+    assert rows["rl.policy.optimizer.lr"]["only_with"] is None
 
 
 def test_a_misspelt_setting_is_refused_there_too(coseek: Type) -> None:

@@ -111,13 +111,13 @@ def test_no_licence_is_invented() -> None:
 
 def test_the_settings_in_a_card_make_the_same_recipe() -> None:
     for name in recipe_names():
-        recipe = load_recipe(name, ["rl.policy.optimiser.lr=0.1", "seed=3"])
+        recipe = load_recipe(name, ["rl.policy.optimizer.lr=0.1", "seed=3"])
         assert make_settings(type(recipe), changed_settings(recipe)) == recipe, name
     for name in retriever_recipe_names():
         encoder = load_retriever_recipe(name, ["training.lora={rank: 4}"], ["labels"])
         assert make_settings(RetrieverRecipe, changed_settings(encoder)) == encoder, name
-    base = make_settings(BaseRecipe, {"sft": {"learner": {"optimiser": {"lr": 1e-3}}}, "laptop": {"kernel": 3}})
-    assert changed_settings(base) == {"sft": {"learner": {"optimiser": {"lr": 1e-3}}}, "laptop": {"kernel": 3}}
+    base = make_settings(BaseRecipe, {"sft": {"learner": {"optimizer": {"lr": 1e-3}}}, "laptop": {"kernel": 3}})
+    assert changed_settings(base) == {"sft": {"learner": {"optimizer": {"lr": 1e-3}}}, "laptop": {"kernel": 3}}
     assert make_settings(BaseRecipe, changed_settings(base)) == base
 
 

@@ -1,7 +1,7 @@
 """Counted bytes of training, beside the estimate of `--dry-run`, for test_estimate.
 
 A worker counts the storage of *all* tensors that are alive in its process: at the end of a rollout, before every
-optimiser step, and after every operation of a forward and backward pass.
+optimizer step, and after every operation of a forward and backward pass.
 """
 
 import gc
@@ -42,13 +42,13 @@ def recipe_for(algorithm: str, folder: Path, devices: int, precision: str = "bfl
     """A recipe of one step whose rows all have their full length."""
     base = "search-r1-ppo" if algorithm == "ppo" else "search-r1-grpo"
     learner = (
-        "{optimiser: {lr: 1.0e-3}, precision: float32, micro_batch_tokens: 256, checkpointing: true, workers: fsdp2"
+        "{optimizer: {lr: 1.0e-3}, precision: float32, micro_batch_tokens: 256, checkpointing: true, workers: fsdp2"
     )
     changes = [
         f"policy.folder={folder}", f"machine.devices={devices}", f"precision={precision}", "table.dev_questions=1",
         f"limits.max_turns={TURNS - 1}", f"limits.max_turn_tokens={TURN_TOKENS}",
         f"limits.max_tokens={PROMPT + TURNS * TURN_TOKENS}",
-        "rl.steps=2", f"rl.questions_per_step={ROWS * devices}", "rl.group_size=1", "rl.minibatches=1",
+        "rl.steps=2", f"rl.questions_per_step={ROWS * devices}", "rl.group_size=1", "rl.num_minibatches=1",
         "rl.monitor.probe_runs=0",
         f"rl.policy={learner}{', lora: {rank: 8}' if algorithm == 'lora' else ''}}}", f"rl.critic={learner}}}",
     ]  # fmt: skip

@@ -144,7 +144,7 @@ def an_agent_is_trained_and_measured(given: Material) -> None:
     less = (
         "data.unseen=null", "data.world={train: 12, dev: 4, test: 4}", "warm_start.sft={steps: 2, repeat_steps: 1}",
         "rl={steps: 1, questions_per_step: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2}",
-        "limits={max_turns: 2, max_turn_tokens: 8, max_observation_tokens: 64}", "rl.algorithm=ppo", "rl.kl=0.01",
+        "limits={max_turns: 2, max_turn_tokens: 8, max_observation_tokens: 64}", "rl.algorithm=ppo", "rl.kl_coef=0.01",
     )  # fmt: skip
     train_and_measure(load_recipe("from-nothing", [*TINY, *less]), given.out("agent"), False, NoProgress())
 
@@ -208,7 +208,7 @@ def a_sampler_writes_what_it_writes_on_the_cpu(given: Material) -> None:
 
 
 def an_update_is_that_of_the_cpu(given: Material) -> None:
-    """Advantages, losses, KL, critic, adapters and optimiser."""
+    """Advantages, losses, KL, critic, adapters and optimizer."""
     for algorithm in ALGORITHMS:
         settings, weights = settings_for(algorithm, "ddp").model_copy(update={"steps": 1}), []
         for device in ("cpu", DEVICE):

@@ -34,14 +34,14 @@ agent:
       tokens_per_step: 1500
       checkpoint_every: 2
       log_every: 1
-      learner: {precision: float32, optimiser: {lr: 1.0e-4}}
+      learner: {precision: float32, optimizer: {lr: 1.0e-4}}
   rl:
     steps: 3
     questions_per_step: 4
     group_size: 3
     checkpoint_every: 1
     evaluate_every: 0
-    policy: {precision: float32, optimiser: {lr: 1.0e-3}}
+    policy: {precision: float32, optimizer: {lr: 1.0e-3}}
   reward: {gold_recall: 0.5, valid: 0.3, LENGTH: 1.0}
   table: {dev_questions: 6}
 start:
@@ -52,7 +52,7 @@ start:
       worlds: 2
       world: {size: tiny, train: 60, dev: 0, test: 0}
       held_out: {seed: 8, size: tiny, train: 0, dev: 20, test: 0}
-    training: &few {steps: 6, batch_size: 16, checkpoint_every: 2, log_every: 1, optimiser: {lr: 3.0e-3}}
+    training: &few {steps: 6, batch_size: 16, checkpoint_every: 2, log_every: 1, optimizer: {lr: 3.0e-3}}
     held_out: {turns: 20, passages: 100}
 labels: {method: agentic-r, scorer: oracle, questions: 30, samples: 3, settings: {gac: false}}
 retriever:
@@ -79,7 +79,7 @@ def small(folder: Path, *overrides: str) -> TogetherRecipe:
 
 def taught(folder: Path, steps: int) -> Path:
     """A tiny policy that has seen demonstrations of the training questions for so many steps."""
-    sft = {"steps": steps, "repeat_steps": 40, "tokens_per_step": 2000, "learner": {"optimiser": {"lr": 3e-3}}}
+    sft = {"steps": steps, "repeat_steps": 40, "tokens_per_step": 2000, "learner": {"optimizer": {"lr": 3e-3}}}
     first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
     training = CoTrainingPaths(first, folder).first
     training.begin(resume=True)

@@ -113,7 +113,7 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     rejection = f"{{samples: 1, at_least: -9, sft: {{steps: 2, repeat_steps: 0, learner: {shards}}}}}"
     stages = f"{{first: {{learn: rl}}, second: {{learn: rejection, rejection: {rejection}}}}}"
     words = [*TINY, *FEW, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]
-    words += ["rl.algorithm=ppo", "rl.kl=0.01", f"stages={stages}", "select.most=4"]
+    words += ["rl.algorithm=ppo", "rl.kl_coef=0.01", f"stages={stages}", "select.most=4"]
     run_workers(2, typed, "train", "agent", "from-nothing", "--out", str(tmp_path / "run"), *words)
     assert (tmp_path / "run" / "table.md").exists()
     for cell in (tmp_path / "run" / "table").iterdir():

@@ -16,7 +16,7 @@ PAPERS = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if (RECIPES / f"{
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_estimate_counts_what_every_worker_holds(workers: int, tmp_path: Path) -> None:
-    """GRPO, PPO with a KL and LoRA: after rollouts, before optimiser steps, and at the peak of a pass."""
+    """GRPO, PPO with a KL and LoRA: after rollouts, before optimizer steps, and at the peak of a pass."""
     make_model(tmp_path / "model")
     rows = counted_rows(workers, tmp_path)
     assert [name for name, *_ in rows] == ["grpo", "ppo", "lora"]

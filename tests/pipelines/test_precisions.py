@@ -121,7 +121,7 @@ def test_another_precision_of_the_warm_start_leaves_its_learning_rate_alone() ->
     )
     assert plain.warm_start is not None and named_one.warm_start is not None
     learner = plain.warm_start.sft.learner.model_copy(update={"precision": "float32"})
-    assert named_one.warm_start.sft.learner == learner and learner.optimiser.lr == 3e-3
+    assert named_one.warm_start.sft.learner == learner and learner.optimizer.lr == 3e-3
 
 
 def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,26 +58,26 @@ HERE: dict[str, Callable[[AgentRecipe], object]] = {
     "max_turns": lambda one: one.limits.max_turns,
     "topk": lambda one: one.limits.passages_per_search,
     "adv_estimator": lambda one: {"ppo": "gae"}.get(one.rl.algorithm, one.rl.algorithm),
-    "ppo_mini_batch_size": lambda one: rows_a_step(one) / one.rl.minibatches,  # rows, not questions
+    "ppo_mini_batch_size": lambda one: rows_a_step(one) / one.rl.num_minibatches,  # rows, not questions
     "ppo_epochs": lambda one: one.rl.epochs,
     "temperature": lambda one: one.rl.temperature,
     "top_p": lambda one: one.rl.top_p,
-    "clip_ratio": lambda one: one.rl.clip_low if one.rl.clip_low == one.rl.clip_high else None,
+    "clip_ratio": lambda one: one.rl.clip_ratio_low if one.rl.clip_ratio_low == one.rl.clip_ratio_high else None,
     "entropy_coeff": lambda one: one.rl.entropy,
     "use_kl_loss": lambda one: one.rl.kl_in == "loss",
     "kl_loss_type": lambda one: {"k3": "low_var_kl"}.get(one.rl.kl_estimator),
-    "kl_coef": lambda one: one.rl.kl,
+    "kl_coef": lambda one: one.rl.kl_coef,
     "cliprange_value": lambda one: open_algorithm(one.rl).value_clip,
     "gamma": lambda one: open_algorithm(one.rl).settings.model_dump()["gamma"],
     "lam": lambda one: open_algorithm(one.rl).settings.model_dump()["lam"],
-    "lr": lambda one: one.rl.policy.optimiser.lr,
-    "lr_warmup_steps_ratio": lambda one: one.rl.policy.optimiser.warmup_share,
-    "warmup_style": lambda one: one.rl.policy.optimiser.decay,
-    "weight_decay": lambda one: one.rl.policy.optimiser.decay_vectors and one.rl.policy.optimiser.weight_decay,
-    "betas": lambda one: one.rl.policy.optimiser.betas,
-    "grad_clip": lambda one: one.rl.policy.optimiser.clip_norm,
-    "critic.lr": lambda one: one.rl.critic.optimiser.lr,
-    "critic.lr_warmup_steps_ratio": lambda one: one.rl.critic.optimiser.warmup_share,
+    "lr": lambda one: one.rl.policy.optimizer.lr,
+    "lr_warmup_steps_ratio": lambda one: one.rl.policy.optimizer.warmup_share,
+    "warmup_style": lambda one: one.rl.policy.optimizer.decay,
+    "weight_decay": lambda one: one.rl.policy.optimizer.decay_vectors and one.rl.policy.optimizer.weight_decay,
+    "betas": lambda one: one.rl.policy.optimizer.betas,
+    "grad_clip": lambda one: one.rl.policy.optimizer.clip_norm,
+    "critic.lr": lambda one: one.rl.critic.optimizer.lr,
+    "critic.lr_warmup_steps_ratio": lambda one: one.rl.critic.optimizer.warmup_share,
     "total_training_steps": lambda one: one.rl.steps,
     "save_freq": lambda one: one.rl.checkpoint_every,
     "test_freq": lambda one: one.rl.evaluate_every,
@@ -93,7 +93,7 @@ def test_the_code_preset_holds_every_value_of_the_program_s_script(name: str) ->
     assert {key: HERE[key](recipe) for key in SCRIPTS[name]} == SCRIPTS[name]
     assert load_protocol(recipe.protocol).retries and recipe.rl.old_logprobs == "recompute"
     if name != "search-r1-grpo":
-        critic, policy = recipe.rl.critic.optimiser, recipe.rl.policy.optimiser
+        critic, policy = recipe.rl.critic.optimizer, recipe.rl.policy.optimizer
         assert (critic.weight_decay, critic.decay_vectors) == (policy.weight_decay, policy.decay_vectors)
 
 

@@ -71,12 +71,17 @@ def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> No
         "base.yaml",
         "data: {world: {seed: 3}}\nreward: {f1: 1.0}\nrl: {steps: 7, policy: {precision: bfloat16}}",
     )
-    middle = write(tmp_path, "middle.yaml", "extends: base.yaml\nreward: {cover_match: 1.0}\nrl: {kl: 0.5}")
-    top = load_recipe(write(tmp_path, "top.yaml", "extends: middle.yaml\nabout: top"), ["rl.policy.optimiser.lr=0.5"])
+    middle = write(tmp_path, "middle.yaml", "extends: base.yaml\nreward: {cover_match: 1.0}\nrl: {kl_coef: 0.5}")
+    top = load_recipe(write(tmp_path, "top.yaml", "extends: middle.yaml\nabout: top"), ["rl.policy.optimizer.lr=0.5"])
     assert top.about == "top" and top.data.world is not None and top.data.world.seed == 3
     assert top.reward == {"cover_match": 1.0}  # not both: a reward that is said anew is the whole reward
-    assert (top.rl.steps, top.rl.kl, top.rl.policy.precision, top.rl.policy.optimiser.lr) == (7, 0.5, "bfloat16", 0.5)
-    assert load_recipe(middle).rl.policy.optimiser.lr == 3e-4
+    assert (top.rl.steps, top.rl.kl_coef, top.rl.policy.precision, top.rl.policy.optimizer.lr) == (
+        7,
+        0.5,
+        "bfloat16",
+        0.5,
+    )
+    assert load_recipe(middle).rl.policy.optimizer.lr == 3e-4
 
 
 def test_a_recipe_may_extend_one_of_ours_by_name(tmp_path: Path) -> None:
@@ -124,11 +129,11 @@ def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
 
 
 def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
-    recipe = load_recipe("qagent", ["rl.kl=0.5", "stages.submodule.rl.steps=3"])
+    recipe = load_recipe("qagent", ["rl.kl_coef=0.5", "stages.submodule.rl.steps=3"])
     first, second = stages_of(recipe, Path("run"))
     assert (first.begins, first.ends, second.begins, second.ends) == ("warm", "end-to-end", "end-to-end", "trained")
     assert (first.recipe.rl.steps, second.recipe.rl.steps) == (1120, 3)
-    assert first.recipe.rl.kl == second.recipe.rl.kl == 0.5
+    assert first.recipe.rl.kl_coef == second.recipe.rl.kl_coef == 0.5
     assert (first.recipe.reward, second.recipe.reward) == ({"preset": "qagent-1"}, {"preset": "qagent-2"})
     assert first.folder == Path("run/rl/end-to-end") and first.seed("rl") != second.seed("rl")
 
@@ -142,13 +147,13 @@ def test_without_stages_files_and_seeds_are_where_they_always_were() -> None:
 
 
 def test_a_variant_changes_one_stage_of_what_it_extends(tmp_path: Path) -> None:
-    mine = load_recipe(write(tmp_path, "mine.yaml", "extends: qagent\nstages: {submodule: {rl: {kl: 0.1}}}"))
+    mine = load_recipe(write(tmp_path, "mine.yaml", "extends: qagent\nstages: {submodule: {rl: {kl_coef: 0.1}}}"))
     assert list(mine.stages) == ["end-to-end", "submodule"]
-    assert mine.stage("submodule").rl.kl == 0.1 and mine.stage("submodule").rl.steps == 280
+    assert mine.stage("submodule").rl.kl_coef == 0.1 and mine.stage("submodule").rl.steps == 280
 
 
 TWO = [
-    "stages={one: {rl: {steps: 1}}, two: {reward: {format: 1.0}, rl: {steps: 1, policy: {optimiser: {lr: 0.0}}}}}",
+    "stages={one: {rl: {steps: 1}}, two: {reward: {format: 1.0}, rl: {steps: 1, policy: {optimizer: {lr: 0.0}}}}}",
     "reward={searches: 1.0, exact_match: 1.0}",
     "rl.evaluate_every=0",
     "warm_start.sft.steps=20",
@@ -236,7 +241,7 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 
     monkeypatch.setattr(AgentTraining, "roll_out", noted)
     monkeypatch.setattr(AgentTraining, "evaluate", looked)
-    nucleus = "rl: {steps: 1, minibatches: 1, temperature: 0.7, top_p: 0.5, old_logprobs: recompute}"
+    nucleus = "rl: {steps: 1, num_minibatches: 1, temperature: 0.7, top_p: 0.5, old_logprobs: recompute}"
     wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}, "
     (letters := tmp_path / "letters.py").write_text(LETTERS)
     wide += f"narrow: {{limits: {{max_tokens: 900}}, reward: {{{letters}: 1}}, {nucleus}}}}}"
@@ -495,3 +500,11 @@ def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
         "from-nothing", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0", "data.train=test"]
     )
     AgentTraining(there, tmp_path / "run").check()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("kl=0", "kl_coef"), ("resample=true", "dynamic_sampling"), ("policy.optimiser.lr=1", "optimizer")]
+)
+def test_a_setting_by_its_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(SettingError, match=f"did you mean 'rl.*{new}'"):
+        load_recipe("quickstart", [f"rl.{old}"])

@@ -85,15 +85,15 @@ def test_more_steps_end_as_if_asked_for_at_once_also_after_a_kill_before_them_an
     assert same(weights(longer), weights(whole))
 
 
-STAGES = "stages={one: {}, two: {rl: {kl: 0.0}}}"
+STAGES = "stages={one: {}, two: {rl: {kl_coef: 0.0}}}"
 
 
 @pytest.mark.slow
 def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tmp_path: Path) -> None:
-    cosine = "rl.policy={optimiser: {decay: cosine}}"
+    cosine = "rl.policy={optimizer: {decay: cosine}}"
     train(tmp_path / "cosine", cosine, "rl.steps=1")
     with pytest.raises(
-        SettingError, match=r"rl\.policy\.optimiser\.decay spreads a schedule over all steps"
+        SettingError, match=r"rl\.policy\.optimizer\.decay spreads a schedule over all steps"
     ) as refused:
         train(tmp_path / "cosine", cosine, "rl.steps=2", resume=True)
     assert f"policy.folder={tmp_path / 'cosine' / 'policy' / 'trained'}" in str(refused.value)
@@ -118,5 +118,5 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
 def test_steps_and_health_alone_may_change_in_a_stage() -> None:
     plain = bound(recipe(STAGES))
     assert plain == bound(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true"))
-    assert plain != bound(recipe(STAGES, "stages.one.rl.kl=0.1"))
+    assert plain != bound(recipe(STAGES, "stages.one.rl.kl_coef=0.1"))
     assert plain != bound(recipe("stages={one: {}, three: {}}"))

@@ -67,21 +67,21 @@ def test_every_recipe_of_ours_can_be_read(name: str) -> None:
 
 def test_the_papers_recipe_has_the_papers_numbers() -> None:
     read = load_together_recipe("agentic-r")
-    assert (read.agent.rl.algorithm, read.agent.rl.steps, read.agent.rl.minibatches) == ("ppo", 500, 2)
+    assert (read.agent.rl.algorithm, read.agent.rl.steps, read.agent.rl.num_minibatches) == ("ppo", 500, 2)
     assert (read.agent.limits.max_turns, read.agent.limits.passages_per_search) == (5, 3)
     assert read.agent.reward == {"exact_match": 1.0}
     assert read.agent.data.folder == "data/wiki-18-agentic-r" and read.agent.data.index == "indexes/wiki-18-e5"
     assert read.labels.method == "agentic-r" and read.retriever.view == "question+query"
     assert (read.retriever.loss.temperature, read.retriever.loss.negatives) == (0.01, 15)
-    assert (read.retriever.training.epochs, read.retriever.training.optimiser.lr) == (2, 2e-5)
+    assert (read.retriever.training.epochs, read.retriever.training.optimizer.lr) == (2, 2e-5)
 
 
 def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: from-nothing\nrl: {steps: 7}")
     path = tmp_path / "both.yaml"
     path.write_text("agent: mine.yaml\nstart: minilm\nretriever: agentic-r")
-    read = load_together_recipe(str(path), ["agent.rl.kl=0.5", "start.index.dtype=float16"])
-    assert (read.agent.rl.steps, read.agent.rl.kl) == (7, 0.5)
+    read = load_together_recipe(str(path), ["agent.rl.kl_coef=0.5", "start.index.dtype=float16"])
+    assert (read.agent.rl.steps, read.agent.rl.kl_coef) == (7, 0.5)
     assert (read.start.encoder, read.start.index) == ("minilm", {"dtype": "float16"})
     assert read.retriever.view == "question+query" and read.retriever.labels == (GIVEN,)
     again = load_together_recipe(str(path), ["agent=search-r1-ppo-laptop", "start=laptop"])  # whole, then their parts

@@ -29,7 +29,7 @@ class Small(TypedDict):
 
 SMALL: Small = {
     "limits": {"max_turns": 1, "max_turn_tokens": 12, "max_tokens": 600},
-    "rl": {"group_size": 2, "questions_per_step": 2, "minibatches": 1},
+    "rl": {"group_size": 2, "questions_per_step": 2, "num_minibatches": 1},
     "table": {"questions": 2, "dev_questions": 2, "sampled": False},
     "threads": 1,
     "steps": 1,

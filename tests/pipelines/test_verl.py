@@ -36,17 +36,17 @@ def paper(name: str, *more: str) -> AgentRecipe:
     ("setting", "way_out"),
     [
         ("rollout.servers=[http://h]", "rollout.servers=[]"),
-        ("rl.resample=true", "rl.resample=false"),
+        ("rl.dynamic_sampling=true", "rl.dynamic_sampling=false"),
         ("rl.balance_hops=true", "rl.balance_hops=false"),
         ("rl.monitor.stop=true", "rl.monitor.stop=false"),
-        ("rl.minibatches=3", "divide"),
-        ("rl.normaliser=group", "token, sequence or constant"),
+        ("rl.num_minibatches=3", "divide"),
+        ("rl.loss_agg_mode=group", "token, sequence or constant"),
         ("rl.algorithm_settings={zero_spread: drop}", "zero_spread=count"),
         ("rl.kl_in=reward", "rl.kl_in=loss"),
         ("rl.kl_clamp=5", "rl.kl_clamp=5"),
-        ("rl.policy.optimiser.weight_decay=0.1", "rl.policy.optimiser.decay_vectors=true"),
-        ("rl.policy.optimiser.algorithm=muon", "adamw"),
-        ("rl.policy.optimiser.decay=linear", "decay=constant"),
+        ("rl.policy.optimizer.weight_decay=0.1", "rl.policy.optimizer.decay_vectors=true"),
+        ("rl.policy.optimizer.algorithm=muon", "adamw"),
+        ("rl.policy.optimizer.decay=linear", "decay=constant"),
         ("rl.policy.micro_batch_gib=4", "micro_batch_tokens"),
         ("rl.policy.lora={rank: 8}", "rl.policy.lora=null"),
         ("track=[mine.py]", "wandb"),
@@ -89,7 +89,7 @@ def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> No
 
 def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_named(tmp_path: Path) -> None:
     questions = [Question("a", "Who?", ("Ada",)), Question("b", "Where?", ("here", "there"))]
-    recipe = paper("search-r1-grpo", "rl.questions_per_step=5", "rl.minibatches=1", NO_VERL)
+    recipe = paper("search-r1-grpo", "rl.questions_per_step=5", "rl.num_minibatches=1", NO_VERL)
     run = VerlTraining(recipe, tmp_path / "rl", Path("/models/m"), Path("/models/m"), "http://host:8080")
     script = run.write(questions, questions[:1])
     with pytest.raises(SettingError, match=r"/no/python has no verl; start .*launch\.sh"):

@@ -29,7 +29,7 @@ def proof(material: Material) -> Proof:
             "dropout": 0.0,
             "micro_batch_tokens": 400,
             "log_every": 1,
-            "optimiser": {"lr": 0.01, "eps": 1e-4},
+            "optimizer": {"lr": 0.01, "eps": 1e-4},
         },
         "held_out": {"share": 0.0},
         "device": "cpu",

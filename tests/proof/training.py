@@ -44,7 +44,7 @@ def proof(material: Material) -> Proof:
 
 def recipe_of(material: Material, algorithm: str) -> dict[str, object]:
     """A recipe without a warm start. Adam divides by the gradient's size: `eps` keeps rounding from being a step."""
-    learner = {"optimiser": {"lr": 0.001, "eps": 1e-4}, "precision": "float32"}
+    learner = {"optimizer": {"lr": 0.001, "eps": 1e-4}, "precision": "float32"}
     return {
         "data": {"folder": str(material.data.folder), "index": str(material.index_folder("bm25"))},
         "policy": {"folder": str(material.policy)},
@@ -66,7 +66,7 @@ def recipe_of(material: Material, algorithm: str) -> dict[str, object]:
             "group_size": 4,
             "checkpoint_every": CHECKPOINT_EVERY,
             "keep_rollouts": {"every": STEPS},
-            "kl": 0.01,
+            "kl_coef": 0.01,
             "kl_in": "reward" if algorithm == "ppo" else "loss",
             "overlong": {"max_tokens": 200, "margin_tokens": 190},
             "policy": learner,

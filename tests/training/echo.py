@@ -18,11 +18,11 @@ from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 from coseek.training.trainer.workers import ALONE, Workers
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
-LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2))
+LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2))
 
 
 def sampling(policy: Policy) -> RolloutFunction:

@@ -31,7 +31,7 @@ from coseek.training.sft.loop import weighted_nll
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 Pay: TypeAlias = Callable[[Trajectory], float]
 Rows: TypeAlias = list[dict[str, float]]
@@ -81,9 +81,9 @@ class Patient:
     def collapse(self, alarm: str, steps: int, folder: Path) -> Rows:
         changes: dict[str, object] = {"steps": steps}
         if alarm == "exploding":
-            optimiser = self.settings.policy.optimiser
-            hot = optimiser.model_copy(update={"lr": 100 * optimiser.lr, "clip_norm": 0.0})
-            changes["policy"] = self.settings.policy.model_copy(update={"optimiser": hot}).model_dump()
+            optimizer = self.settings.policy.optimizer
+            hot = optimizer.model_copy(update={"lr": 100 * optimizer.lr, "clip_norm": 0.0})
+            changes["policy"] = self.settings.policy.model_copy(update={"optimizer": hot}).model_dump()
         return self.train(PERVERSE[alarm], folder, changes)
 
 
@@ -174,7 +174,7 @@ def imitation(weights_BT: Tensor) -> Loss:
 def tiny(seed: int = 0, lessons: int = 200, lr: float = 3e-3) -> Patient:
     """The patient that takes seconds."""
     asked, rng = questions(), random.Random(seed)
-    learner = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2), micro_batch_tokens=1 << 14)
+    learner = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2), micro_batch_tokens=1 << 14)
     taught = Policy(network(seed), learner, lessons)
     for _ in range(lessons):
         batch = make_batch([lesson(question, rng) for question in rng.choices(asked, k=64)])
@@ -187,7 +187,7 @@ def tiny(seed: int = 0, lessons: int = 200, lr: float = 3e-3) -> Patient:
         model.load_state_dict(weights)
         return Policy(model, settings.policy, settings.updates), sampling(model)
 
-    learner = LearnerSettings(optimiser=OptimiserSettings(lr=lr), micro_batch_tokens=1 << 14)
+    learner = LearnerSettings(optimizer=OptimizerSettings(lr=lr), micro_batch_tokens=1 << 14)
     return Patient(fresh, asked, RlSettings(policy=learner, seed=seed, checkpoint_every=1000))
 
 

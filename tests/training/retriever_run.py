@@ -10,7 +10,7 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
-_LIKE_ONE = ("training.steps=3", "training.optimiser={lr: 0.01, eps: 0.0001}")
+_LIKE_ONE = ("training.steps=3", "training.optimizer={lr: 0.01, eps: 0.0001}")
 SETTINGS = {
     "contrastive": (*_LIKE_ONE, "training.micro_batch_tokens=100000"),
     "cached": (*_LIKE_ONE, "training.micro_batch_tokens=40"),

@@ -75,9 +75,9 @@ def settings_for(algorithm: str, steps: int) -> RlSettings:
             "questions_per_step": 8,
             "group_size": 4,
             "checkpoint_every": 1,
-            "kl": 0.01,
+            "kl_coef": 0.01,
             "kl_in": "loss" if algorithm == "grpo" else "reward",
-            "policy": {"optimiser": {"lr": 1e-3, "decay": "cosine"}},
+            "policy": {"optimizer": {"lr": 1e-3, "decay": "cosine"}},
         }
     )
 

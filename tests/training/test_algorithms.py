@@ -85,7 +85,7 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
 def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
     """k1 in the reward: each token pays for itself and for what comes behind it."""
     choice = settings_of(
-        "reinforce-pp", kl=0.1, kl_in="reward", kl_estimator="k1", algorithm_settings={"whiten": False}
+        "reinforce-pp", kl_coef=0.1, kl_in="reward", kl_estimator="k1", algorithm_settings={"whiten": False}
     )
     policy, reference = Policy(tiny_model(0), choice.policy, 1), Policy(tiny_model(1), choice.policy, 1)
     episodes = score([0], [fixed(QUESTIONS[0])], reward)
@@ -97,7 +97,7 @@ def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
     )
 
 
-RESAMPLING = settings_of("grpo", questions_per_step=2, group_size=2, resample=True, resample_at_most=2)
+RESAMPLING = settings_of("grpo", questions_per_step=2, group_size=2, dynamic_sampling=True, dynamic_sampling_at_most=2)
 
 
 def untrained() -> LocalBackend:
@@ -113,7 +113,7 @@ def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
 
     order = QuestionStream(QUESTIONS, 0)
     backend = untrained()
-    backend.policy.optimiser.update = 7
+    backend.policy.optimizer.update = 7
     return sample_step(3, order, 0, RESAMPLING, rollout, lambda _: Reward(next(stream)), backend, Timer())
 
 
@@ -143,7 +143,7 @@ def test_a_step_whose_first_questions_have_spread_asks_no_more() -> None:
 
 @pytest.mark.slow
 def test_resampling_is_resumed_at_the_question_it_had_come_to(tmp_path: Path) -> None:
-    choice = settings_of("grpo", steps=4, checkpoint_every=1, resample=True, group_size=3)
+    choice = settings_of("grpo", steps=4, checkpoint_every=1, dynamic_sampling=True, group_size=3)
     _, rows = train(tmp_path / "whole", choice)
     train(tmp_path / "parts", choice.model_copy(update={"steps": 2}))
     _, again = train(tmp_path / "parts", choice, resume=True)
@@ -153,7 +153,7 @@ def test_resampling_is_resumed_at_the_question_it_had_come_to(tmp_path: Path) ->
 
 
 def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(tmp_path: Path) -> None:
-    choice = settings_of("grpo", steps=1, resample=True)
+    choice = settings_of("grpo", steps=1, dynamic_sampling=True)
     policy = Policy(tiny_model(3), choice.policy, choice.updates)
     last = train_rl(LocalBackend(policy, choice), QUESTIONS, sampling(policy), lambda _: Reward(1.0), choice, tmp_path)
     assert (
@@ -163,7 +163,7 @@ def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(t
 
 def test_resampling_needs_runs_to_compare() -> None:
     with pytest.raises(SettingError, match="give a group_size above 1"):
-        make_settings(RlSettings, {"resample": True, "group_size": 1})
+        make_settings(RlSettings, {"dynamic_sampling": True, "group_size": 1})
 
 
 @pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
@@ -233,7 +233,7 @@ def test_a_bonus_for_entropy_moves_groups_without_spread_too() -> None:
 
 
 def test_staleness_counts_the_updates_since_the_rows_were_written(tmp_path: Path) -> None:
-    _, rows = train(tmp_path, settings_of("ppo", steps=2, minibatches=4, epochs=2))
+    _, rows = train(tmp_path, settings_of("ppo", steps=2, num_minibatches=4, epochs=2))
     assert [row["updates"] for row in rows] == [8, 8]
     assert [row["staleness_max"] for row in rows] == [7, 7]
     assert [row["staleness"] for row in rows] == pytest.approx([3.5, 3.5])

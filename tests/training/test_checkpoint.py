@@ -20,7 +20,7 @@ def state(step: int, size: int = 8) -> TrainingState:
         "torch_rng": torch.get_rng_state(),
         "settings": {"lr": 0.1, "betas": [0.9, 0.98]},
         "learners": {
-            "policy": {"module": {"w": torch.full((size,), float(step))}, "optimiser": {"adam": {}, "update": step}}
+            "policy": {"module": {"w": torch.full((size,), float(step))}, "optimizer": {"adam": {}, "update": step}}
         },
         "frozen": {},
         "notes": {"chunk": 3},

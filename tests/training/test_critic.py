@@ -5,7 +5,7 @@ from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.critic import Critic, ValueModule
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 
 def batch() -> Batch:
@@ -15,7 +15,7 @@ def batch() -> Batch:
 
 
 def critic_of(seed: int = 0) -> Critic:
-    return Critic(tiny_model(seed), LearnerSettings(optimiser=OptimiserSettings(lr=1e-2)), 4)
+    return Critic(tiny_model(seed), LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), 4)
 
 
 def module_of(critic: Critic) -> ValueModule:
@@ -30,7 +30,7 @@ def test_an_untrained_critic_values_everything_at_nothing() -> None:
 
 def test_the_critic_learns_from_a_trunk_of_its_own() -> None:
     policy = tiny_model()
-    critic = Critic(policy, LearnerSettings(optimiser=OptimiserSettings(lr=1e-2)), 4)
+    critic = Critic(policy, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), 4)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     trunk = {name: weight.clone() for name, weight in module_of(critic).trunk.state_dict().items()}
     found = batch()

@@ -61,7 +61,7 @@ def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_training_finds_more_and_dense_search_opens_the_result(given_folders: Path, tmp_path: Path) -> None:
-    training = train(given_folders, tmp_path / "out", "training.steps=40", "training.optimiser.lr=0.003")
+    training = train(given_folders, tmp_path / "out", "training.steps=40", "training.optimizer.lr=0.003")
     table = training.results()
     assert isinstance(table, Table)
     read = json.loads((tmp_path / "out" / "table.json").read_text())["searchers"]
@@ -167,7 +167,7 @@ def test_a_line_of_metrics_that_was_under_way_at_a_checkpoint_is_written_whole(
 def test_the_start_keeps_its_share_of_every_weight(
     given_folders: Path, tmp_path: Path, adapters: tuple[str, ...]
 ) -> None:
-    settings = ("training.steps=2", "training.optimiser.lr=0.01", *adapters)
+    settings = ("training.steps=2", "training.optimizer.lr=0.01", *adapters)
     trained = train(given_folders, tmp_path / "trained", *settings)
     mixed = train(given_folders, tmp_path / "mixed", *settings, "training.start_share=0.25")
     start, end, mean = (weights_of(one) for one in (trained.start_folder, trained.encoder_folder, mixed.encoder_folder))
@@ -199,7 +199,7 @@ def test_the_same_seed_gives_the_same_encoder_and_another_one_does_not(given_fol
 
 @pytest.mark.slow
 def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path) -> None:
-    more = ("loss={kind: kl, temperature: 0.1}", "training.steps=30", "training.optimiser.lr=0.003", "held_out.share=0")
+    more = ("loss={kind: kl, temperature: 0.1}", "training.steps=30", "training.optimizer.lr=0.003", "held_out.share=0")
     training = train(given_folders, tmp_path / "out", *more, labels="targets")
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"] and lines[-1]["negatives"] == 3
@@ -219,7 +219,7 @@ def test_wide_vectors_are_trained_stored_and_served(given_folders: Path, tmp_pat
     made = tmp_path / "given" / "encoder"
     make_laptop_encoder(shape, ["some words"], made, seed=0)
     (tmp_path / "given" / "labels").symlink_to(given_folders / "labels")
-    training = train(tmp_path / "given", tmp_path / "out", "training.steps=1", "training.optimiser.lr=0.003")
+    training = train(tmp_path / "given", tmp_path / "out", "training.steps=1", "training.optimizer.lr=0.003")
     before, after = (load_file(folder / "1_Dense" / "model.safetensors") for folder in (made, training.encoder_folder))
     assert not torch.equal(before["linear.weight"], after["linear.weight"])
     served = Encoder.open(training.encoder_folder, DenseSettings(encoder=str(training.encoder_folder)))

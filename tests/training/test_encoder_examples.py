@@ -170,7 +170,7 @@ def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() ->
 
 def test_muon_is_muon_or_refused_for_encoders() -> None:
     with pytest.raises(SettingError, match=r"algorithm=muon: encoders are trained by AdamW"):
-        make_settings(RetrieverRecipe, {"labels": ["x"], "training": {"optimiser": {"algorithm": "muon"}}})
+        make_settings(RetrieverRecipe, {"labels": ["x"], "training": {"optimizer": {"algorithm": "muon"}}})
 
 
 def test_best_needs_evaluations_and_keeps_the_checkpoints_asked_for(tmp_path: Path) -> None:

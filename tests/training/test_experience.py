@@ -53,7 +53,7 @@ def test_old_logprobs_can_be_the_trainers_own() -> None:
 
 def test_reference_and_critic_look_at_the_tokens_in_the_loss() -> None:
     backend = TableBackend(TableLearner(TABLE), TableLearner(TABLE), TableLearner(TABLE))
-    found = made(backend, 1.0, 0.0, 0.5, algorithm="ppo", truncated="mask", kl=0.1)
+    found = made(backend, 1.0, 0.0, 0.5, algorithm="ppo", truncated="mask", kl_coef=0.1)
     looked = [[0, -1.5, -1.5, 0, 0], NONE, [0, -0.5, -0.5, 0, 0]]
     assert found.mask_BT.any(dim=1).tolist() == [True, False, True]
     assert found.reference_BT is not None and close(found.reference_BT.tolist(), looked)
@@ -65,8 +65,8 @@ def test_reference_and_critic_look_at_the_tokens_in_the_loss() -> None:
     [
         ({}, True),
         ({"entropy": 0.01}, False),
-        ({"kl": 0.1, "kl_in": "loss"}, False),
-        ({"kl": 0.1, "kl_in": "reward"}, True),
+        ({"kl_coef": 0.1, "kl_in": "loss"}, False),
+        ({"kl_coef": 0.1, "kl_in": "reward"}, True),
         ({"algorithm": "ppo"}, False),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_masked_run_counts_in_its_groups_mean_with_its_kl() -> None:
             0.0,
             0.5,
             truncated=truncated,
-            kl=0.1,
+            kl_coef=0.1,
             kl_in="reward",
             algorithm_settings={"scale_by_std": False},
         )

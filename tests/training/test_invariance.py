@@ -19,17 +19,19 @@ from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 ROWS = 8
 # With eps far above any gradient, a first step of AdamW is the gradient times a constant: weights show gradients.
-LINEAR = OptimiserSettings(lr=1e3, eps=1e3, clip_norm=0.0)
+LINEAR = OptimizerSettings(lr=1e3, eps=1e3, clip_norm=0.0)
 TOLERANCE = 1e-11
 
 
-def choice_of(algorithm: str, normaliser: str) -> RlSettings:
-    leash = {"kl": 0.3, "entropy": 0.1} if algorithm == "grpo" else {}
-    return settings_of(algorithm, normaliser=normaliser, constant_tokens=9, minibatches=1, group_size=4, **leash)
+def choice_of(algorithm: str, loss_agg_mode: str) -> RlSettings:
+    leash = {"kl_coef": 0.3, "entropy": 0.1} if algorithm == "grpo" else {}
+    return settings_of(
+        algorithm, loss_agg_mode=loss_agg_mode, constant_tokens=9, num_minibatches=1, group_size=4, **leash
+    )
 
 
 def experience_of(choice: RlSettings, seed: int, order: list[int]) -> Experience:
@@ -47,7 +49,7 @@ def experience_of(choice: RlSettings, seed: int, order: list[int]) -> Experience
 
 def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens: int) -> list[Tensor]:
     """All weights after one update of a network in float64, and of its critic."""
-    learner = LearnerSettings(optimiser=LINEAR, micro_batch_tokens=micro_batch_tokens)
+    learner = LearnerSettings(optimizer=LINEAR, micro_batch_tokens=micro_batch_tokens)
     policy = Policy(tiny_model().double(), learner, 1)
     critic = None
     if choice.algorithm == "ppo":
@@ -64,20 +66,22 @@ def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens
 
 
 PAIRS = [
-    pytest.param(algorithm, normaliser, marks=[pytest.mark.slow] * (algorithm != "grpo" and normaliser != "token"))
+    pytest.param(
+        algorithm, loss_agg_mode, marks=[pytest.mark.slow] * (algorithm != "grpo" and loss_agg_mode != "token")
+    )
     for algorithm in ("grpo", "ppo", "rloo", "reinforce-pp")
-    for normaliser in ("token", "sequence", "group", "constant")
+    for loss_agg_mode in ("token", "sequence", "group", "constant")
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "normaliser"), PAIRS)
+@pytest.mark.parametrize(("algorithm", "loss_agg_mode"), PAIRS)
 @given(seed=st.integers(0, 10_000), tokens=st.integers(1, 60))
 @settings(max_examples=3)
 def test_the_update_is_the_same_however_a_step_is_cut_and_shuffled(
-    algorithm: str, normaliser: str, seed: int, tokens: int
+    algorithm: str, loss_agg_mode: str, seed: int, tokens: int
 ) -> None:
-    choice = choice_of(algorithm, normaliser)
+    choice = choice_of(algorithm, loss_agg_mode)
     experience = experience_of(choice, seed, list(range(ROWS)))
     before = [weight.detach() for weight in tiny_model().double().parameters()]
     # Another micro-batch size brings another number of backward passes, and another seed of the shuffle.

@@ -216,7 +216,7 @@ def small(patient: Patient, **health: object) -> RlSettings:
 
 def learner(patient: Patient) -> dict[str, object]:
     tree = patient.settings.policy.model_dump()
-    return tree | {"optimiser": tree["optimiser"] | {"lr": 2e-3}}
+    return tree | {"optimizer": tree["optimizer"] | {"lr": 2e-3}}
 
 
 def train(

@@ -10,9 +10,9 @@ from torch.nn import Parameter
 
 from coseek.training.trainer.muon import Muon, orthogonalise
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
-SETTINGS = OptimiserSettings(algorithm="muon", lr=0.02, muon_lr_factor=3.0, weight_decay=0.1)
+SETTINGS = OptimizerSettings(algorithm="muon", lr=0.02, muon_lr_factor=3.0, weight_decay=0.1)
 SIDES = st.integers(1, 24)
 
 
@@ -34,32 +34,32 @@ def test_updates_are_torchs_own_up_to_its_precision(shape: tuple[int, int]) -> N
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator)
     ours, torchs = Parameter(start.clone()), Parameter(start.clone())
-    optimisers = (
+    optimizers = (
         Muon([ours], 0.02, weight_decay=0.1),
         torch.optim.Muon([torchs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
     )
     for _ in range(4):
         gradient = torch.randn(shape, generator=generator)
-        for parameter, optimiser in zip((ours, torchs), optimisers, strict=True):
+        for parameter, optimizer in zip((ours, torchs), optimizers, strict=True):
             parameter.grad = gradient.clone()
-            optimiser.step()
+            optimizer.step()
     moved, apart = (torchs - start).detach().norm(), (ours - torchs).detach().norm()
     assert float(apart) < 0.02 * float(moved)
 
 
 def test_muon_updates_the_matrices_inside_the_layers_and_adamw_all_else() -> None:
     model = tiny_model()
-    learner = Policy(model, LearnerSettings(optimiser=SETTINGS), 10)
+    learner = Policy(model, LearnerSettings(optimizer=SETTINGS), 10)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     learner.optim_step()
-    muon = learner.state()["optimiser"]["muon"]["state"]
+    muon = learner.state()["optimizer"]["muon"]["state"]
     matrices = [name for name, one in model.named_parameters() if "layers" in name and one.ndim == 2]
     assert isinstance(muon, dict) and len(muon) == len(matrices) > 0
-    adam = learner.state()["optimiser"]["adam"]["state"]
+    adam = learner.state()["optimizer"]["adam"]["state"]
     assert isinstance(adam, dict) and len(adam) == len(list(model.parameters())) - len(matrices)
 
 
 def test_muon_refuses_shards() -> None:
     with pytest.raises(ValidationError, match="set workers=ddp"):
-        LearnerSettings(optimiser=SETTINGS, workers="fsdp2")
+        LearnerSettings(optimizer=SETTINGS, workers="fsdp2")

@@ -8,10 +8,10 @@ from tests.training.echo import settings_of
 
 from coseek.core.errors import SettingError, UnknownName
 from coseek.training.rl.algorithm import StepRewards, open_algorithm, spread_over_steps
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
-FALLING = LearnerSettings(optimiser=OptimiserSettings(decay="linear"))
-LEVEL = LearnerSettings(optimiser=OptimiserSettings(decay="constant"))
+FALLING = LearnerSettings(optimizer=OptimizerSettings(decay="linear"))
+LEVEL = LearnerSettings(optimizer=OptimizerSettings(decay="constant"))
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,9 @@ LEVEL = LearnerSettings(optimiser=OptimiserSettings(decay="constant"))
     [
         ("grpo", LEVEL, FALLING, ""),  # GRPO trains no critic
         ("ppo", LEVEL, LEVEL, ""),
-        ("ppo", LEVEL, FALLING, "rl.critic.optimiser.decay"),
-        ("ppo", FALLING, FALLING, "rl.policy.optimiser.decay"),
-        ("grpo", FALLING, LEVEL, "rl.policy.optimiser.decay"),
+        ("ppo", LEVEL, FALLING, "rl.critic.optimizer.decay"),
+        ("ppo", FALLING, FALLING, "rl.policy.optimizer.decay"),
+        ("grpo", FALLING, LEVEL, "rl.policy.optimizer.decay"),
     ],
 )
 def test_a_decaying_rate_of_a_model_that_is_trained_follows_the_steps(

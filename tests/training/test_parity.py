@@ -34,11 +34,11 @@ from coseek.training.rl.losses import (
     value_loss,
     whiten,
 )
-from coseek.training.rl.settings import KlEstimator, Normaliser
+from coseek.training.rl.settings import KlEstimator, LossAggMode
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.logprobs import entropies
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the libraries' own warnings
 REWARDS = torch.tensor([0.0, 1.0, 0.3, 0.25, 0.25, 0.25])
@@ -113,15 +113,15 @@ def test_verls_gae_and_reinforce_plus_plus_are_ours_but_for_the_sample_spread(
 
 
 @pytest.mark.parametrize(
-    ("mode", "normaliser"),
+    ("mode", "loss_agg_mode"),
     [("token-mean", "token"), ("seq-mean-token-mean", "sequence"), ("seq-mean-token-sum-norm", "constant")],
 )
 def test_verls_policy_and_value_loss_are_ours_but_for_the_second_clip(
-    verl: ModuleType, tensors: dict[str, Tensor], mode: str, normaliser: Normaliser
+    verl: ModuleType, tensors: dict[str, Tensor], mode: str, loss_agg_mode: LossAggMode
 ) -> None:
     """`clip_ratio_c`, a second clip at negative advantages, is always on at verl; far away here, it is ours."""
     old, new, a, mask_BT = tensors["old"], tensors["new"], tensors["a"], tensors["mask"]
-    weights_BT = loss_weights(mask_BT, normaliser, constant_tokens=9)
+    weights_BT = loss_weights(mask_BT, loss_agg_mode, constant_tokens=9)
     clips = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": 1e12}
     theirs, *_ = verl.compute_policy_loss(old, new, a, tensors["float_mask"], loss_agg_mode=mode, **clips)
     ours = policy_loss(new, old, a, mask_BT, 0.2, 0.28)
@@ -193,7 +193,7 @@ def test_trls_advantages_are_ours_but_for_the_sample_spread_and_its_eps(
         assert torch.allclose(found, expected, atol=1e-6)
 
 
-def step_of(policy: Policy, reference: Policy, normaliser: str) -> tuple[Experience, list[int]]:
+def step_of(policy: Policy, reference: Policy, loss_agg_mode: str) -> tuple[Experience, list[int]]:
     """Six runs with observations in them, their reference, and the lengths of their prompts."""
     rng = random.Random(0)
 
@@ -209,14 +209,14 @@ def step_of(policy: Policy, reference: Policy, normaliser: str) -> tuple[Experie
     ]  # fmt: skip
     paid = iter([0.0, 1.0, 0.3, 0.2, 0.6, 0.9])
     episodes = score([0, 0, 0, 1, 1, 1], runs, lambda _: Reward(next(paid)))
-    choice = settings_of("grpo", kl=0.1, normaliser=normaliser)
+    choice = settings_of("grpo", kl_coef=0.1, loss_agg_mode=loss_agg_mode)
     return make_experience(
         episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, reference=reference)
     ), [4] * 6
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "normaliser", "policy_loss"),
+    ("loss_type", "loss_agg_mode", "policy_loss"),
     [
         ("bnpo", "token", "ppo-clip"),
         ("dapo", "token", "ppo-clip"),
@@ -228,19 +228,19 @@ def step_of(policy: Policy, reference: Policy, normaliser: str) -> tuple[Experie
     ],
 )
 def test_trls_loss_gives_the_gradient_that_ours_gives(
-    tmp_path: Path, tokenizer: HfTokenizer, loss_type: str, normaliser: Normaliser, policy_loss: str
+    tmp_path: Path, tokenizer: HfTokenizer, loss_type: str, loss_agg_mode: LossAggMode, policy_loss: str
 ) -> None:
-    """The whole road: ids, masks, ratios off 1, both clips, k3 against a reference, normaliser, backward."""
+    """The whole road: ids, masks, ratios off 1, both clips, k3 against a reference, loss_agg_mode, backward."""
     pytest.importorskip("trl")
     from tests.training.trl_side import inputs_of, open_trl
 
-    linear = OptimiserSettings(lr=1e6, eps=1e3, clip_norm=0.0)
-    policy = Policy(small_llama(tokenizer), LearnerSettings(optimiser=linear), 1)
+    linear = OptimizerSettings(lr=1e6, eps=1e3, clip_norm=0.0)
+    policy = Policy(small_llama(tokenizer), LearnerSettings(optimizer=linear), 1)
     other = small_llama(tokenizer)
     with torch.no_grad():
         for weight in other.parameters():
             weight.mul_(3.0)
-    experience, prompts = step_of(policy, Policy(other, LearnerSettings(), 1), normaliser)
+    experience, prompts = step_of(policy, Policy(other, LearnerSettings(), 1), loss_agg_mode)
     other.save_pretrained(tmp_path / "reference")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "reference")
     side = open_trl(
@@ -249,7 +249,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
         tmp_path,
         loss_type=loss_type,
         beta=0.1,
-        clip_high=1.28 if loss_type == "cispo" else 0.28,  # its epsilon_high is the largest weight itself
+        clip_ratio_high=1.28 if loss_type == "cispo" else 0.28,  # its epsilon_high is the largest weight itself
         level="sequence" if policy_loss == "gspo" else "token",
         rows=6,
         group_size=3,
@@ -261,18 +261,18 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     before = [weight.detach().clone() for weight in policy.module.parameters()]
     choice = settings_of(
         "grpo",
-        kl=0.1,
-        clip_high=0.28,
-        normaliser=normaliser,
+        kl_coef=0.1,
+        clip_ratio_high=0.28,
+        loss_agg_mode=loss_agg_mode,
         constant_tokens=20,
-        minibatches=1,
+        num_minibatches=1,
         group_size=3,
         policy_loss=policy_loss,
         policy_loss_settings={"max_weight": 1.28} if policy_loss == "cispo" else {},
     )
     metrics = update_weights(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
     assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)
-    assert metrics["outside_clip"] > 0
+    assert metrics["clip_frac"] > 0
     _compare(before, list(policy.module.parameters()), list(model.parameters()))
 
 

@@ -31,7 +31,7 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.shape import shape_of_config
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.rl.losses import loss_weights, policy_loss
-from coseek.training.rl.settings import Normaliser
+from coseek.training.rl.settings import LossAggMode
 from coseek.training.trainer.activations import pass_bytes
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.critic import Critic
@@ -39,7 +39,7 @@ from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.logprobs import target_logprobs
 from coseek.training.trainer.lora import ADAPTER, learner_placement
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings
 from coseek.training.trainer.workers import ALONE
 
 MODEL = tiny_model()
@@ -55,10 +55,10 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
-def clipped_loss(batch: Batch, normaliser: Normaliser) -> tuple[Tensor, Loss]:
+def clipped_loss(batch: Batch, loss_agg_mode: LossAggMode) -> tuple[Tensor, Loss]:
     """A policy loss with advantages that differ from row to row."""
     groups_B = torch.arange(len(batch)) // 2
-    weights_BT = loss_weights(batch.agent_BT, normaliser, constant_tokens=9, groups_B=groups_B)
+    weights_BT = loss_weights(batch.agent_BT, loss_agg_mode, constant_tokens=9, groups_B=groups_B)
     advantages_B = torch.linspace(-1.0, 1.5, len(batch))
 
     def loss(new_bt: Tensor, rows_b: Tensor) -> Tensor:
@@ -93,17 +93,17 @@ def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(see
         assert torch.equal(gradient, found[1][name]), name
 
 
-@pytest.mark.parametrize("normaliser", ["token", "sequence", "group", "constant"])
-def test_cutting_a_batch_into_micro_batches_changes_no_gradient(normaliser: Normaliser) -> None:
+@pytest.mark.parametrize("loss_agg_mode", ["token", "sequence", "group", "constant"])
+def test_cutting_a_batch_into_micro_batches_changes_no_gradient(loss_agg_mode: LossAggMode) -> None:
     batch = make_batch(random_trajectories(12, random.Random(1)))
     whole, cut = open_policy(), open_policy(micro_batch_tokens=16)
-    wanted_BT, loss = clipped_loss(batch, normaliser)
+    wanted_BT, loss = clipped_loss(batch, loss_agg_mode)
     first_loss = whole.forward_backward(batch, wanted_BT, loss)
     first = gradients(whole)
     second_loss = cut.forward_backward(batch, wanted_BT, loss)
     second = gradients(cut)
     largest = max(float((first[name] - second[name]).abs().max() / first[name].abs().max()) for name in first)
-    print(f"{normaliser}: largest difference {largest:.1e} of a gradient's largest entry")
+    print(f"{loss_agg_mode}: largest difference {largest:.1e} of a gradient's largest entry")
     assert first_loss == pytest.approx(second_loss, abs=1e-6)
     assert largest < 1e-5
 
@@ -141,7 +141,7 @@ def test_a_model_that_scales_its_logits_is_not_shortened_to_its_head() -> None:
 
 def test_steps_toward_a_token_make_it_likelier_and_the_folder_keeps_that(tmp_path: Path) -> None:
     model = tiny_model(seed=5)
-    policy = Policy(model, LearnerSettings(optimiser=OptimiserSettings(lr=1e-2)), updates=20)
+    policy = Policy(model, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), updates=20)
     batch = make_batch([trajectory(environment(3, 4), agent(5))])
     before = float(policy.forward(batch, batch.agent_BT).sum())
     for _ in range(20):
@@ -172,7 +172,7 @@ def test_bfloat16_arithmetic_stays_near_float32() -> None:
 
 
 def test_the_critic_begins_at_zero_and_sees_nothing_of_the_token_it_speaks_of() -> None:
-    critic = Critic(MODEL, LearnerSettings(optimiser=OptimiserSettings(lr=1e-2)), 20)
+    critic = Critic(MODEL, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), 20)
     first = make_batch([trajectory(environment(3, 4), agent(5, 6))])
     assert not critic.forward(first, first.agent_BT).any()
     for _ in range(10):
@@ -202,7 +202,7 @@ def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
 def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> None:
     """Fused AdamW does not count up a weight's version: a sampler that waited for that would stay with the old ones."""
     model = tiny_model()
-    trained = Policy(model, LearnerSettings(optimiser=OptimiserSettings(lr=0.05)), updates=3)
+    trained = Policy(model, LearnerSettings(optimizer=OptimizerSettings(lr=0.05)), updates=3)
     sampler = Sampler(model, ByteTokenizer(), ("#",), SamplerSettings())
     trained_in_step(trained, sampler, 1e-4)
 
@@ -225,7 +225,7 @@ def test_recomputing_layers_changes_no_gradient() -> None:
 
 
 def lora_policy(model: PreTrainedModel, rank: int = 4, lr: float = 0.05) -> Policy:
-    settings = LearnerSettings(optimiser=OptimiserSettings(lr=lr), lora=LoraSettings(rank=rank, alpha=8.0))
+    settings = LearnerSettings(optimizer=OptimizerSettings(lr=lr), lora=LoraSettings(rank=rank, alpha=8.0))
     return Policy(model, settings, updates=20)
 
 
@@ -342,7 +342,7 @@ def test_adapters_train_and_sample_over_one_copy_of_weights_in_bfloat16(tmp_path
         num_key_value_heads=1, pad_token_id=None, bos_token_id=None, eos_token_id=1, max_position_embeddings=256,
     )  # fmt: skip
     seeded(Qwen2ForCausalLM, config).save_pretrained(tmp_path)
-    settings = LearnerSettings(lora=LoraSettings(rank=2), precision="bfloat16", optimiser=OptimiserSettings(lr=0.01))
+    settings = LearnerSettings(lora=LoraSettings(rank=2), precision="bfloat16", optimizer=OptimizerSettings(lr=0.01))
     placement = learner_placement(Placement(device="cpu", precision="bfloat16"), settings, ALONE, 64)
     exact = learner_placement(Placement(device="cpu", precision="float32"), settings, ALONE, 64)
     assert exact.precision == "float32"  # which its sampler shares

@@ -29,8 +29,8 @@ def batch_of(advantages_B: tuple[float, float], low: float = 0.2, high: float = 
 
 def losses(name: str, batch: LossBatch, **settings: object) -> tuple[Tensor, Tensor]:
     """The loss of every token, and the gradient of their sum by the log-probabilities."""
-    normaliser = {"normaliser": "constant", "constant_tokens": 4} if name == "dr-grpo" else {}
-    opened = open_policy_loss(RlSettings(policy_loss=name, policy_loss_settings=settings, **normaliser))  # type: ignore[arg-type]
+    loss_agg_mode = {"loss_agg_mode": "constant", "constant_tokens": 4} if name == "dr-grpo" else {}
+    opened = open_policy_loss(RlSettings(policy_loss=name, policy_loss_settings=settings, **loss_agg_mode))  # type: ignore[arg-type]
     losses_bt = opened(batch)
     (gradient_bt,) = torch.autograd.grad(losses_bt.sum(), batch.new_bt)
     return losses_bt.detach(), gradient_bt
@@ -52,7 +52,7 @@ def test_the_default_is_the_clipped_surrogate_to_the_bit() -> None:
     draw = torch.Generator().manual_seed(0)
     new, old, advantages = (torch.randn(5, 7, generator=draw) for _ in range(3))
     mask = torch.rand(5, 7, generator=draw) < 0.6
-    settings = RlSettings(clip_high=0.28)
+    settings = RlSettings(clip_ratio_high=0.28)
     found_bt = open_policy_loss(settings)(LossBatch.of(new, old, advantages, mask, settings))
     assert torch.equal(found_bt, policy_loss(new, old, advantages, mask, 0.2, 0.28))
 
@@ -117,15 +117,15 @@ def unclipped(batch: LossBatch) -> Tensor:
 def test_a_policy_learns_under_every_loss(loss: str | Callable[[LossBatch], Tensor], tmp_path: Path) -> None:
     random.seed(0)
     name = loss if isinstance(loss, str) else policy_loss_name(loss)
-    clips = {"clip_low": 0.003, "clip_high": 0.004} if loss == "gspo" else {}
-    _, rows = train(tmp_path, settings_of("grpo", policy_loss=name, normaliser="sequence", steps=12, **clips))
+    clips = {"clip_ratio_low": 0.003, "clip_ratio_high": 0.004} if loss == "gspo" else {}
+    _, rows = train(tmp_path, settings_of("grpo", policy_loss=name, loss_agg_mode="sequence", steps=12, **clips))
     assert rows[-1]["reward"] > rows[0]["reward"] + 0.2
 
 
 def test_what_is_wrong_with_a_loss_is_said() -> None:
     with pytest.raises(UnknownName, match="did you mean 'cispo'"):
         open_policy_loss(RlSettings(policy_loss="cipso"))
-    with pytest.raises(SettingError, match=r"add rl\.normaliser=constant and rl\.constant_tokens=TOKENS"):
+    with pytest.raises(SettingError, match=r"add rl\.loss_agg_mode=constant and rl\.constant_tokens=TOKENS"):
         open_policy_loss(RlSettings(policy_loss="dr-grpo"))
     with pytest.raises(SettingError, match="no setting named 'max_wieght'; did you mean 'max_weight'"):
         open_policy_loss(RlSettings(policy_loss="cispo", policy_loss_settings={"max_wieght": 2.0}))

@@ -41,13 +41,13 @@ def test_the_reward_rises(tmp_path: Path, algorithm: str, reached: float) -> Non
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None:
-    changes = {"steps": 1, "kl": 0.01, "kl_in": "loss" if algorithm == "grpo" else "reward"}
+    changes = {"steps": 1, "kl_coef": 0.01, "kl_in": "loss" if algorithm == "grpo" else "reward"}
     _, (row,) = train(tmp_path, settings_of(algorithm, **changes))
     for name in (
         "reward", "reward/exact_match", "exact_match", "answered", "declined", "valid", "truncated", "searches",
         "tokens", "agent_tokens",
         "faults",
-        "zero_spread", "updates", "loss", "grad_norm", "ratio_max", "outside_clip", "kl_old", "kl_reference",
+        "zero_spread", "updates", "loss", "grad_norm", "ratio_max", "clip_frac", "kl_old", "kl_reference",
         "logprob_gap", "sampled_nll", "staleness", "staleness_max", "lr",
         "rollout_s", "reward_s", "advantages_s", "update_s",
     ):  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce-pp"])
 def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path, algorithm: str) -> None:
-    settings = settings_of(algorithm, steps=6, checkpoint_every=2, kl=0.01)
+    settings = settings_of(algorithm, steps=6, checkpoint_every=2, kl_coef=0.01)
     whole, rows = train(tmp_path / "whole", settings)
     train(tmp_path / "parts", settings.model_copy(update={"steps": 3}))
     parts, again = train(tmp_path / "parts", settings, resume=True)
@@ -103,8 +103,8 @@ def test_a_folder_with_a_run_in_it_is_not_written_over(tmp_path: Path) -> None:
     train(tmp_path, settings_of("grpo", steps=1))
     with pytest.raises(DataError, match="go on with it with --resume"):
         train(tmp_path, settings_of("grpo", steps=1))
-    with pytest.raises(SettingError, match=r"began with clip_low=0\.2 and cannot go on with 0\.1"):
-        train(tmp_path, settings_of("grpo", steps=1, clip_low=0.1), resume=True)
+    with pytest.raises(SettingError, match=r"began with clip_ratio_low=0\.2 and cannot go on with 0\.1"):
+        train(tmp_path, settings_of("grpo", steps=1, clip_ratio_low=0.1), resume=True)
 
 
 UNSCALED = {"scale_by_std": False}
@@ -165,12 +165,14 @@ def test_a_truncated_run_can_be_charged() -> None:
 def test_leaving_out_groups_without_spread_changes_nothing() -> None:
     """Their advantage is exactly zero, so computing them anyway gives the same gradient."""
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
-    settings = settings_of("grpo", group_size=2, minibatches=1)
+    settings = settings_of("grpo", group_size=2, num_minibatches=1)
     found = experience_of(runs, [0, 0, 1, 1], settings)
     (whole,) = minibatches(found, 1, random.Random(0))
     assert sorted(whole.tolist()) == [0, 1, 2, 3]
     for kl in (0.0, 0.1):  # dropped also where a KL in the loss would pull at them
-        dropped = settings_of("grpo", group_size=2, minibatches=1, algorithm_settings={"zero_spread": "drop"}, kl=kl)
+        dropped = settings_of(
+            "grpo", group_size=2, num_minibatches=1, algorithm_settings={"zero_spread": "drop"}, kl_coef=kl
+        )
         assert sorted(
             minibatches(
                 held(runs, [0, 0, 1, 1], dropped), 1, random.Random(0), open_algorithm(dropped).drops_zero_spread
@@ -181,7 +183,7 @@ def test_leaving_out_groups_without_spread_changes_nothing() -> None:
 def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
     """Divided by its own standard deviation it would weigh as much as right against wrong."""
     runs = [replace(fixed(QUESTIONS[0]), segments=(environment(1), agent(2 + at, 3))) for at in range(2)]
-    settings = settings_of("grpo", group_size=2, kl=0.001, kl_in="reward")
+    settings = settings_of("grpo", group_size=2, kl_coef=0.001, kl_in="reward")
     found = held(runs, [0, 0], settings)
     assert found.zero_spread == 1.0 and not found.advantages_BT.any()
     unscaled = held(runs, [0, 0], settings.model_copy(update={"algorithm_settings": UNSCALED}))

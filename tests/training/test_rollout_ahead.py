@@ -309,8 +309,8 @@ def test_sampling_ahead_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(SettingError, match="max_steps_behind=2 needs servers"):
         make_settings(RolloutSettings, {"max_steps_behind": 2})
     ahead = make_settings(RolloutSettings, {"servers": ["http://127.0.0.1:9"], "max_steps_behind": 1})
-    with pytest.raises(SettingError, match="set max_steps_behind=0 or resample=false"):
-        ahead.check(make_settings(RlSettings, {"resample": True}))
+    with pytest.raises(SettingError, match="set max_steps_behind=0 or dynamic_sampling=false"):
+        ahead.check(make_settings(RlSettings, {"dynamic_sampling": True}))
     ahead.check(RlSettings())
 
 

@@ -47,8 +47,8 @@ PROTOCOL = load_protocol("search-r1", "laptop")
 LIMITS = Limits(max_turns=2, max_turn_tokens=16, max_observation_tokens=64, max_tokens=1000)
 QUESTIONS = [Question(f"q{number}", f"Who wrote program {number} ?", ("ada",)) for number in range(8)]
 RL = {
-    "steps": 3, "questions_per_step": 3, "group_size": 3, "minibatches": 1,
-    "policy": {"optimiser": {"lr": 0.02, "warmup_updates": 0}, "precision": "float32"},
+    "steps": 3, "questions_per_step": 3, "group_size": 3, "num_minibatches": 1,
+    "policy": {"optimizer": {"lr": 0.02, "warmup_updates": 0}, "precision": "float32"},
 }  # fmt: skip
 RewardFunction: TypeAlias = Callable[[Trajectory], Reward]
 QUICK = {"patience": {"attempts": 1, "first_wait_s": 0.0, "timeout_s": 20.0}}

@@ -96,7 +96,7 @@ def test_a_recomputed_old_policy_is_the_trainer_before_every_update(tmp_path: Pa
 
 @pytest.mark.slow
 def test_keeping_rollouts_changes_no_weight(tmp_path: Path) -> None:
-    settings = settings_of("grpo", steps=3, kl=0.01)
+    settings = settings_of("grpo", steps=3, kl_coef=0.01)
     plain, _ = train(tmp_path / "plain", settings)
     kept, _ = train(tmp_path / "kept", settings, callbacks=[writer_in(tmp_path / "kept", every=1)])
     for name, weight in plain.module.state_dict().items():
@@ -149,7 +149,7 @@ def test_a_run_in_which_a_part_failed_is_kept_without_values(tmp_path: Path) -> 
 
 
 def test_groups_that_were_not_learnt_from_say_so(tmp_path: Path) -> None:
-    settings = settings_of("grpo", steps=1, resample=True, group_size=2)
+    settings = settings_of("grpo", steps=1, dynamic_sampling=True, group_size=2)
     train(tmp_path, settings, callbacks=[writer_in(tmp_path)])
     found = data_of(tmp_path / "rollouts" / "step-000001")
     trained: dict[int, set[float | None]] = {}

@@ -67,12 +67,12 @@ def made(
     ("algorithm", "changes"),
     [
         ("grpo", {}),
-        ("grpo", {"normaliser": "sequence", "minibatches": 3, "epochs": 2}),
-        ("grpo", {"normaliser": "group", "truncated": "mask"}),
-        ("grpo", {"normaliser": "constant", "constant_tokens": 9, "truncated": "penalise", "clip_high": 0.28}),
+        ("grpo", {"loss_agg_mode": "sequence", "num_minibatches": 3, "epochs": 2}),
+        ("grpo", {"loss_agg_mode": "group", "truncated": "mask"}),
+        ("grpo", {"loss_agg_mode": "constant", "constant_tokens": 9, "truncated": "penalise", "clip_ratio_high": 0.28}),
         ("grpo", {"entropy": 0.1}),
-        ("rloo", {"algorithm_settings": {"zero_spread": "drop"}, "minibatches": 1}),
-        ("reinforce-pp", {"minibatches": 1}),
+        ("rloo", {"algorithm_settings": {"zero_spread": "drop"}, "num_minibatches": 1}),
+        ("reinforce-pp", {"num_minibatches": 1}),
         ("ppo", {}),
     ],
 )
@@ -98,12 +98,12 @@ def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
     seed=st.integers(0, 10_000),
     algorithm=st.sampled_from(ALGORITHMS),
     truncated=st.sampled_from(["keep", "mask", "penalise"]),
-    normaliser=st.sampled_from(["token", "sequence", "group"]),
+    loss_agg_mode=st.sampled_from(["token", "sequence", "group"]),
 )
 def test_the_batch_of_a_step_can_be_made_of_its_rows(
-    seed: int, algorithm: str, truncated: str, normaliser: str
+    seed: int, algorithm: str, truncated: str, loss_agg_mode: str
 ) -> None:
-    choice = settings_of(algorithm, group_size=SIZE, truncated=truncated, normaliser=normaliser)
+    choice = settings_of(algorithm, group_size=SIZE, truncated=truncated, loss_agg_mode=loss_agg_mode)
     experience, rows = made(scored(sampled(seed)), choice)
     again = experience_of(rows, choice)
     assert torch.equal(again.batch.ids_BT, experience.batch.ids_BT)
@@ -183,7 +183,7 @@ def test_a_stored_run_is_exported_step_by_step_whatever_the_order_of_its_lines(t
 
 
 def test_groups_without_spread_are_left_out_where_they_are_resampled(tmp_path: Path) -> None:
-    choice = settings_of("grpo", group_size=SIZE, resample=True)
+    choice = settings_of("grpo", group_size=SIZE, dynamic_sampling=True)
     run = stored(tmp_path, sampled(1))
     assert 0 not in {row.group for row in read_rows(export_rows(run, paid, choice).path)}
 
@@ -221,8 +221,8 @@ def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
     run = stored(tmp_path, [one for one in sampled(1) if one.seed == 0])
     with pytest.raises(SettingError, match="no critic, which ppo needs"):
         export_rows(run, paid, settings_of("ppo"))
-    with pytest.raises(SettingError, match="no reference policy; set kl=0"):
-        export_rows(run, paid, settings_of("grpo", kl=0.1, kl_in="reward"))
+    with pytest.raises(SettingError, match="no reference policy; set kl_coef=0"):
+        export_rows(run, paid, settings_of("grpo", kl_coef=0.1, kl_in="reward"))
     with pytest.raises(DataError, match=r"grpo compares the runs of a question, and .* has one of each"):
         export_rows(run, paid, settings_of("grpo"))
     assert not (run.folder / "rows.jsonl").exists()

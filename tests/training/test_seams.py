@@ -84,7 +84,7 @@ def test_a_policy_learns_with_an_algorithm_of_ones_own(here: Path) -> None:
 def test_a_backend_of_ones_own_is_all_that_the_loop_knows(here: Path) -> None:
     weights: list[dict[str, torch.Tensor]] = []
     for name in ("local", "recorder.py"):
-        settings = settings_of("grpo", steps=2, kl=0.1, backend=name)
+        settings = settings_of("grpo", steps=2, kl_coef=0.1, backend=name)
         network = tiny_model(3)
         backend = open_backend(settings, network, ALONE)
         runs = sampling(Policy(network, LEARNER, 0))

@@ -22,12 +22,12 @@ from coseek.training.sft.curriculum import draw_any, draw_by_hops
 from coseek.training.sft.loop import token_weights, train_sft
 from coseek.training.sft.settings import Phase, SftSettings
 from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.optimiser import rate_at
+from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
-LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2, decay="linear"))
-MUON = LearnerSettings(optimiser=OptimiserSettings(algorithm="muon", lr=1e-2, decay="linear"))
+LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2, decay="linear"))
+MUON = LearnerSettings(optimizer=OptimizerSettings(algorithm="muon", lr=1e-2, decay="linear"))
 
 
 def demonstrations() -> list[Trajectory]:
@@ -198,16 +198,16 @@ def test_demonstrations_of_unknown_hops_are_not_forgotten() -> None:
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
-    settings = OptimiserSettings(lr=1.0, warmup_updates=2, decay="linear", decay_from=0.5, floor=0.1)
+    settings = OptimizerSettings(lr=1.0, warmup_updates=2, decay="linear", decay_from=0.5, floor=0.1)
     rates = [rate_at(settings, update, 10) for update in range(12)]
     assert rates[:6] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert rates[9] == pytest.approx(0.28) and rates[10] == rates[11] == pytest.approx(0.1)
-    share = OptimiserSettings(lr=1.0, warmup_share=0.25)
+    share = OptimizerSettings(lr=1.0, warmup_share=0.25)
     assert [rate_at(share, update, 9) for update in range(4)] == [0.5, 1.0, 1.0, 1.0]  # two of nine
     with pytest.raises(ValidationError, match="set one of them to 0"):
-        OptimiserSettings(warmup_updates=2, warmup_share=0.25)
-    assert rate_at(OptimiserSettings(lr=1.0, decay="cosine"), 75, 100) == pytest.approx(0.5)
-    assert rate_at(OptimiserSettings(lr=1.0), 99, 100) == 1.0
+        OptimizerSettings(warmup_updates=2, warmup_share=0.25)
+    assert rate_at(OptimizerSettings(lr=1.0, decay="cosine"), 75, 100) == pytest.approx(0.5)
+    assert rate_at(OptimizerSettings(lr=1.0), 99, 100) == 1.0
 
 
 def test_later_rounds_may_be_shorter_than_the_first(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ MODES = {
     "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{sys.prefix}/jax-cache", "HF_HUB_OFFLINE": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
 }  # fmt: skip
-POLICY = {"optimiser": {"lr": 0.02, "warmup_updates": 0, "clip_norm": 0.0}, "lora": {"rank": 8}}
+POLICY = {"optimizer": {"lr": 0.02, "warmup_updates": 0, "clip_norm": 0.0}, "lora": {"rank": 8}}
 
 
 def settings_of(url: str, **changes: object) -> dict[str, object]:
@@ -159,7 +159,7 @@ def largest(first_BT: Tensor, second_BT: Tensor) -> float:
 
 @slow
 def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, tmp_path: Path) -> None:
-    served, batch = Served(tmp_path, policy, url, kl=0.1), random_batch(8)
+    served, batch = Served(tmp_path, policy, url, kl_coef=0.1), random_batch(8)
     wanted_BT = batch.predicted_BT
     here_BT = served.twin(policy).policy.forward(batch, wanted_BT)
     assert served.tinker.reference is not None
@@ -173,15 +173,24 @@ def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, t
     ("changes", "most"),
     [
         ({}, 1e-5),
-        ({"kl": 0.05, "normaliser": "sequence", "clip_high": 0.28}, 1e-5),
+        ({"kl_coef": 0.05, "loss_agg_mode": "sequence", "clip_ratio_high": 0.28}, 1e-5),
         # Four updates: AdamW divides a gradient of rounding errors by its own size.
-        ({"algorithm": "rloo", "normaliser": "constant", "constant_tokens": 32, "epochs": 2, "minibatches": 2}, 1e-3),
+        (
+            {
+                "algorithm": "rloo",
+                "loss_agg_mode": "constant",
+                "constant_tokens": 32,
+                "epochs": 2,
+                "num_minibatches": 2,
+            },
+            1e-3,
+        ),
     ],
 )
 def test_updates_of_the_server_are_those_of_this_process(
     changes: dict[str, object], most: float, policy: Path, url: str, tmp_path: Path
 ) -> None:
-    learner = {**POLICY, "optimiser": {"lr": 1e-3, "weight_decay": 0.01, "clip_norm": 0.0}}
+    learner = {**POLICY, "optimizer": {"lr": 1e-3, "weight_decay": 0.01, "clip_norm": 0.0}}
     served = Served(tmp_path, policy, url, policy=learner, **changes)
     experience, twin = served.experience(), served.twin(policy)
     algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT

@@ -23,7 +23,7 @@ from coseek.training.rl.token_record import TokenRecord
 from coseek.training.rl.update import MetricAverager, logprob_gap, minibatches, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 from coseek.training.trainer.workers import Workers
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def taught(
     backend: TableBackend, rights: tuple[bool, bool] = (True, False), /, **changes: object
 ) -> tuple[Experience, RlSettings, dict[str, float]]:
     """Make all updates of a step with the two runs."""
-    changes = {"group_size": 2, "minibatches": 1} | changes
+    changes = {"group_size": 2, "num_minibatches": 1} | changes
     settings = settings_of(str(changes.pop("algorithm", "grpo")), **changes)
     algorithm = open_algorithm(settings)
     episodes = score([0, 0], [ran(SHORT, rights[0]), ran(LONG, rights[1])], reward)
@@ -71,7 +71,7 @@ def test_one_update_of_grpo_by_hand() -> None:
             "loss": (-2 + 3) / 5,
             "grad_norm": math.sqrt(5) / 5,
             "logprob_gap": 0,
-            "outside_clip": 0,
+            "clip_frac": 0,
             "ratio": 1,
             "kl_old": 0,
             "staleness_max": 0,
@@ -89,7 +89,7 @@ def test_a_second_update_is_clipped_against_the_policy_of_the_rollout() -> None:
     up, down = math.exp(0.2), math.exp(-0.2)
     assert close(policy.rows(), table(-0.8, -1.2 - down / 5))
     assert said["updates"] == 2
-    assert said["outside_clip"] == pytest.approx(2 / 10)
+    assert said["clip_frac"] == pytest.approx(2 / 10)
     assert said["ratio"] == pytest.approx((5 + 2 * up + 3 * down) / 10)
     assert said["ratio_max"] == pytest.approx(up)
     assert said["kl_old"] == pytest.approx((2 * (up - 1 - 0.2) + 3 * (down - 1 + 0.2)) / 10, abs=1e-6)
@@ -100,8 +100,10 @@ def test_a_second_update_is_clipped_against_the_policy_of_the_rollout() -> None:
 
 @pytest.mark.parametrize(("low", "high", "share"), [(0.2, 0.3, 0.0), (0.1, 0.3, 0.3), (0.2, 0.2, 0.2)])
 def test_each_end_of_the_clip_has_its_own_share_of_tokens_outside(low: float, high: float, share: float) -> None:
-    _, _, said = taught(TableBackend(TableLearner(table(-1.0, -1.0))), epochs=2, clip_low=low, clip_high=high)
-    assert said["outside_clip"] == pytest.approx(share)
+    _, _, said = taught(
+        TableBackend(TableLearner(table(-1.0, -1.0))), epochs=2, clip_ratio_low=low, clip_ratio_high=high
+    )
+    assert said["clip_frac"] == pytest.approx(share)
 
 
 def test_the_gap_between_sampler_and_trainer_is_measured_at_policy_tokens() -> None:
@@ -116,16 +118,16 @@ def test_the_gap_between_sampler_and_trainer_is_measured_at_policy_tokens() -> N
 
 def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
     policy = TableLearner(table(-1.0, -1.0))
-    _, _, said = taught(TableBackend(policy), minibatches=2)
+    _, _, said = taught(TableBackend(policy), num_minibatches=2)
     assert close(policy.rows(), table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), minibatches=2, normaliser="constant", constant_tokens=10)
+    taught(TableBackend(policy), num_minibatches=2, loss_agg_mode="constant", constant_tokens=10)
     assert close(policy.rows(), table(-1.0 + 1 / 10, -1.0 - 1 / 10))
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), normaliser="sequence")
+    taught(TableBackend(policy), loss_agg_mode="sequence")
     assert close(policy.rows(), table(-1.0 + 1 / 4, -1.0 - 1 / 6))
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), normaliser="group")
+    taught(TableBackend(policy), loss_agg_mode="group")
     assert close(policy.rows(), table(-1.0 + 1 / 5, -1.0 - 1 / 5))
 
 
@@ -138,7 +140,7 @@ def test_a_step_without_a_gradient_makes_no_update() -> None:
 
 def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> None:
     policy = TableLearner([*table(-1.0, -1.0), [7.0, -1.0, -1.0, 7.0, 7.0]])
-    settings = settings_of("grpo", group_size=2, minibatches=1)
+    settings = settings_of("grpo", group_size=2, num_minibatches=1)
     algorithm = open_algorithm(settings)
     runs = [ran(SHORT, True), ran(LONG, False), ran(SHORT, True)]
     experience = make_experience(score([0, 0, 1], runs, reward), settings, algorithm, TableBackend(policy))
@@ -150,7 +152,7 @@ def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> N
 def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
     """β(π − π_ref) of k2: the policy stands .5 above its reference, so each token is pulled down by β · .5 / 5."""
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
-    changes: dict[str, object] = {"kl": 0.4, "kl_in": "loss", "kl_estimator": "k2"}
+    changes: dict[str, object] = {"kl_coef": 0.4, "kl_in": "loss", "kl_estimator": "k2"}
     _, _, said = taught(TableBackend(policy, reference=reference), **changes)
     assert close(policy.rows(), table(-0.8 - 0.04, -1.2 - 0.04))
     assert said["kl_reference"] == pytest.approx(math.exp(-0.5) - 1 + 0.5, abs=1e-6)  # k3, whatever the loss takes
@@ -162,7 +164,7 @@ def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
 
 def test_a_kl_in_the_reward_is_in_no_loss_and_is_still_measured() -> None:
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
-    changes: dict[str, object] = {"kl": 0.4, "kl_in": "reward", "algorithm_settings": {"scale_by_std": False}}
+    changes: dict[str, object] = {"kl_coef": 0.4, "kl_in": "reward", "algorithm_settings": {"scale_by_std": False}}
     _, _, said = taught(TableBackend(policy, reference=reference), **changes)
     k3 = math.exp(-0.5) - 1 + 0.5
     lead = 0.5 + 0.4 * k3 / 2  # the longer run is charged for one token more
@@ -224,7 +226,7 @@ def test_a_kl_in_the_reward_is_a_cost_and_not_a_bonus() -> None:
         TableBackend(policy, critic, TableLearner(table(-1.5, -1.5))),
         algorithm="ppo",
         algorithm_settings=PLAIN_PPO,
-        kl=0.1,
+        kl_coef=0.1,
         kl_in="reward",
         kl_estimator="k1",
     )
@@ -234,7 +236,7 @@ def test_a_kl_in_the_reward_is_a_cost_and_not_a_bonus() -> None:
 
 
 def test_the_full_weight_reference_stays_where_the_policy_began() -> None:
-    settings = settings_of("grpo", kl=0.1, group_size=2, minibatches=1)
+    settings = settings_of("grpo", kl_coef=0.1, group_size=2, num_minibatches=1)
     policy = Policy(tiny_model(), settings.policy, 2)
     backend = LocalBackend(policy, settings)
     assert backend.reference is not None
@@ -307,10 +309,10 @@ def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> 
     assert sorted(row for part in parts for row in part.tolist()) == [*range(8)]
     assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())
     assert len(minibatches(eight, 5, random.Random(1), whole_groups=True)) == 3
-    few = RlSettings(steps=10, questions_per_step=4, minibatches=8, normaliser="group")
+    few = RlSettings(steps=10, questions_per_step=4, num_minibatches=8, loss_agg_mode="group")
     assert few.updates == 40  # so that the learning-rate schedule is walked to its end
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), normaliser="group", minibatches=2)
+    taught(TableBackend(policy), loss_agg_mode="group", num_minibatches=2)
     assert policy.rows_seen == [[0, 1]]
 
 
@@ -368,8 +370,8 @@ class Half(Workers):
 
 def recorded(workers: Workers) -> TokenRecord:
     """The record of two epochs of two minibatches over the same eight rows."""
-    still = LearnerSettings(optimiser=OptimiserSettings(lr=0.0), micro_batch_tokens=40)
-    settings = settings_of("grpo", group_size=4, epochs=2, minibatches=2, measure_entropy=True, policy=still)
+    still = LearnerSettings(optimizer=OptimizerSettings(lr=0.0), micro_batch_tokens=40)
+    settings = settings_of("grpo", group_size=4, epochs=2, num_minibatches=2, measure_entropy=True, policy=still)
     runs, algorithm = random_trajectories(8, random.Random(0)), open_algorithm(settings)
     paid = [ScoredEpisode(place // 4, run, Reward(place % 2, {})) for place, run in enumerate(runs)]
     experience = make_experience(EpisodeBatch(tuple(paid), {}, {}), settings, algorithm, None)

@@ -78,7 +78,7 @@ def answers(url: str) -> bool:
 @pytest.mark.parametrize("lora", [False, True])
 def test_vllm_samples_with_the_weights_of_every_step(lora: bool, tmp_path: Path) -> None:
     policy = tiny_llama(tmp_path / "shared")
-    learner = {"optimiser": {"lr": 0.02, "warmup_updates": 0}, "precision": "float32"}
+    learner = {"optimizer": {"lr": 0.02, "warmup_updates": 0}, "precision": "float32"}
     more = ["--enable-lora", "--max-lora-rank", "8"] if lora else []
     with vllm(policy, *more) as url:
         training = Training(

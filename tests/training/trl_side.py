@@ -26,11 +26,11 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrlSide:
-    """Its trainer, with the module and the optimiser that it says may be missing."""
+    """Its trainer, with the module and the optimizer that it says may be missing."""
 
     trainer: GRPOTrainer
     module: PreTrainedModel
-    optimiser: Optimizer
+    optimizer: Optimizer
 
     def loss(self, inputs: Inputs) -> Tensor:
         """The loss of one micro-batch."""
@@ -45,7 +45,7 @@ def open_trl(
     *,
     loss_type: str = "dapo",
     beta: float = 0.0,
-    clip_high: float = 0.2,
+    clip_ratio_high: float = 0.2,
     rows: int = 8,
     group_size: int = 8,
     level: Literal["token", "sequence"] = "token",
@@ -66,7 +66,7 @@ def open_trl(
             loss_type=loss_type,
             importance_sampling_level=level,
             beta=beta,
-            epsilon_high=clip_high,
+            epsilon_high=clip_ratio_high,
             # On by default: the KL term times the ratio, which is another gradient than that of the estimate.
             use_bias_correction_kl=False,
             per_device_train_batch_size=rows,

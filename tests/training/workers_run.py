@@ -30,7 +30,7 @@ from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.checkpoint import TrainingState, save_checkpoint
 from coseek.training.trainer.learner import Entropy
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings
 from coseek.training.trainer.workers import Workers, workers_here
 
 workers.SMALL, workers.TOGETHER = 300, 4  # so that tiny models have large weights, and several messages of small ones
@@ -44,7 +44,7 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
     """Two steps of one update, cut into many micro-batches of which the workers get unequal numbers."""
     learner = LearnerSettings(
         # Adam divides by the gradient's size: without `eps` the rounding of a gradient near 0 would be a whole step.
-        optimiser=OptimiserSettings(lr=1e-2, eps=1e-4, weight_decay=0.1),
+        optimizer=OptimizerSettings(lr=1e-2, eps=1e-4, weight_decay=0.1),
         micro_batch_tokens=30,
         workers=kind,
         checkpointing=algorithm == "ppo",
@@ -53,9 +53,9 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
     return settings_of(
         "ppo" if algorithm == "ppo" else "grpo",
         steps=2,
-        minibatches=1,
+        num_minibatches=1,
         checkpoint_every=1,
-        kl=0.01,
+        kl_coef=0.01,
         kl_in="reward" if algorithm == "ppo" else "loss",
         policy=learner,
         critic=learner.model_copy(update={"lora": None}),
@@ -135,7 +135,9 @@ def stop_and_go_on(folder: Path, here: Workers) -> None:
 
 def keep_rollouts(folder: Path, here: Workers) -> None:
     """A step whose rollouts are kept, with entropies, in micro-batches of which the workers get unequal numbers."""
-    settings = settings_of("grpo", steps=1, kl=0.01, measure_entropy=True, policy=settings_for("grpo", "ddp").policy)
+    settings = settings_of(
+        "grpo", steps=1, kl_coef=0.01, measure_entropy=True, policy=settings_for("grpo", "ddp").policy
+    )
     writer = RolloutWriter(folder / "rollouts", settings.keep_rollouts, lambda step: {"step": step}, here)
     echo.train(folder, settings, callbacks=[writer], workers=here)
 
@@ -145,7 +147,7 @@ def large(step: int) -> TrainingState:
     weights = {f"w{number}-{dist.get_rank()}": torch.full((400_000,), float(step)) for number in range(20)}
     return {
         "step": step, "position": 0, "metrics_bytes": 0, "torch_rng": torch.get_rng_state(), "settings": {},
-        "learners": {"policy": {"module": weights, "optimiser": {"adam": moments, "update": 0}}},
+        "learners": {"policy": {"module": weights, "optimizer": {"adam": moments, "update": 0}}},
         "frozen": {}, "notes": {},
     }  # fmt: skip
 

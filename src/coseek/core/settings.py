@@ -83,6 +83,13 @@ NEEDS = {
     "too_long": "at most {max_length} of them",
 }
 """Pydantic's error type, or its first word → what the setting needs."""
+RENAMED = {
+    "kl": "kl_coef",
+    "minibatches": "num_minibatches",
+    "normaliser": "loss_agg_mode",
+    "resample": "dynamic_sampling",
+}
+"""Settings of version 0.2 whose new name is not the nearest one."""
 LONGEST = 80
 """Characters of a refused value in a message."""
 MOST = 12
@@ -242,7 +249,8 @@ def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
         group = group_of(group, str(part)) or group
     below = sorted(_below(group), key=len)
     same = [path for path in below if path[-1] == name]
-    near = [(here,)] if (here := closest(name, group.model_fields)) else []
+    here = RENAMED[name] if RENAMED.get(name) in group.model_fields else closest(name, group.model_fields)
+    near = [(here,)] if here else []
     down = closest(name, [path[-1] for path in below if len(path) == 2])
     found = [*same, *near, *(path for path in below if path[-1] == down)]
     hint = f"; did you mean {'.'.join([*map(str, place[:-1]), *found[0]])!r}?" if found else "."

@@ -113,7 +113,7 @@ class Sampler:
         if not self._table.slot_of and not self._waiting:
             if self._engine.cache.holder is not None:
                 raise ValueError("another sampler of this model has open rows; close them first")
-            # Fused optimisers do not update the weights' version counters, so only a copy is sure to be current.
+            # Fused optimizers do not update the weights' version counters, so only a copy is sure to be current.
             self._engine.refresh()
             self._engine.cache.holder = self
         self._waiting[request.key] = request

@@ -8,7 +8,7 @@ from coseek.pipelines.generator_recipe import ReaderRecipe
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.sft.base_tasks import BaseTaskSettings
 from coseek.training.sft.settings import SftSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 from coseek.world.settings import WorldSettings
 
 
@@ -68,7 +68,7 @@ class BaseRecipe(ReaderRecipe):
         environment_weight=0.0,
         curriculum=(),
         learner=LearnerSettings(
-            optimiser=OptimiserSettings(
+            optimizer=OptimizerSettings(
                 algorithm="muon", lr=2e-3, muon_lr_factor=3.0, betas=(0.9, 0.98), weight_decay=0.02,
                 warmup_updates=20, decay="linear", decay_from=0.4, floor=0.02,
             ),
@@ -89,9 +89,9 @@ def corpus_recipe(folder: str) -> BaseRecipe:
     recipe = BaseRecipe()
     # What it can do is kept: no warm-up of records and copies alone, and half of the rate.
     tasks = recipe.tasks.model_copy(update={"warm_up": 0.0})
-    optimiser = recipe.sft.learner.optimiser.model_copy(update={"lr": 1e-3})
+    optimizer = recipe.sft.learner.optimizer.model_copy(update={"lr": 1e-3})
     changes = {"steps": 1500, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500}
-    learner = recipe.sft.learner.model_copy(update={"optimiser": optimiser})
+    learner = recipe.sft.learner.model_copy(update={"optimizer": optimizer})
     sft = recipe.sft.model_copy(update={**changes, "learner": learner})
     return recipe.model_copy(
         update={"start": "base", "corpus": CorpusSettings(folder=folder), "tasks": tasks, "sft": sft}

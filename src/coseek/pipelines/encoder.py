@@ -2,7 +2,7 @@
 
     OUT/recipe.yaml      the recipe, versions and commit
     OUT/start            the untrained encoder, where one is made
-    OUT/checkpoints      optimiser and data state
+    OUT/checkpoints      optimizer and data state
     OUT/metrics.jsonl    one line every few updates, one for each evaluation
     OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
     OUT/table.md, .json  retrieval metrics on held-out turns, beside BM25 and the untrained encoder
@@ -63,7 +63,7 @@ from coseek.training.encoder.trainer import (
     arguments,
     drop_old_checkpoints,
     last_checkpoint,
-    optimiser_of,
+    optimizer_of,
 )
 from coseek.training.tracker import find_tracker, tracked
 from coseek.training.trainer.data_order import derive_seed
@@ -315,7 +315,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 self.workers,
                 recipe.loss.in_batch_rows,
             ),
-            optimiser=optimiser_of(model, settings, steps),
+            optimizer=optimizer_of(model, settings, steps),
             evaluator=HeldOutEvaluator(evaluator, recipe.held_out.k) if evaluator is not None else None,
             metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
             progress=self.progress,

@@ -134,7 +134,7 @@ def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
         adapters = 0 if value.lora is None else adapter_parameters(shape, value)
         narrow = policy.in_bfloat16 and value.lora is not None
         critic = _Learner(whole + adapters, trained, value, devices, narrow)
-    needs_reference = rl.kl > 0.0 and rl.policy.lora is None
+    needs_reference = rl.kl_coef > 0.0 and rl.policy.lora is None
     written = min(limits.max_tokens, (limits.max_turns + 1) * limits.max_turn_tokens)
     share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
     runs = -(-rl.questions_per_step * rl.group_size // devices)
@@ -325,7 +325,7 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     runs = rl.questions_per_step * rl.group_size
     context = (written + read) / 2
     forward = 2.0 * shape.parameters + 4.0 * shape.cached_layers * shape.heads * shape.head_size * context
-    passes = 3.0 * rl.epochs + (1.0 if rl.kl > 0.0 else 0.0) + (1.0 if rl.old_logprobs == "recompute" else 0.0)
+    passes = 3.0 * rl.epochs + (1.0 if rl.kl_coef > 0.0 else 0.0) + (1.0 if rl.old_logprobs == "recompute" else 0.0)
     passes += 3.0 * rl.epochs + 1.0 if open_algorithm(rl).needs_critic else 0.0
     passes += rl.epochs if rl.policy.checkpointing else 0.0
     written_s = written / _rate(machine, machine.rollout_mfu)

@@ -9,7 +9,7 @@ from coseek.hardware.placement import Placement
 from coseek.hub.card import UNKNOWN, License
 from coseek.models.laptop import LaptopSettings
 from coseek.training.sft.settings import Phase, SftSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 from coseek.world.settings import WorldSettings
 
 HOP_MIX = (0.30, 0.35, 0.20, 0.15)
@@ -83,7 +83,7 @@ class GeneratorRecipe(ReaderRecipe):
         ),
         # As the warm start of the quickstart, which teaches the base the words of laptop worlds too.
         learner=LearnerSettings(
-            optimiser=OptimiserSettings(
+            optimizer=OptimizerSettings(
                 algorithm="muon", lr=4e-3, muon_lr_factor=2.0, betas=(0.9, 0.98), warmup_updates=10, decay="linear",
                 decay_from=0.1,
             ),

@@ -11,7 +11,7 @@ from coseek.models.download_hint import missing
 from coseek.models.shipped import model_path, shipped_models
 from coseek.rewards.reward import RewardSpec
 from coseek.training.sft.settings import SftSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 
 class SimulatorRecipe(DevicePlacement):
@@ -40,7 +40,7 @@ class SimulatorRecipe(DevicePlacement):
         tokens_per_step=16384,
         repeat_steps=0,
         environment_weight=0.0,
-        learner=LearnerSettings(optimiser=OptimiserSettings(lr=1e-5), precision="auto"),
+        learner=LearnerSettings(optimizer=OptimizerSettings(lr=1e-5), precision="auto"),
     )
     """The supervised training."""
 

@@ -101,7 +101,7 @@ class AgentTrainer:
     text that it is asked of a `Query`), `tools` (further ones for the protocol `tools`), `reward` (of a finished
     trajectory; or a list, or a mapping of names to weights), `algorithm` (advantages of `StepRewards`) and
     `policy_loss` (the losses of a `LossBatch`). All other settings are a recipe's: `rl={"group_size": 5}`, `seed=1`,
-    `**{"rl.policy.optimiser.lr": 1e-6}`.
+    `**{"rl.policy.optimizer.lr": 1e-6}`.
 
     Raises `SettingError`, `UnknownName` or `DataError`, all mistakes at once and before torch is imported.
     """

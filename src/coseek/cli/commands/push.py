@@ -28,7 +28,7 @@ def push(
 ) -> None:
     """Send the files that open FOLDER elsewhere, with its card (README.md), in one commit.
 
-    Hidden files, optimisers and checkpoints are never sent. Log in with `hf auth login`, or set HF_TOKEN.
+    Hidden files, optimizers and checkpoints are never sent. Log in with `hf auth login`, or set HF_TOKEN.
     """
     try:
         license_name = None if license_name is None else check_license(license_name)

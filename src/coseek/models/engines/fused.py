@@ -246,7 +246,7 @@ class FusedEngine:
 
 
 def _state_of(model: PreTrainedModel) -> WeightState:
-    """The state of frozen weights; `None` if an optimiser may change them, since fused ones leave versions as they are.
+    """The state of frozen weights; `None` if an optimizer may change them, since fused ones leave versions as they are.
     So a served model is copied once and not for every request."""
     weights = list(model.parameters())
     if any(weight.requires_grad or weight.is_inference() for weight in weights):

@@ -34,15 +34,15 @@ def check_verl(recipe: AgentRecipe) -> None:
     compares = isinstance(algorithm.settings, GroupSettings)
     if recipe.rollout.servers:
         wrong.say("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
-    if rl.resample:
-        wrong.say("verl bounds no resampling as rl.resample_at_most does; set rl.resample=false")
+    if rl.dynamic_sampling:
+        wrong.say("verl bounds no resampling as rl.dynamic_sampling_at_most does; set rl.dynamic_sampling=false")
     if rl.balance_hops:
         wrong.say("verl orders the questions itself; set rl.balance_hops=false")
     if rl.monitor.stop:
         wrong.say("verl raises none of coseek's alarms; set rl.monitor.stop=false")
-    if rl.questions_per_step % rl.minibatches:
+    if rl.questions_per_step % rl.num_minibatches:
         wrong.say(
-            f"verl's minibatches are equal, and rl.minibatches={rl.minibatches} does not divide "
+            f"verl's minibatches are equal, and rl.num_minibatches={rl.num_minibatches} does not divide "
             f"rl.questions_per_step={rl.questions_per_step}; set one that does"
         )
     if rl.policy_loss != "ppo-clip":
@@ -52,11 +52,11 @@ def check_verl(recipe: AgentRecipe) -> None:
             wrong.say(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
     if functions := [name for name in plugin_digests(dump_settings(recipe)) if is_function(name)]:
         wrong.say(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
-    if rl.normaliser == "group":
-        wrong.say("verl has no loss like rl.normaliser=group; set it to token, sequence or constant")
+    if rl.loss_agg_mode == "group":
+        wrong.say("verl has no loss like rl.loss_agg_mode=group; set it to token, sequence or constant")
     if compares and algorithm.drops_zero_spread:
         wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_spread=count")
-    if compares and rl.kl > 0.0 and rl.kl_in == "reward":
+    if compares and rl.kl_coef > 0.0 and rl.kl_in == "reward":
         wrong.say(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_in=loss")
     if rl.kl_clamp is not None and (rl.kl_clamp != 10.0 or rl.kl_estimator != "k3"):
         wrong.say(f"verl clamps k3 at 10 and nothing else; leave out rl.kl_clamp={rl.kl_clamp:g}")
@@ -75,17 +75,17 @@ def check_verl(recipe: AgentRecipe) -> None:
 
 
 def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> None:
-    one = learner.optimiser
+    one = learner.optimizer
     if one.algorithm != "adamw":
-        wrong.say(f"verl has no {where}.optimiser.algorithm={one.algorithm}; set it to adamw")
+        wrong.say(f"verl has no {where}.optimizer.algorithm={one.algorithm}; set it to adamw")
     if one.weight_decay > 0.0 and not one.decay_vectors:
-        wrong.say(f"verl decays vectors, too; set {where}.optimiser.decay_vectors=true, or weight_decay=0")
+        wrong.say(f"verl decays vectors, too; set {where}.optimizer.decay_vectors=true, or weight_decay=0")
     if one.clip_norm == 0.0:
-        wrong.say(f"verl always clips gradients; set {where}.optimiser.clip_norm above 0")
+        wrong.say(f"verl always clips gradients; set {where}.optimizer.clip_norm above 0")
     if one.decay == "linear" or (one.decay == "cosine" and one.decay_from > 0.0):
         wrong.say(
-            f"verl's only decay is a cosine from the warm-up on; set {where}.optimiser.decay=constant, or cosine with "
-            f"{where}.optimiser.decay_from=0"
+            f"verl's only decay is a cosine from the warm-up on; set {where}.optimizer.decay=constant, or cosine with "
+            f"{where}.optimizer.decay_from=0"
         )
     if learner.lora is not None:
         wrong.say(f"coseek takes no LoRA adapter back from verl; set {where}.lora=null")
@@ -159,16 +159,16 @@ def _actor(recipe: AgentRecipe) -> JsonObject:
     aggregation = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
     return {
         **_learner(recipe, rl.policy),
-        "clip_ratio": rl.clip_low,
-        "clip_ratio_low": rl.clip_low,
-        "clip_ratio_high": rl.clip_high,
+        "clip_ratio": rl.clip_ratio_low,
+        "clip_ratio_low": rl.clip_ratio_low,
+        "clip_ratio_high": rl.clip_ratio_high,
         "clip_ratio_c": NEVER,
-        "loss_agg_mode": aggregation[rl.normaliser],
-        "loss_scale_factor": rl.constant_tokens if rl.normaliser == "constant" else None,
+        "loss_agg_mode": aggregation[rl.loss_agg_mode],
+        "loss_scale_factor": rl.constant_tokens if rl.loss_agg_mode == "constant" else None,
         "entropy_coeff": rl.entropy,
         "calculate_entropy": rl.measure_entropy,
-        "use_kl_loss": rl.kl > 0.0 and rl.kl_in == "loss",
-        "kl_loss_coef": rl.kl,
+        "use_kl_loss": rl.kl_coef > 0.0 and rl.kl_in == "loss",
+        "kl_loss_coef": rl.kl_coef,
         "kl_loss_type": KL[rl.kl_estimator],
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
@@ -191,10 +191,10 @@ def _critic(recipe: AgentRecipe, policy: Path) -> JsonObject:
 
 def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
     """What actor and critic have in common. A row is never longer than an episode, which must fit a micro-batch."""
-    rl, one = recipe.rl, learner.optimiser
+    rl, one = recipe.rl, learner.optimizer
     return {
         "strategy": "fsdp2" if learner.workers == "fsdp2" else "fsdp",
-        "ppo_mini_batch_size": rl.questions_per_step // rl.minibatches,
+        "ppo_mini_batch_size": rl.questions_per_step // rl.num_minibatches,
         "ppo_epochs": rl.epochs,
         "shuffle": True,
         "data_loader_seed": rl.seed % 2**31,
@@ -258,8 +258,8 @@ def _algorithm(recipe: AgentRecipe) -> JsonObject:
         chosen = {"adv_estimator": "gae", "gamma": ppo["gamma"], "lam": ppo["lam"]}
     return {
         **chosen,
-        "use_kl_in_reward": rl.kl > 0.0 and rl.kl_in == "reward",
+        "use_kl_in_reward": rl.kl_coef > 0.0 and rl.kl_in == "reward",
         "kl_penalty": KL[rl.kl_estimator],
-        "kl_ctrl": {"type": "fixed", "kl_coef": rl.kl},
+        "kl_ctrl": {"type": "fixed", "kl_coef": rl.kl_coef},
         "rollout_correction": correction,
     }

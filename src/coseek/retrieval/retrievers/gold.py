@@ -21,7 +21,7 @@ from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
 
 
-class GoldSettings(Settings):
+class GoldRankingSettings(Settings):
     """The questions, and the retriever for the ranks below their gold passages."""
 
     over: str | dict[str, object]
@@ -82,9 +82,9 @@ def _question(query: QueryLike) -> str:
     return asked.question or asked.text
 
 
-SETTINGS = GoldSettings
+SETTINGS = GoldRankingSettings
 
 
-def open(settings: GoldSettings, opening: OpenContext) -> GoldRetriever:
+def open(settings: GoldRankingSettings, opening: OpenContext) -> GoldRetriever:
     """Open the other retriever and read the questions."""
     return GoldRetriever(opening.open(settings.over), Dataset(opening.path(settings.data)))

@@ -15,7 +15,7 @@ from coseek.hardware.precision import TrainingPrecision
 from coseek.hub.card import UNKNOWN, License
 from coseek.retrieval.views import View, load_views
 from coseek.synthesis.settings import SynthesisSettings
-from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
+from coseek.training.trainer.settings import LoraSettings, OptimizerSettings
 from coseek.world.settings import LexiconName, WorldSettings
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
@@ -105,7 +105,7 @@ class RetrieverLoss(Settings):
 
 
 class RetrieverUpdates(Settings):
-    """Batches, precision and optimiser of the training."""
+    """Batches, precision and optimizer of the training."""
 
     epochs: float = Field(default=2.0, gt=0.0)
     """Passes over the rows."""
@@ -122,8 +122,8 @@ class RetrieverUpdates(Settings):
     """Keep the inputs of layers instead of all activations, and compute these again in the backward pass: long texts
     need far less memory, for a third more time."""
     precision: TrainingPrecision = "float32"
-    """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
-    optimiser: OptimiserSettings = OptimiserSettings(lr=2e-5, decay="linear", decay_from=0.0)
+    """Precision of the forward pass; weights and optimizer stay float32. `auto`: the fastest on this machine."""
+    optimizer: OptimizerSettings = OptimizerSettings(lr=2e-5, decay="linear", decay_from=0.0)
     """AdamW and its schedule; `muon` is refused."""
     lora: LoraSettings | None = None
     """Train low-rank adapters, which are merged into the weights at the end."""
@@ -200,7 +200,7 @@ class RetrieverRecipe(DevicePlacement):
     loss: RetrieverLoss = RetrieverLoss()
     """The training loss."""
     training: RetrieverUpdates = RetrieverUpdates()
-    """Batches, precision and optimiser."""
+    """Batches, precision and optimizer."""
     held_out: HeldOutSettings = HeldOutSettings()
     """Evaluation on held-out turns."""
     threads: int | None = Field(default=None, ge=1)
@@ -213,8 +213,8 @@ class RetrieverRecipe(DevicePlacement):
     def _trained_as_asked(self) -> "RetrieverRecipe":
         every, saved = self.held_out.every, self.training.checkpoint_every
         wrong = None
-        if self.training.optimiser.algorithm == "muon":
-            wrong = "training.optimiser.algorithm=muon: encoders are trained by AdamW alone; take adamw and its rate"
+        if self.training.optimizer.algorithm == "muon":
+            wrong = "training.optimizer.algorithm=muon: encoders are trained by AdamW alone; take adamw and its rate"
         elif self.held_out.keep == "best" and not every:
             wrong = (
                 "held_out.keep=best chooses among evaluations, and held_out.every=0 makes none before the last update; "

@@ -39,7 +39,7 @@ from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
 from coseek.training.trainer.checkpoint import KEPT, save_state
 from coseek.training.trainer.metrics import MetricsLog
-from coseek.training.trainer.optimiser import rate_at
+from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.run_state import SaveClock
 from coseek.training.trainer.workers import Workers
 
@@ -106,13 +106,13 @@ class EncoderTrainer(SentenceTransformerTrainer):
         objective: RetrieverObjective,
         updates: UpdateDataset,
         collator: Collator,
-        optimiser: tuple[AdamW, LambdaLR],
+        optimizer: tuple[AdamW, LambdaLR],
         evaluator: HeldOutEvaluator | None,
         metrics: MetricsLog | None,
         progress: Progress,
     ) -> None:
         self._updates, self._collator, self._objective, self.metrics = updates, collator, objective, metrics
-        super().__init__(model=model, args=args, loss=objective, evaluator=evaluator, optimizers=optimiser)
+        super().__init__(model=model, args=args, loss=objective, evaluator=evaluator, optimizers=optimizer)
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         self.add_callback(_MetricsCallback(objective, metrics, progress))
@@ -255,7 +255,7 @@ def arguments(
         max_steps=steps,
         num_train_epochs=1,
         per_device_train_batch_size=1,  # one update; `ExampleOrder` gives its number of examples
-        max_grad_norm=updates.optimiser.clip_norm,
+        max_grad_norm=updates.optimizer.clip_norm,
         logging_steps=updates.log_every,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -285,9 +285,9 @@ def arguments(
     return args
 
 
-def optimiser_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
+def optimizer_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
     """Return AdamW, with weight decay on matrices (and vectors, if set), and our schedule."""
-    settings = updates.optimiser
+    settings = updates.optimizer
     on_vectors = settings.weight_decay if settings.decay_vectors else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

@@ -45,8 +45,8 @@ class GroupSettings(AlgorithmSettings):
     """Settings of an algorithm that compares the runs of one question."""
 
     zero_spread: Literal["count", "drop"] = "count"
-    """How to treat groups whose rewards are all equal. `count`: their tokens stay in the normaliser, and the KL and
-    entropy terms of the loss, if any, apply to them. `drop`: they are left out of the update."""
+    """How to treat groups whose rewards are all equal. `count`: their tokens stay in the divisor of the loss, and the
+    KL and entropy terms of the loss, if any, apply to them. `drop`: they are left out of the update."""
 
 
 class CriticSettings(AlgorithmSettings):
@@ -246,8 +246,8 @@ def spread_over_steps(settings: RlSettings) -> str:
     trains_critic = open_algorithm(settings).needs_critic
     groups = {"policy": settings.policy, **({"critic": settings.critic} if trains_critic else {})}
     for name, group in groups.items():
-        if group.optimiser.decay != "constant":
-            return f"rl.{name}.optimiser.decay"
-        if group.optimiser.warmup_share:
-            return f"rl.{name}.optimiser.warmup_share"
+        if group.optimizer.decay != "constant":
+            return f"rl.{name}.optimizer.decay"
+        if group.optimizer.warmup_share:
+            return f"rl.{name}.optimizer.warmup_share"
     return ""

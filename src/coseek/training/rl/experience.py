@@ -30,7 +30,7 @@ class Experience:
     flat_B: Tensor
     """Rows of groups without spread: all runs have the same reward, not counting a KL in the reward."""
     silent_B: Tensor
-    """Rows whose gradient is known to be zero: they count in the normaliser, and no pass is run for them."""
+    """Rows whose gradient is known to be zero: they count in the divisor of the loss, and no pass is run for them."""
     sampled_at_B: Tensor
     """The policy's number of updates when the row was sampled."""
     zero_spread: float
@@ -128,7 +128,7 @@ def _kl_in_reward(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, 
     """Return β · KL estimate per token if the settings charge it to the reward, else 0; shape BT."""
     if reference_BT is None or settings.kl_in != "reward":
         return torch.zeros_like(old_BT)
-    return settings.kl * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
+    return settings.kl_coef * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
 
 
 def is_flat(rewards_G: Tensor) -> bool:

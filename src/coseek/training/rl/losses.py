@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from coseek.core.errors import SettingError
-from coseek.training.rl.settings import KlEstimator, Normaliser
+from coseek.training.rl.settings import KlEstimator, LossAggMode
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, which keeps float32 finite. PPO's clip acts far below it."""
 
 
-def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, groups_B: Tensor | None = None) -> Tensor:
+def loss_weights(
+    mask_BT: Tensor, kind: LossAggMode, constant_tokens: int = 0, groups_B: Tensor | None = None
+) -> Tensor:
     """Return the weight of each masked token, such that the loss is the sum of weight · token loss; shape BT.
 
     | kind | weight of a token | source |
@@ -38,7 +40,7 @@ def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, gr
         weight_B = 1.0 / (rows * per_row_B.clamp(min=1))
     elif kind == "constant":
         if constant_tokens <= 0:
-            raise SettingError(f"the loss normaliser 'constant' needs constant_tokens above 0, not {constant_tokens}")
+            raise SettingError(f"loss_agg_mode 'constant' needs constant_tokens above 0, not {constant_tokens}")
         weight_B = torch.ones_like(per_row_B) / (rows * constant_tokens)
     else:
         weight_B = _group_weights(per_row_B, groups_B)
@@ -47,7 +49,7 @@ def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, gr
 
 def _group_weights(per_row_B: Tensor, groups_B: Tensor | None) -> Tensor:
     if groups_B is None:
-        raise SettingError("the loss normaliser 'group' needs rows that come in groups (`groups_B`)")
+        raise SettingError("loss_agg_mode 'group' needs rows that come in groups (`groups_B`)")
     _, group_of_B = torch.unique(groups_B, return_inverse=True)
     per_group = torch.zeros(int(group_of_B.max()) + 1, dtype=per_row_B.dtype, device=per_row_B.device)
     per_group = per_group.index_add(0, group_of_B, per_row_B)
@@ -163,16 +165,17 @@ def policy_loss(
     old_BT: Tensor,
     advantages_BT: Tensor,
     mask_BT: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_ratio_low: float = 0.2,
+    clip_ratio_high: float = 0.2,
 ) -> Tensor:
-    """Return -min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) per token, 0 elsewhere (Schulman et al. 2017, eq. 7).
+    """Return -min(ρ A, clip(ρ, 1 - clip_ratio_low, 1 + clip_ratio_high) A) per token, 0 elsewhere (Schulman et al.
+    2017, eq. 7).
 
     The two clips differ in DAPO ("clip higher", 0.2 and 0.28). The result is unweighted: see `loss_weights`.
     """
     advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
     ratio_BT = ratios(new_BT, old_BT, mask_BT)
-    clipped_BT = ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
+    clipped_BT = ratio_BT.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
     return torch.where(mask_BT, -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT), 0.0)
 
 

@@ -135,7 +135,7 @@ def _no_search(window: AlarmWindow) -> str | None:
     fall = window.fall(window.means("search_rate"), window.settings.search_share)
     return fall and (
         f"{fall[0]:.0%} of the runs search, down from {fall[1]:.0%}; a search costs more reward than it gains: lower "
-        "the charge for a search, hold the policy with rl.kl, or train on questions that need a search"
+        "the charge for a search, hold the policy with rl.kl_coef, or train on questions that need a search"
     )
 
 
@@ -190,7 +190,7 @@ def _likelihood_decay(window: AlarmWindow) -> str | None:
     return (
         f"in {down:.0%} of the last {len(shifts)} steps the updates made right runs less likely, by "
         f"{-total:.2g} nats per token in total: updates on wrong runs lower the likelihood of right ones; lower "
-        "rl.policy.optimiser.lr, hold the policy with rl.kl, or sample more runs per question (rl.group_size)"
+        "rl.policy.optimizer.lr, hold the policy with rl.kl_coef, or sample more runs per question (rl.group_size)"
     )
 
 
@@ -221,7 +221,8 @@ def _far_steps(window: AlarmWindow) -> str | None:
     now = window.recent_mean("kl_old")
     if now <= window.settings.kl_old:
         return None
-    return f"one step moves the policy by {now:.2g} nats per token: {LOWER_RATE}, or lower rl.epochs and rl.minibatches"
+    way_out = f"{LOWER_RATE}, or lower rl.epochs and rl.num_minibatches"
+    return f"one step moves the policy by {now:.2g} nats per token: {way_out}"
 
 
 def _no_signal(window: AlarmWindow) -> str | None:
@@ -245,7 +246,7 @@ def _faults(window: AlarmWindow) -> str | None:
     )
 
 
-LOWER_RATE = "lower rl.policy.optimiser.lr"
+LOWER_RATE = "lower rl.policy.optimizer.lr"
 
 CHECKS = (
     AlarmCheck("no-search", ("search_rate",), _no_search),

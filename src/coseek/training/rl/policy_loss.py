@@ -4,8 +4,8 @@ A policy loss is one file: `rl/policy_losses/NAME.py`, or a user's file whose pa
 (`rl.policy_loss: mine.py`). It defines
 
     SETTINGS                        a subclass of `PolicyLossSettings`
-    token_losses(batch, settings)   `LossBatch` → a Tensor of shape bt, unweighted: `rl.normaliser` sets the weights
-    NORMALISER                      optional: the only `rl.normaliser` that the loss is defined with
+    token_losses(batch, settings)   `LossBatch` → a Tensor of shape bt, unweighted: `rl.loss_agg_mode` sets the weights
+    NORMALISER                      optional: the only `rl.loss_agg_mode` that the loss is defined with
 
 In a program it may also be a function of the `LossBatch` alone (`policy_loss_name`). The update adds the weights, the
 KL, the entropy bonus and `rl.importance`. Neither this module nor the top level of a loss's file imports torch: a
@@ -50,10 +50,10 @@ class LossBatch:
     advantages_bt: "Tensor"
     mask_bt: "Tensor"
     """True at the policy's tokens in the loss."""
-    clip_low: float
-    """`rl.clip_low`."""
-    clip_high: float
-    """`rl.clip_high`."""
+    clip_ratio_low: float
+    """`rl.clip_ratio_low`."""
+    clip_ratio_high: float
+    """`rl.clip_ratio_high`."""
 
     @classmethod
     def of(
@@ -70,8 +70,8 @@ class LossBatch:
             masked(old_bt),
             masked(advantages_bt),
             mask_bt,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            clip_ratio_low=settings.clip_ratio_low,
+            clip_ratio_high=settings.clip_ratio_high,
         )
 
     @property
@@ -124,8 +124,8 @@ def policy_loss_name(given: "str | Path | Callable[[LossBatch], Tensor]") -> str
 def open_policy_loss(settings: RlSettings) -> PolicyLoss:
     """Open the loss that `rl.policy_loss` names, with its settings. A user's file is executed.
 
-    Raises `UnknownName` with the nearest name, and `SettingError` for unknown settings or another normaliser than the
-    loss is defined with.
+    Raises `UnknownName` with the nearest name, and `SettingError` for unknown settings or another loss_agg_mode than
+    the loss is defined with.
     """
     name = settings.policy_loss
     module = find_plugin("policy loss", PACKAGE, name, CONTRACT)
@@ -133,11 +133,11 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
         inspect.signature(module.token_losses).bind("batch", "settings")
     except TypeError:
         raise SettingError(f"`token_losses` of {name} must take (batch, settings), in this order") from None
-    needed = getattr(module, "NORMALISER", settings.normaliser)
-    if needed != settings.normaliser:
+    needed = getattr(module, "NORMALISER", settings.loss_agg_mode)
+    if needed != settings.loss_agg_mode:
         raise SettingError(
-            f"rl.policy_loss={name} is defined with rl.normaliser={needed}, not {settings.normaliser}; add "
-            f"rl.normaliser={needed}{' and rl.constant_tokens=TOKENS' if needed == 'constant' else ''}"
+            f"rl.policy_loss={name} is defined with rl.loss_agg_mode={needed}, not {settings.loss_agg_mode}; add "
+            f"rl.loss_agg_mode={needed}{' and rl.constant_tokens=TOKENS' if needed == 'constant' else ''}"
         )
     kind = cast(type[PolicyLossSettings], module.SETTINGS)
     made = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")

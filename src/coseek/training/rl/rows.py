@@ -91,8 +91,10 @@ def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path
     algorithm = open_algorithm(settings)
     if algorithm.needs_critic:
         raise SettingError(f"the rows of a stored run have no critic, which {algorithm.name} needs; name another one")
-    if settings.kl > 0.0 and settings.kl_in == "reward":
-        raise SettingError("the rows of a stored run have no reference policy; set kl=0, or kl_in=loss for the engine")
+    if settings.kl_coef > 0.0 and settings.kl_in == "reward":
+        raise SettingError(
+            "the rows of a stored run have no reference policy; set kl_coef=0, or kl_in=loss for the engine"
+        )
     export = RowExport(out or run.folder / "rows.jsonl")
     found = _rows_of_run(run, reward, settings, algorithm, export)
     export.rows = write_jsonl(export.path, (row.to_json() for row in found))
@@ -191,7 +193,7 @@ def _scored(
     episodes = score([group for group, _ in runs], [one for _, one in runs], reward)
     if settings.overlong is not None:
         episodes = charge_overlong(episodes, settings.overlong)
-    if settings.resample:
+    if settings.dynamic_sampling:
         kept = groups_with_spread(episodes, settings)
         episodes = replace(episodes, scored=tuple(one for one in episodes.scored if one.group in kept))
     return episodes

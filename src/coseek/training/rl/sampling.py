@@ -1,4 +1,5 @@
-"""Sampling: the runs of one step. With `resample`, groups without spread are replaced by fresh questions (DAPO).
+"""Sampling: the runs of one step. With `dynamic_sampling`, groups without spread are replaced by fresh questions
+(DAPO).
 
 Every question taken advances the position in the data, also when its group is dropped, so a resumed run takes the same
 questions. Metrics include the dropped groups: the mean reward of the kept groups alone would be biased.
@@ -27,10 +28,10 @@ class SampledStep:
     questions: int
     """Questions taken from the data."""
     dropped: int | None
-    """Groups without spread that were left out; `None` without `resample`."""
+    """Groups without spread that were left out; `None` without `dynamic_sampling`."""
 
     def describe(self) -> dict[str, float]:
-        """Return the metrics of resampling; empty without `resample`."""
+        """Return the metrics of resampling; empty without `dynamic_sampling`."""
         if self.dropped is None:
             return {}
         return {
@@ -52,11 +53,12 @@ def sample_step(
 ) -> SampledStep:
     """Sample and score the runs of step number `step`, whose questions begin at `position` of the stream.
 
-    Takes one wave of questions. With `resample`, each further wave has as many questions as groups are missing, until
-    `resample_at_most` is reached.
+
+    Takes one wave of questions. With `dynamic_sampling`, each further wave has as many questions as groups are
+    missing, until `dynamic_sampling_at_most` is reached.
     """
     wanted = settings.questions_per_step
-    most = int(settings.resample_at_most * wanted) if settings.resample else wanted
+    most = int(settings.dynamic_sampling_at_most * wanted) if settings.dynamic_sampling else wanted
     waves: list[EpisodeBatch] = []
     asked = 0
     kept: set[int] = set()
@@ -73,9 +75,9 @@ def sample_step(
                 wave = charge_overlong(wave, settings.overlong)
         waves.append(wave)
         asked += count
-        kept |= groups_with_spread(wave, settings) if settings.resample else set(groups)
+        kept |= groups_with_spread(wave, settings) if settings.dynamic_sampling else set(groups)
     episodes = _joined(waves, backend.policy.updates_done)
-    if not settings.resample:
+    if not settings.dynamic_sampling:
         return SampledStep(episodes, episodes, asked, None)
     remaining = tuple(episode for episode in episodes.scored if episode.group in kept)
     return SampledStep(episodes, replace(episodes, scored=remaining), asked, asked - len(kept))

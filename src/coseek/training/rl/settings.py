@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
 from coseek.models.remote import RemoteModelSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
-Normaliser: TypeAlias = Literal["token", "sequence", "group", "constant"]
+LossAggMode: TypeAlias = Literal["token", "sequence", "group", "constant"]
 KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 AlarmName: TypeAlias = Literal[
     "no-search", "no-answer", "endless-search", "format-hacking", "likelihood-decay", "exploding", "no-signal", "faults"
@@ -109,10 +109,10 @@ class RolloutSettings(Settings):
 
     def check(self, rl: "RlSettings") -> None:
         """Raise `SettingError` for settings of the training with which later steps cannot be sampled ahead."""
-        if self.max_steps_behind and rl.resample:
+        if self.max_steps_behind and rl.dynamic_sampling:
             raise SettingError(
                 f"max_steps_behind={self.max_steps_behind} samples a step before the last one's rewards are known, "
-                "by which resample chooses questions; set max_steps_behind=0 or resample=false"
+                "by which dynamic_sampling chooses questions; set max_steps_behind=0 or dynamic_sampling=false"
             )
 
 
@@ -141,7 +141,7 @@ class RlSettings(Settings):
     balance_hops: bool = False
     """Give every number of hops the same share of each step, rather than its share of the questions. Without it, a step
     may hold no long question, or few that are paid."""
-    minibatches: int = Field(default=2, ge=1)
+    num_minibatches: int = Field(default=2, ge=1)
     """Updates per pass over a step's runs."""
     epochs: int = Field(default=1, ge=1)
     """Passes over a step's runs."""
@@ -155,17 +155,17 @@ class RlSettings(Settings):
 
     policy: LearnerSettings = LearnerSettings()
     """Training of the policy (Search-R1: lr 1e-6, GRPO 5e-7)."""
-    critic: LearnerSettings = LearnerSettings(optimiser=OptimiserSettings(lr=1e-3))
+    critic: LearnerSettings = LearnerSettings(optimizer=OptimizerSettings(lr=1e-3))
     """Training of the value model; PPO only (Search-R1: lr 1e-5)."""
 
-    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
+    clip_ratio_low: float = Field(default=0.2, ge=0.0, le=1.0)
     """Lower clip: a ratio below 1 by more than this has no gradient."""
-    clip_high: float = Field(default=0.2, ge=0.0)
+    clip_ratio_high: float = Field(default=0.2, ge=0.0)
     """Upper clip: a ratio above 1 by more than this has no gradient (DAPO: 0.28)."""
-    normaliser: Normaliser = "token"
+    loss_agg_mode: LossAggMode = "token"
     """Divisor of the sum of token losses: see `losses.loss_weights`."""
     constant_tokens: int = Field(default=0, ge=0)
-    """Tokens per row, for the normaliser `constant`."""
+    """Tokens per row, for `loss_agg_mode: constant`."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Source of the old policy's log-probabilities: the sampler, or one more forward pass of the trainer."""
     importance: Literal["off", "truncate", "mask"] = "off"
@@ -181,15 +181,15 @@ class RlSettings(Settings):
     measure_entropy: bool = False
     """Log the exact entropy even without a bonus. `sampled_nll` is always logged."""
 
-    resample: bool = False
+    dynamic_sampling: bool = False
     """Replace groups without spread by fresh questions until the step is full (DAPO's dynamic sampling)."""
-    resample_at_most: float = Field(default=3.0, ge=1.0)
-    """`resample`: take at most this times `questions_per_step` questions; the step trains on the groups with spread
-    among them."""
+    dynamic_sampling_at_most: float = Field(default=3.0, ge=1.0)
+    """`dynamic_sampling`: take at most this times `questions_per_step` questions; the step trains on the groups with
+    spread among them."""
     overlong: OverlongSettings | None = None
     """Soft penalty on long runs; none turns it off."""
 
-    kl: float = Field(default=0.0, ge=0.0)
+    kl_coef: float = Field(default=0.0, ge=0.0)
     """β of the KL to the initial policy; 0 turns it off and saves the reference's pass (Search-R1: 0.001)."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where it is charged: as a term of the loss (GRPO), or subtracted from each token's reward (PPO in Search-R1)."""
@@ -214,8 +214,8 @@ class RlSettings(Settings):
 
     @model_validator(mode="after")
     def _has_groups_to_resample(self) -> "RlSettings":
-        if self.resample and self.group_size == 1:
-            raise ValueError("resample needs several runs of a question to compare; give a group_size above 1")
+        if self.dynamic_sampling and self.group_size == 1:
+            raise ValueError("dynamic_sampling needs several runs of a question to compare; give a group_size above 1")
         return self
 
     @model_validator(mode="after")
@@ -238,7 +238,7 @@ class RlSettings(Settings):
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run, the length of the learning-rate schedule. Under `normaliser=group` a minibatch has
-        at least one group."""
-        most = self.questions_per_step if self.normaliser == "group" else self.minibatches
-        return self.steps * self.epochs * min(self.minibatches, most)
+        """Updates of the whole run, the length of the learning-rate schedule. Under `loss_agg_mode=group` a minibatch
+        has at least one group."""
+        most = self.questions_per_step if self.loss_agg_mode == "group" else self.num_minibatches
+        return self.steps * self.epochs * min(self.num_minibatches, most)

@@ -39,7 +39,7 @@ class TinkerSettings(Settings):
     """Its address."""
     reduction: Reduction
     """How it reduces token losses: `sum` (Thinking Machines' service), or `mean` over the tokens of a row and then over
-    rows (SkyRL's JAX back end). Advantages are scaled by it, so that the recipe's normaliser holds."""
+    rows (SkyRL's JAX back end). Advantages are scaled by it, so that the recipe's loss_agg_mode holds."""
     base_model: str | None = None
     """The model's name at the server; optional if it has only one."""
     key_env: VariableName | None = None

@@ -15,7 +15,7 @@ from coseek.core.errors import RunError
 from coseek.training.rl.tinker_client import Reduction, TinkerClient
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.learner import Entropy, LearnerState, Loss
-from coseek.training.trainer.optimiser import rate_at
+from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.settings import LearnerSettings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TinkerPolicy:
 
     @property
     def learning_rate(self) -> float:
-        return rate_at(self.settings.optimiser, self.updates_done, self.updates)
+        return rate_at(self.settings.optimizer, self.updates_done, self.updates)
 
     @property
     def adapter(self) -> "TrainingClient":
@@ -82,7 +82,7 @@ class TinkerPolicy:
         """Make one update. Returns the norm of the gradient; NaN if the server does not tell it."""
         from tinker.types import AdamParams
 
-        adam, rows = self.settings.optimiser, self._pending
+        adam, rows = self.settings.optimizer, self._pending
         params = AdamParams(
             learning_rate=self.learning_rate,
             beta1=adam.betas[0],
@@ -119,11 +119,11 @@ class TinkerPolicy:
         if self._path is None:
             name = f"update-{self.updates_done:06}"
             self._path = str(self.client.wait(lambda: self.adapter.save_state(name)).path)
-        return {"module": {}, "optimiser": {"adam": {"path": self._path}, "update": self.updates_done}}
+        return {"module": {}, "optimizer": {"adam": {"path": self._path}, "update": self.updates_done}}
 
     def load_state(self, state: LearnerState) -> None:
         self._adapter, self._pending = None, []
-        self._path, self.updates_done = str(state["optimiser"]["adam"]["path"]), state["optimiser"]["update"]
+        self._path, self.updates_done = str(state["optimizer"]["adam"]["path"]), state["optimizer"]["update"]
 
 
 class TinkerReference:

@@ -74,8 +74,8 @@ def update_weights(
     updates = 0
     for epoch in range(settings.epochs):
         # A group's weight is 1 over its tokens, so its rows are one update's.
-        whole = settings.normaliser == "group"
-        for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread, whole):
+        whole = settings.loss_agg_mode == "group"
+        for rows_B in minibatches(experience, settings.num_minibatches, rng, algorithm.drops_zero_spread, whole):
             weights_BT = minibatch_weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
@@ -146,7 +146,7 @@ def minibatch_weights(experience: Experience, settings: RlSettings, rows_B: Tens
     here_B = torch.zeros(len(experience.batch), dtype=torch.bool)
     here_B[rows_B] = True
     mask_BT = experience.mask_BT & here_B[:, None]
-    return loss_weights(mask_BT, settings.normaliser, settings.constant_tokens, experience.groups_B)
+    return loss_weights(mask_BT, settings.loss_agg_mode, settings.constant_tokens, experience.groups_B)
 
 
 def _policy_loss(
@@ -181,7 +181,7 @@ def _policy_loss(
             reference_bt = part(experience.reference_BT)
             kl_bt = kl_estimate(new_bt, reference_bt, mask_bt, settings.kl_estimator, settings.kl_clamp)
             if settings.kl_in == "loss":
-                token_bt = token_bt + settings.kl * kl_bt
+                token_bt = token_bt + settings.kl_coef * kl_bt
             metrics.tokens("kl_reference", kl_estimate(new_bt.detach(), reference_bt, mask_bt, "k3"), mask_bt)
         if entropy_bt is not None:
             token_bt = token_bt - settings.entropy * entropy_bt
@@ -200,8 +200,8 @@ def _policy_loss(
 
 def _describe(metrics: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings) -> None:
     ratio_bt = ratios(new_bt, old_bt, mask_bt)
-    outside_bt = (ratio_bt > 1.0 + settings.clip_high) | (ratio_bt < 1.0 - settings.clip_low)
-    metrics.tokens("outside_clip", outside_bt.float(), mask_bt)
+    outside_bt = (ratio_bt > 1.0 + settings.clip_ratio_high) | (ratio_bt < 1.0 - settings.clip_ratio_low)
+    metrics.tokens("clip_frac", outside_bt.float(), mask_bt)
     metrics.tokens("ratio", ratio_bt, mask_bt)
     metrics.largest("ratio_max", ratio_bt, mask_bt)
     metrics.tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)

@@ -100,7 +100,7 @@ def _round(
             loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
             if step == first and not bool((weights_BT != 0.0).any()):
                 progress.warn(f"step {step + 1}: no token is trained on, so the loss is 0; see environment_weight")
-            row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
+            row = {"step": step + 1, "loss": loss, "lr": policy.optimizer.rate, "grad_norm": policy.optim_step()}
             tokens += int(batch.lengths_B.sum())
             done, state.notes["tokens"] = step + 1, tokens
             state.advance(done, 0)
@@ -192,8 +192,8 @@ def weighted_loss(weights_BT: Tensor) -> Loss:
 
 
 def _scaled_lr(learner: LearnerSettings, share: float) -> LearnerSettings:
-    optimiser = learner.optimiser.model_copy(update={"lr": learner.optimiser.lr * share})
-    return learner.model_copy(update={"optimiser": optimiser})
+    optimizer = learner.optimizer.model_copy(update={"lr": learner.optimizer.lr * share})
+    return learner.model_copy(update={"optimizer": optimizer})
 
 
 def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:

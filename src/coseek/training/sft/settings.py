@@ -6,7 +6,7 @@ from pydantic import Field
 
 from coseek.core.settings import Settings
 from coseek.rewards.reward import RewardSpec
-from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 Weight: TypeAlias = Annotated[float, Field(ge=0.0)]
 
@@ -28,7 +28,7 @@ class SftSettings(Settings):
     tokens_per_step: int = Field(default=3000, ge=1)
     """Tokens per update, padding included."""
     learner: LearnerSettings = LearnerSettings(
-        optimiser=OptimiserSettings(lr=3e-3, betas=(0.9, 0.98), decay="linear", decay_from=0.5),
+        optimizer=OptimizerSettings(lr=3e-3, betas=(0.9, 0.98), decay="linear", decay_from=0.5),
         precision="auto",
     )
     """Training of the model."""

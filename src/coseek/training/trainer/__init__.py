@@ -1,1 +1,1 @@
-"""Trainer: batches of trajectories, learners, optimisers, checkpoints."""
+"""Trainer: batches of trajectories, learners, optimizers, checkpoints."""

@@ -54,7 +54,7 @@ class TrainingState(TypedDict):
     settings: JsonObject
     """Settings of the run."""
     learners: dict[str, LearnerState]
-    """State of module and optimiser of `policy` and `critic`."""
+    """State of module and optimizer of `policy` and `critic`."""
     frozen: dict[str, dict[str, Tensor]]
     """Weights that do not change in the run (`reference`)."""
     notes: JsonObject

@@ -42,7 +42,7 @@ class ValueModule(nn.Module):
 
 
 class Critic(Learner):
-    """A copy of the policy's trunk with a linear head and an optimiser of its own.
+    """A copy of the policy's trunk with a linear head and an optimizer of its own.
 
     The trunk is not shared: the value loss would then change the policy's features, and its weight would need tuning.
     The cost is a second forward and backward pass. Search-R1 also trains two models (actor lr 1e-6, critic lr 1e-5).

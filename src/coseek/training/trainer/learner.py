@@ -1,4 +1,4 @@
-"""Learner: a module in training. It splits a batch, runs the module, accumulates gradients and steps the optimiser.
+"""Learner: a module in training. It splits a batch, runs the module, accumulates gradients and steps the optimizer.
 
 Policy and critic differ only in their `outputs`. The interface is `forward_backward` with a loss, any number of times,
 then `optim_step`; a remote trainer could have the same.
@@ -23,7 +23,7 @@ from coseek.models.shape import shape_of_config
 from coseek.training.trainer.activations import micro_batch_tokens
 from coseek.training.trainer.autocast import bfloat16_autocast
 from coseek.training.trainer.batch import Batch, micro_batches
-from coseek.training.trainer.optimiser import Optimiser, OptimiserState
+from coseek.training.trainer.optimizer import Optimizer, OptimizerState
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard
 
@@ -40,7 +40,7 @@ class LearnerState(TypedDict):
     """State of a learner in a checkpoint: live tensors, of which each worker may hold a shard."""
 
     module: dict[str, Tensor]
-    optimiser: OptimiserState
+    optimizer: OptimizerState
 
 
 class ForwardModel(Protocol):
@@ -77,7 +77,7 @@ class Trainable(ForwardModel, Protocol):
         ...
 
     def state(self) -> LearnerState:
-        """Return the state of the model and its optimiser for a checkpoint. A resumed run calls it before its first
+        """Return the state of the model and its optimizer for a checkpoint. A resumed run calls it before its first
         update, to learn which tensors to read."""
         ...
 
@@ -85,7 +85,7 @@ class Trainable(ForwardModel, Protocol):
 
 
 class Learner(ABC):
-    """A module with its optimiser. Dropout is off, as in sampling.
+    """A module with its optimizer. Dropout is off, as in sampling.
 
     If the workers shard the weights (`fsdp2`), `module` itself is sharded at its first use: make copies of it before.
     """
@@ -100,12 +100,12 @@ class Learner(ABC):
             _prepare_recomputing(module)
 
     @cached_property
-    def optimiser(self) -> Optimiser:
+    def optimizer(self) -> Optimizer:
         """Created on first use: a frozen copy never needs one."""
         entry = self._trained
         hidden = [weight for layer in layers_of(entry) for weight in layer.parameters()]
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
-        return Optimiser(entry.parameters(), self.settings.optimiser, self.updates, hidden, dtype)
+        return Optimizer(entry.parameters(), self.settings.optimizer, self.updates, hidden, dtype)
 
     @cached_property
     def _trained(self) -> nn.Module:
@@ -121,11 +121,11 @@ class Learner(ABC):
 
     @property
     def updates_done(self) -> int:
-        return self.optimiser.update
+        return self.optimizer.update
 
     @property
     def learning_rate(self) -> float:
-        return self.optimiser.rate
+        return self.optimizer.rate
 
     @abstractmethod
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
@@ -171,12 +171,12 @@ class Learner(ABC):
         """Make one update. Returns the norm of the gradient."""
         if not self.is_sharded:
             self.workers.add_up_gradients(self.module.parameters())
-        return self.optimiser.step()
+        return self.optimizer.step()
 
     def restart(self, settings: LearnerSettings, updates: int) -> None:
-        """Begin a new schedule with a new optimiser, from the current weights. Only optimiser and sizes may differ."""
+        """Begin a new schedule with a new optimizer, from the current weights. Only optimizer and sizes may differ."""
         self.settings, self.updates = settings, updates
-        self.__dict__.pop("optimiser", None)
+        self.__dict__.pop("optimizer", None)
         self.__dict__.pop("_part_tokens", None)
 
     def weights(self) -> dict[str, Tensor]:
@@ -197,11 +197,11 @@ class Learner(ABC):
         self._held.load_state_dict({**self._held.state_dict(), **weights})
 
     def state(self) -> LearnerState:
-        return {"module": self.weights(), "optimiser": self.optimiser.state()}
+        return {"module": self.weights(), "optimizer": self.optimizer.state()}
 
     def load_state(self, state: LearnerState) -> None:
         self.load_weights(state["module"])
-        self.optimiser.load_state(state["optimiser"])
+        self.optimizer.load_state(state["optimizer"])
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Muon: an optimiser of matrices whose update is the orthogonalised momentum (Jordan, 2024).
+"""Muon: an optimizer of matrices whose update is the orthogonalised momentum (Jordan, 2024).
 
 `torch.optim.Muon` computes in bfloat16 alone, also on processors without bfloat16 instructions, and one matrix at a
 time.

@@ -10,7 +10,7 @@ from coseek.hardware.precision import TrainingPrecision
 Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class OptimiserSettings(Settings):
+class OptimizerSettings(Settings):
     """AdamW or Muon, and the schedule."""
 
     algorithm: Literal["adamw", "muon"] = "adamw"
@@ -41,7 +41,7 @@ class OptimiserSettings(Settings):
     """Final learning rate as a share of the peak."""
 
     @model_validator(mode="after")
-    def _has_one_warmup(self) -> "OptimiserSettings":
+    def _has_one_warmup(self) -> "OptimizerSettings":
         if self.warmup_updates and self.warmup_share:
             raise ValueError(
                 f"warmup_updates={self.warmup_updates} and warmup_share={self.warmup_share:g} are both given; set one "
@@ -68,12 +68,12 @@ class LoraSettings(Settings):
 
 
 class LearnerSettings(Settings):
-    """Optimiser, precision, memory and parallelism of a module in training."""
+    """Optimizer, precision, memory and parallelism of a module in training."""
 
-    optimiser: OptimiserSettings = OptimiserSettings()
-    """Optimiser and its schedule."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """Optimizer and its schedule."""
     precision: TrainingPrecision = "float32"
-    """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
+    """Precision of the forward pass; weights and optimizer stay float32. `auto`: the fastest on this machine."""
     micro_batch_tokens: int = Field(default=1024, ge=1)
     """Maximum tokens per forward pass, padding included. It changes memory and speed, not the result."""
     micro_batch_gib: float | None = Field(default=None, gt=0.0)
@@ -90,6 +90,6 @@ class LearnerSettings(Settings):
 
     @model_validator(mode="after")
     def _can_be_sharded(self) -> "LearnerSettings":
-        if self.optimiser.algorithm == "muon" and self.workers == "fsdp2":
-            raise ValueError("Muon needs whole matrices; set workers=ddp, or optimiser.algorithm=adamw")
+        if self.optimizer.algorithm == "muon" and self.workers == "fsdp2":
+            raise ValueError("Muon needs whole matrices; set workers=ddp, or optimizer.algorithm=adamw")
         return self

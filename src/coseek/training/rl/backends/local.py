@@ -33,7 +33,7 @@ class LocalBackend:
         self.policy = policy
         self.workers = policy.workers
         self.reference = reference
-        if reference is None and settings.kl > 0.0:
+        if reference is None and settings.kl_coef > 0.0:
             self.reference = policy.frozen_copy()
         self.critic = critic
         if critic is None and open_algorithm(settings).needs_critic:

@@ -32,7 +32,7 @@ CHECKED = 48
 
 def check(settings: RlSettings) -> None:
     """Raise `SettingError` for what the protocol cannot do, by name."""
-    lora, optimiser = settings.policy.lora, settings.policy.optimiser
+    lora, optimizer = settings.policy.lora, settings.policy.optimizer
     critic = open_algorithm(settings).needs_critic
     for asked, why in (
         (lora is None, "rl.policy.lora=null trains all weights; set rl.policy.lora.rank"),
@@ -43,8 +43,8 @@ def check(settings: RlSettings) -> None:
         (settings.measure_entropy, "rl.measure_entropy=true needs whole distributions; set it to false"),
         (settings.temperature != 1.0, f"rl.temperature={settings.temperature:g} trains scaled logits; set it to 1"),
         (settings.top_p != 1.0, f"rl.top_p={settings.top_p:g} trains a part of the softmax; set it to 1"),
-        (optimiser.algorithm != "adamw", f"rl.policy.optimiser.algorithm={optimiser.algorithm}; take adamw"),
-        (optimiser.clip_norm, f"rl.policy.optimiser.clip_norm={optimiser.clip_norm:g} clips; set it to 0"),
+        (optimizer.algorithm != "adamw", f"rl.policy.optimizer.algorithm={optimizer.algorithm}; take adamw"),
+        (optimizer.clip_norm, f"rl.policy.optimizer.clip_norm={optimizer.clip_norm:g} clips; set it to 0"),
     ):
         if asked:
             raise SettingError(f"a Tinker server cannot do this: {why}, or take rl.backend=local")
@@ -77,7 +77,7 @@ class TinkerBackend:
         self._samplers: list[TinkerSampler] = []
         base = TinkerReference(self._client)
         self._check_base(base, settings.monitor.logprob_gap)
-        self.reference = base if settings.kl > 0.0 else None
+        self.reference = base if settings.kl_coef > 0.0 else None
         self.policy = TinkerPolicy(self._client, settings.policy, settings.updates, self.settings.reduction)
         self._saved = 0
 

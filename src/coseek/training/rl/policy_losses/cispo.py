@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CispoSettings(PolicyLossSettings):
-    """Bounds of the importance weight, in place of `rl.clip_low` and `rl.clip_high`."""
+    """Bounds of the importance weight, in place of `rl.clip_ratio_low` and `rl.clip_ratio_high`."""
 
     max_weight: float = Field(default=5.0, ge=1.0)
     """Largest weight: 1 + ε_high of the paper, which gives no value; 5 is ScaleRL's and TRL's `epsilon_high`."""

@@ -1,7 +1,8 @@
 """GSPO: ratio and clip of a whole run (Zheng et al. 2025, eq. 5 to 7).
 
-With `rl.normaliser=sequence` the loss is the paper's. Its clips are far narrower than PPO's: `rl.clip_low=3e-4`,
-`rl.clip_high=4e-4`. An advantage may differ from token to token (GSPO-token, eq. 13 and 14).
+With `rl.loss_agg_mode=sequence` the loss is the paper's. Its clips are far narrower than PPO's:
+`rl.clip_ratio_low=3e-4`,
+`rl.clip_ratio_high=4e-4`. An advantage may differ from token to token (GSPO-token, eq. 13 and 14).
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ SETTINGS = PolicyLossSettings
 
 
 def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
-    """Return -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A); shape bt.
+    """Return -min(s A, clip(s, 1 - clip_ratio_low, 1 + clip_ratio_high) A); shape bt.
 
     s = exp(mean of log ρ over the run's policy tokens) is the value at every token, and its gradient there is that of
     s · π / sg(π): with one advantage for the run, the sum over its tokens has the gradient of eq. 7.
@@ -29,5 +30,5 @@ def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
     mean_b1 = (log_ratios_bt.sum(dim=1, keepdim=True) / length_b1).detach()
     own_bt = log_ratios_bt - log_ratios_bt.detach()  # 0, with the token's gradient
     ratios_bt = (mean_b1 + own_bt).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped_bt = ratios_bt.clamp(1.0 - batch.clip_low, 1.0 + batch.clip_high)
+    clipped_bt = ratios_bt.clamp(1.0 - batch.clip_ratio_low, 1.0 + batch.clip_ratio_high)
     return -torch.minimum(ratios_bt * batch.advantages_bt, clipped_bt * batch.advantages_bt)

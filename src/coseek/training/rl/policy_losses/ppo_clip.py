@@ -11,7 +11,9 @@ SETTINGS = PolicyLossSettings
 
 
 def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
-    """Return -min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A); shape bt. DAPO: clip_high 0.28."""
+    """Return -min(ρ A, clip(ρ, 1 - clip_ratio_low, 1 + clip_ratio_high) A); shape bt. DAPO: clip_ratio_high 0.28."""
     from coseek.training.rl.losses import policy_loss
 
-    return policy_loss(batch.new_bt, batch.old_bt, batch.advantages_bt, batch.mask_bt, batch.clip_low, batch.clip_high)
+    return policy_loss(
+        batch.new_bt, batch.old_bt, batch.advantages_bt, batch.mask_bt, batch.clip_ratio_low, batch.clip_ratio_high
+    )

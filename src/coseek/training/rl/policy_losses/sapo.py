@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SapoSettings(PolicyLossSettings):
-    """Sharpness of the gate, in place of `rl.clip_low` and `rl.clip_high`."""
+    """Sharpness of the gate, in place of `rl.clip_ratio_low` and `rl.clip_ratio_high`."""
 
     tau_positive: float = Field(default=1.0, gt=0.0)
     """τ at tokens with a positive advantage."""

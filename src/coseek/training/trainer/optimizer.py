@@ -1,4 +1,4 @@
-"""Optimiser: AdamW, or AdamW and Muon, with gradient clipping and a schedule that is a pure function of the update's
+"""Optimizer: AdamW, or AdamW and Muon, with gradient clipping and a schedule that is a pure function of the update's
 number."""
 
 import math
@@ -12,11 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
 from coseek.training.trainer.muon import Muon
-from coseek.training.trainer.settings import OptimiserSettings
+from coseek.training.trainer.settings import OptimizerSettings
 from coseek.training.trainer.workers import whole
 
 
-def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
+def rate_at(settings: OptimizerSettings, update: int, updates: int) -> float:
     """Return the learning rate of update `update` (from 0) of `updates`. After the last one it stays at the floor."""
     if update < (warmup := settings.warmup_of(updates)):
         return settings.lr * (update + 1) / warmup
@@ -28,15 +28,15 @@ def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
     return settings.lr * (settings.floor + (1.0 - settings.floor) * left)
 
 
-class OptimiserState(TypedDict):
-    """State of an optimiser in a checkpoint."""
+class OptimizerState(TypedDict):
+    """State of an optimizer in a checkpoint."""
 
     adam: dict[str, object]
     muon: NotRequired[dict[str, object]]
     update: int
 
 
-class Optimiser:
+class Optimizer:
     """Updates a set of parameters. The schedule's position is the number of updates made.
 
     Muon updates the matrices among `hidden`, if the settings ask for it, and AdamW all others.
@@ -45,7 +45,7 @@ class Optimiser:
     def __init__(
         self,
         parameters: Iterable[Parameter],
-        settings: OptimiserSettings,
+        settings: OptimizerSettings,
         updates: int,
         hidden: Collection[Parameter] = (),
         dtype: torch.dtype = torch.float32,
@@ -81,12 +81,12 @@ class Optimiser:
                 f"the gradient of update {self.update} is {norm}; start again from the last good weights "
                 f"with a learning rate below {self.settings.lr}"
             )
-        for optimiser, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr_factor)):
-            if optimiser is not None:
-                for group in optimiser.param_groups:
+        for optimizer, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr_factor)):
+            if optimizer is not None:
+                for group in optimizer.param_groups:
                     group["lr"] = factor * self.rate
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         self.update += 1
         return norm
 
@@ -100,10 +100,10 @@ class Optimiser:
         norm: Tensor = clip_grad_norm_(self._parameters, limit)
         return float(whole(norm))
 
-    def state(self) -> OptimiserState:
+    def state(self) -> OptimizerState:
         """Return the state for a checkpoint: live tensors, sharded like their parameters.
 
-        A parameter without a gradient so far has the moments that an optimiser begins with, so all states have the same
+        A parameter without a gradient so far has the moments that an optimizer begins with, so all states have the same
         names.
         """
         for parameter in self._adams:
@@ -113,13 +113,13 @@ class Optimiser:
                     "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
-        state: OptimiserState = {"adam": self._adam.state_dict(), "update": self.update}
+        state: OptimizerState = {"adam": self._adam.state_dict(), "update": self.update}
         if self._muon is not None:
             self._muon.prepare()
             state["muon"] = self._muon.state_dict()
         return state
 
-    def load_state(self, state: OptimiserState) -> None:
+    def load_state(self, state: OptimizerState) -> None:
         self._adam.load_state_dict(state["adam"])
         if self._muon is not None:
             self._muon.load_state_dict(state["muon"])
