@@ -118,3 +118,11 @@ def test_a_file_that_extends_a_recipe_may_choose_the_preset_and_go_on_from_it(tm
 def test_a_preset_that_a_recipe_lacks_is_refused_by_name(name: str, preset: str) -> None:
     with pytest.raises(SettingError, match=f"no preset '{preset}'.*Known: paper"):
         load_recipe(name, [f"preset={preset}"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("kl=0", "kl_coef"), ("resample=true", "dynamic_sampling"), ("policy.optimiser.lr=1", "optimizer")]
+)
+def test_a_setting_by_its_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(SettingError, match=f"did you mean 'rl.*{new}'"):
+        load_recipe("quickstart", [f"rl.{old}"])

@@ -500,11 +500,3 @@ def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
         "from-nothing", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0", "data.train=test"]
     )
     AgentTraining(there, tmp_path / "run").check()
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("kl=0", "kl_coef"), ("resample=true", "dynamic_sampling"), ("policy.optimiser.lr=1", "optimizer")]
-)
-def test_a_setting_by_its_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(SettingError, match=f"did you mean 'rl.*{new}'"):
-        load_recipe("quickstart", [f"rl.{old}"])
