@@ -75,12 +75,8 @@ def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> No
     top = load_recipe(write(tmp_path, "top.yaml", "extends: middle.yaml\nabout: top"), ["rl.policy.optimizer.lr=0.5"])
     assert top.about == "top" and top.data.world is not None and top.data.world.seed == 3
     assert top.reward == {"cover_match": 1.0}  # not both: a reward that is said anew is the whole reward
-    assert (top.rl.steps, top.rl.kl_coef, top.rl.policy.precision, top.rl.policy.optimizer.lr) == (
-        7,
-        0.5,
-        "bfloat16",
-        0.5,
-    )
+    policy = top.rl.policy
+    assert (top.rl.steps, top.rl.kl_coef, policy.precision, policy.optimizer.lr) == (7, 0.5, "bfloat16", 0.5)
     assert load_recipe(middle).rl.policy.optimizer.lr == 3e-4
 
 
