@@ -183,3 +183,28 @@ def test_a_function_scores_stored_trajectories(data: coseek.Dataset, index: Path
     assert [one.value for one in paid if isinstance(one, coseek.Reward)] == pytest.approx(
         list(map(short_and_right, rows))
     )
+
+
+def text_only(query: coseek.Query) -> str:
+    return query.text
+
+
+@pytest.mark.slow
+def test_a_retriever_is_trained_with_a_view_that_is_a_function(tmp_path: Path) -> None:
+    world = {"size": "tiny", "train": 20, "dev": 0, "test": 0}
+    held_out = {"seed": 8, "size": "tiny", "train": 0, "dev": 8, "test": 0}
+    trainer = RetrieverTrainer(
+        recipe="laptop",
+        view=text_only,
+        steps=3,
+        synthetic={"worlds": 2, "tokenizer_worlds": 1, "world": world, "held_out": held_out},
+        laptop={"hidden": 16, "heads": 2, "feed_forward": 16, "vocabulary": 400},
+        training={"batch_size": 4},
+        threads=1,
+    )
+    before = trainer.evaluate()
+    done = trainer.train(tmp_path / "run", progress=QUIET)
+    after = trainer.evaluate()
+    assert before.keys() == after.keys() and {"mrr", "recall@1"} <= after.keys() and before != after
+    assert (done.encoder / "coseek.yaml").is_file() and done.table is not None and "trained" in done._repr_html_()
+    assert trainer.train(tmp_path / "run", resume=True, progress=QUIET).encoder == done.encoder
