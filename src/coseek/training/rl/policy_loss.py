@@ -5,7 +5,7 @@ A policy loss is one file: `rl/policy_losses/NAME.py`, or a user's file whose pa
 
     SETTINGS                        a subclass of `PolicyLossSettings`
     token_losses(batch, settings)   `LossBatch` → a Tensor of shape bt, unweighted: `rl.loss_agg_mode` sets the weights
-    NORMALISER                      optional: the only `rl.loss_agg_mode` that the loss is defined with
+    LOSS_AGG_MODE                   optional: the only `rl.loss_agg_mode` that the loss is defined with
 
 In a program it may also be a function of the `LossBatch` alone (`policy_loss_name`). The update adds the weights, the
 KL, the entropy bonus and `rl.importance`. Neither this module nor the top level of a loss's file imports torch: a
@@ -133,7 +133,7 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
         inspect.signature(module.token_losses).bind("batch", "settings")
     except TypeError:
         raise SettingError(f"`token_losses` of {name} must take (batch, settings), in this order") from None
-    needed = getattr(module, "NORMALISER", settings.loss_agg_mode)
+    needed = getattr(module, "LOSS_AGG_MODE", settings.loss_agg_mode)
     if needed != settings.loss_agg_mode:
         raise SettingError(
             f"rl.policy_loss={name} is defined with rl.loss_agg_mode={needed}, not {settings.loss_agg_mode}; add "

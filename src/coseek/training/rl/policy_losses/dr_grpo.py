@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SETTINGS = PolicyLossSettings
-NORMALISER = "constant"
+LOSS_AGG_MODE = "constant"
 
 
 def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
