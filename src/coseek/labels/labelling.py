@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
+from coseek.core.record import Record
 from coseek.data.run import RowKey, Run
 from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
@@ -19,7 +20,7 @@ Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class LabelSummary:
+class LabelSummary(Record):
     """Counts of one start of label making."""
 
     turns: int
@@ -36,16 +37,8 @@ class LabelSummary:
     seconds: float = 0.0
     """Duration of this start."""
 
-    def to_json(self) -> JsonObject:
-        return {
-            "turns": self.turns,
-            "labelled": self.labelled,
-            "sets": self.sets,
-            "dropped": dict(self.dropped),
-            "left": self.left,
-            "counts": dict(self.counts),
-            "seconds": round(self.seconds, 1),
-        }
+    def _written(self, row: JsonObject) -> JsonObject:
+        return {**row, "seconds": round(self.seconds, 1)}
 
 
 def make_labels(

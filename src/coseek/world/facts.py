@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from coseek.core.files import JsonObject
+from coseek.core.record import Record
 from coseek.world.lexicon import Lexicon
 from coseek.world.namer import Namer
 from coseek.world.relations import Relation
@@ -18,7 +19,7 @@ MIN_CHANGE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Record):
     """One value of one relation of an entity."""
 
     relation: Relation
@@ -44,7 +45,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Entity:
+class Entity(Record):
     """The subject of a passage; its id is the passage's id."""
 
     id: str
@@ -66,12 +67,6 @@ class Entity:
     def names(self) -> tuple[str, ...]:
         """All names, the title first: the answers that the oracle accepts."""
         return tuple(dict.fromkeys(name for name in (self.title, self.name, self.alias) if name))
-
-    def to_json(self) -> JsonObject:
-        return {
-            "id": self.id, "kind": self.kind, "word": self.word, "name": self.name, "title": self.title,
-            "alias": self.alias, "facts": [fact.to_json() for fact in self.facts],
-        }  # fmt: skip
 
 
 Facts = dict[str, Entity]

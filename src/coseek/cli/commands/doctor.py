@@ -21,8 +21,9 @@ from rich.text import Text
 from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
 from coseek.core.errors import MissingExtra
 from coseek.core.extras import EXTRA_OF
-from coseek.core.files import JsonObject, atomic_write
+from coseek.core.files import atomic_write
 from coseek.core.parts import part_folder
+from coseek.core.record import Record
 from coseek.data.documents.readers import read_document
 from coseek.data.passage import Corpus, Passage
 
@@ -42,16 +43,13 @@ class CheckStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Record):
     """The result of one check, and the remedy."""
 
     part: str
     health: CheckStatus
     detail: str
     remedy: str = ""
-
-    def to_json(self) -> JsonObject:
-        return {"part": self.part, "health": str(self.health), "detail": self.detail, "remedy": self.remedy}
 
 
 def check(part: str, trial: Callable[[], str], remedy: str) -> Callable[[], Finding]:

@@ -13,7 +13,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
-from coseek.core.files import WRONG_SHAPE, JsonObject, read_json, write_json
+from coseek.core.files import read_json, shaped, write_json
+from coseek.core.record import Record, Schema
 from coseek.data.array_file import read_array
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
@@ -34,8 +35,10 @@ _CARD, _PROGRESS, _NORMS = "store.json", "progress.json", "norms.npy"
 
 
 @dataclass(frozen=True, slots=True)
-class _Card:
+class _Card(Record):
     """The contents of `store.json`."""
+
+    SCHEMA = Schema(SCHEMA, "a store of vectors")
 
     rows: int
     dim: int
@@ -45,8 +48,6 @@ class _Card:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.dim < 1 or self.shard_rows < 1:
             raise DataError(f"vectors need at least one row, one dimension and one row per shard, not {self}")
-        if self.dtype not in ("float32", "float16"):
-            raise DataError(f"vectors are kept as float32 or float16, not as {self.dtype}")
 
     @property
     def shards(self) -> int:
@@ -55,19 +56,14 @@ class _Card:
     def rows_of(self, shard: int) -> int:
         return min(self.shard_rows, self.rows - shard * self.shard_rows)
 
-    def to_json(self) -> JsonObject:
-        return {"schema": SCHEMA, **cast(JsonObject, asdict(self))}
-
     @classmethod
     def read(cls, folder: Path) -> "_Card":
-        row = read_json(folder / _CARD)
+        path = folder / _CARD
+        row = read_json(path)
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-            raise DataError(f"{folder / _CARD} is not of schema {SCHEMA}, which this coseek reads; rebuild the index")
-        try:
-            sizes = [int(cast(int, row[name])) for name in ("rows", "dim", "shard_rows")]
-            return cls(sizes[0], sizes[1], cast(FloatName, row["dtype"]), sizes[2])
-        except WRONG_SHAPE:
-            raise DataError(f"{folder / _CARD} does not describe vectors; rebuild the index") from None
+            raise DataError(f"{path} is not of schema {SCHEMA}, which this coseek reads; rebuild the index")
+        with shaped(path, "rebuild the index"):
+            return cls.from_json(row)
 
 
 def _shard(folder: Path, number: int) -> Path:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,9 @@ from transformers import (
 from transformers.trainer_utils import rotate_checkpoints
 
 from coseek.core.errors import CoseekError, DiskFault
-from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
+from coseek.core.files import read_json, read_json_object, shaped, write_json
 from coseek.core.progress import Progress
+from coseek.core.record import OPTIONAL, Number, Record
 from coseek.core.stops import PendingStop
 from coseek.training.encoder.collator import Collator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
@@ -49,12 +50,12 @@ STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True)
-class CheckpointNotes:
+class CheckpointNotes(Record):
     """State of a checkpoint besides the weights and the library's own state."""
 
     metrics_bytes: int = 0
     """Length of `metrics.jsonl`."""
-    sums: Mapping[str, float] = field(default_factory=dict)
+    sums: Annotated[Mapping[str, Number], OPTIONAL] = field(default_factory=dict)
     """Sums of the next row of metrics (`RetrieverObjective.sums`)."""
 
     @classmethod
@@ -64,10 +65,7 @@ class CheckpointNotes:
             return cls()
         row = read_json_object(checkpoint / NOTES)
         with shaped(checkpoint / NOTES, "delete this checkpoint, to go on from the one before it"):
-            return cls(int(cast(int, row["metrics_bytes"])), {**cast(dict[str, float], row.get("sums", {}))})
-
-    def to_json(self) -> JsonObject:
-        return {"metrics_bytes": self.metrics_bytes, "sums": dict(self.sums)}
+            return cls.from_json(row)
 
 
 class UpdateSampler(Sampler[list[int]]):
