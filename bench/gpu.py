@@ -50,8 +50,8 @@ from coseek.training.rl.experience import make_experience
 from coseek.training.rl.sampling import sample_step
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.data_order import QuestionStream
+from coseek.training.trainer.metrics import Timer
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.timer import Timer
 
 RECIPE = "search-r1-grpo"
 COLUMNS = f"{'shape':>6} {'part':<10} {'tokens':>11} {'seconds':>9} {'tokens/s':>11} {'TFLOP/s':>9} {'share':>7}"

@@ -52,9 +52,8 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
-from coseek.training.sft.settings import SftSettings
+from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world

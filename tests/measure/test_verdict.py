@@ -90,8 +90,8 @@ def test_a_training_that_ended_worse_recommends_what_there_was_before(tmp_path: 
 def test_an_encoder_that_training_harmed_is_not_recommended(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     from coseek.pipelines.encoder import RetrieverTraining
+    from coseek.training.encoder.evaluation import BEFORE, BM25, HYBRID, TRAINED
     from coseek.training.encoder.recipe import load_retriever_recipe
-    from coseek.training.encoder.results import BEFORE, BM25, HYBRID, TRAINED
 
     bad, good = claim([-1.0] * 50).difference, claim([1.0] * 50).difference
     recipe = load_retriever_recipe("documents", [f"data.folder={tmp_path}"], [])

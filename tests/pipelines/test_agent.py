@@ -143,7 +143,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
     from coseek.pipelines.agent import AgentTraining
-    from coseek.training.trainer.run_state import RunState
+    from coseek.training.trainer.checkpoint import RunState
 
     with holder("folder", tmp_path / "run"), holder("folder", tmp_path / "rl"):
         with pytest.raises(InUse):

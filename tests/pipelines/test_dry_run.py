@@ -14,7 +14,7 @@ from coseek.pipelines.dry_run import dry_run, rehearse
 from coseek.pipelines.estimate import memory_of, shape_of, shape_of_folder
 from coseek.pipelines.fitting import FULL, check_fits, share_of
 from coseek.pipelines.stages import stages_of
-from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.settings import GIB
 
 READER = "graders.generator.model=base"
 READS = dict.fromkeys(("smollm-s3", "smollm-qagent"), ("graders.generator.model",))

@@ -25,9 +25,8 @@ from coseek.rewards.reward import make_reward
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
-from coseek.training.sft.settings import SftSettings
+from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world

@@ -29,8 +29,8 @@ from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.logprobs import entropies, logprobs_and_entropy, target_logprobs
+from coseek.training.trainer.metrics import Timer
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.timer import Timer
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)
 

@@ -8,11 +8,10 @@ import torch
 from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
 
-from coseek.training.trainer.attention import KNOWN, ReplacedAttention
-from coseek.training.trainer.autocast import LENGTHS, POSITIONS, pad_length, pad_positions
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.learner import Learner
+from coseek.training.trainer.logprobs import KNOWN, LENGTHS, POSITIONS, ReplacedAttention, pad_length, pad_positions
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 

@@ -13,7 +13,7 @@ from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.sft.base_tasks import BaseTasks, BaseTaskSettings, Task
-from coseek.training.sft.corpus_sampler import CorpusSampler
+from coseek.training.sft.synthetic import CorpusSampler
 from coseek.world.plan import plan_of
 
 PASSAGES = (

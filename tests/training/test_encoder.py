@@ -33,7 +33,7 @@ from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.vectors.encoder import Encoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.views import render_view
-from coseek.training.encoder.collator import FeatureBuilder
+from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.evaluation import HeldOut, ranks_of
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
 from coseek.training.encoder.recipe import (
@@ -43,7 +43,7 @@ from coseek.training.encoder.recipe import (
     retriever_recipe_names,
 )
 from coseek.training.encoder.trainer import STATE, WEIGHTS, SaveOnStop, drop_old_checkpoints, last_checkpoint
-from coseek.training.trainer import run_state
+from coseek.training.trainer import checkpoint
 from coseek.training.trainer.workers import ALONE
 
 ROOT = Path(__file__).parents[2]
@@ -378,7 +378,7 @@ def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(
 def test_a_checkpoint_by_time_is_due_only_after_twenty_times_what_the_last_one_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_state, "SAVE_S", 0.0)
+    monkeypatch.setattr(checkpoint, "SAVE_S", 0.0)
     settings = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     saving, state, first, second = SaveOnStop(PendingStop(), ALONE), TrainerState(), TrainerControl(), TrainerControl()
     saving.on_step_end(settings, state, first)

@@ -18,8 +18,8 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.training.encoder import collator
-from coseek.training.encoder.collator import FeatureBuilder
+from coseek.training.encoder import batch
+from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.recipe import RetrieverRecipe, SyntheticSettings
 from coseek.training.encoder.synthetic import KINDS, synthetic_labels, texts_of, throw_away_worlds
@@ -118,7 +118,7 @@ def test_texts_that_are_kept_tokenised_do_not_grow_with_a_corpus(
 ) -> None:
     folder = make_encoder(tmp_path / "encoder")
     model, card = SentenceTransformer(str(folder), device="cpu", local_files_only=True), EncoderCard.of(folder)
-    monkeypatch.setattr(collator, "CACHED_TEXTS", 2)
+    monkeypatch.setattr(batch, "CACHED_TEXTS", 2)
     few, texts = FeatureBuilder(model, card), ["ba", "be bi", "bo", "bu"]
     for asked in (texts, texts[:1], texts):
         found, fresh = (

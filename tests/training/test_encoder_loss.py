@@ -16,8 +16,7 @@ from tests.training.tiny_labels import label
 
 from coseek.core.errors import RunError
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.training.encoder.batch import EncoderBatch
-from coseek.training.encoder.collator import Collator, FeatureBuilder
+from coseek.training.encoder.batch import Collator, EncoderBatch, FeatureBuilder
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
 from coseek.training.encoder.loss import (
     Features,

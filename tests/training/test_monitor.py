@@ -21,9 +21,8 @@ from coseek.training.rl.callbacks import CheckpointWriter, StepReport
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.settings import MonitorSettings, RlSettings
-from coseek.training.trainer.checkpoint import keep_healthy, load_healthy
+from coseek.training.trainer.checkpoint import RunState, keep_healthy, load_healthy
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.run_state import RunState
 from coseek.training.trainer.settings import LearnerSettings
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}

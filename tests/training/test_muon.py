@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tests.training.tiny import tiny_model
 from torch.nn import Parameter
 
-from coseek.training.trainer.muon import Muon, orthogonalise
+from coseek.training.trainer.optimizer import Muon, orthogonalise
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 

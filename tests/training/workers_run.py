@@ -22,9 +22,8 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.rollout_writer import RolloutWriter
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
-from coseek.training.sft.settings import SftSettings
+from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer import workers
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.checkpoint import TrainingState, save_checkpoint

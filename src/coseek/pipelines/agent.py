@@ -59,8 +59,8 @@ from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
-from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
+from coseek.training.sft.settings import draw_by_hops
 from coseek.training.tracker import tracked
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed

@@ -35,9 +35,8 @@ from coseek.pipelines.reader import ReaderTraining
 from coseek.pipelines.run_record import write_tables
 from coseek.synthesis.synthesis import synthesize
 from coseek.training.sft.base_tasks import BaseTasks
-from coseek.training.sft.corpus_sampler import CorpusSampler
-from coseek.training.sft.curriculum import Draw
-from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
+from coseek.training.sft.settings import Draw
+from coseek.training.sft.synthetic import CorpusSampler, ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world import english
 from coseek.world.passages import spaced

@@ -16,7 +16,7 @@ from coseek.models.text_model import generate_each
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
 from coseek.training.sft.base_tasks import BaseExample, BaseTasks, Task
-from coseek.training.sft.copy_task import repeat_batch
+from coseek.training.sft.loop import repeat_batch
 from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 
 DISTANCES = (10, 50, 100, 200, 300)

@@ -40,7 +40,7 @@ from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.small_data import settings_of, small_data
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
-from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.settings import GIB
 from coseek.training.trainer.workers import ALONE
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world

@@ -47,13 +47,24 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard, check_prompts, most_read
-from coseek.training.encoder.collator import Collator, FeatureBuilder
-from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator
+from coseek.training.encoder.batch import Collator, FeatureBuilder
+from coseek.training.encoder.evaluation import (
+    BEFORE,
+    BM25,
+    HYBRID,
+    TRAINED,
+    EncoderEvaluator,
+    EvaluationResult,
+    HeldOut,
+    HeldOutEvaluator,
+    claims,
+    results_json,
+    results_table,
+)
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.encoder.results import BEFORE, BM25, HYBRID, TRAINED, claims, results_json, results_table
 from coseek.training.encoder.synthetic import synthetic_labels, texts_of, throw_away_worlds
 from coseek.training.encoder.trainer import (
     CheckpointNotes,

@@ -20,8 +20,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
-from coseek.training.trainer.activations import GIB, micro_batch_tokens, pass_bytes
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.trainer.settings import GIB, LearnerSettings, micro_batch_tokens, pass_bytes
 
 PROMPT_TOKENS = 200
 """Assumed tokens of a prompt with its question."""

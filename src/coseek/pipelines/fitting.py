@@ -14,7 +14,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.estimate import local_graders, memory_of, shape_of, shown_gib
 from coseek.pipelines.stages import stages_of
 from coseek.training.rl.algorithm import open_algorithm
-from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.settings import GIB
 
 FULL = 0.9
 """Share of a device's memory that a recipe may need by the estimate: the rest is for what it leaves out."""

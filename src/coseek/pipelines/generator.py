@@ -9,7 +9,7 @@ from coseek.graders.generator import Generator
 from coseek.models.new_tokens import spelt_words
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.reader import ReaderTraining
-from coseek.training.sft.curriculum import Draw
+from coseek.training.sft.settings import Draw
 from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world.world import make_world

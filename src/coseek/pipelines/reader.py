@@ -55,8 +55,8 @@ from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import ReaderRecipe
 from coseek.pipelines.run_record import TrainingRun, write_tables
-from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.loop import train_sft
+from coseek.training.sft.settings import Draw
 from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.lora import load_learner

@@ -25,7 +25,7 @@ from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import encoder_memory, shown_gib
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.settings import GIB
 from coseek.training.trainer.workers import ALONE
 
 WORLDS = 2

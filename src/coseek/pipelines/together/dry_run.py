@@ -21,7 +21,7 @@ from coseek.pipelines.estimate import encoder_memory, shape_of_folder, shown_gib
 from coseek.pipelines.together.checks import check_labels, own_settings, terms_of
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.training.trainer.activations import GIB
+from coseek.training.trainer.settings import GIB
 
 FULL_TEXT = 512
 """Assumed tokens of a text where neither recipe nor encoder limits it."""

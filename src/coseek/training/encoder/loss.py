@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import RunError, SettingError
 from coseek.training.encoder.recipe import RetrieverLoss
-from coseek.training.trainer.autocast import bfloat16_autocast
+from coseek.training.trainer.logprobs import bfloat16_autocast
 from coseek.training.trainer.workers import ALONE, Workers
 
 Features: TypeAlias = dict[str, Tensor]

@@ -33,15 +33,14 @@ from coseek.core.files import read_json, read_json_object, shaped, write_json
 from coseek.core.progress import Progress
 from coseek.core.record import OPTIONAL, Number, Record
 from coseek.core.stops import PendingStop
-from coseek.training.encoder.collator import Collator
+from coseek.training.encoder.batch import Collator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
-from coseek.training.trainer.checkpoint import KEPT, save_state
+from coseek.training.trainer.checkpoint import KEPT, SaveClock, save_state
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.optimizer import rate_at
-from coseek.training.trainer.run_state import SaveClock
 from coseek.training.trainer.workers import Workers
 
 WEIGHTS = "weights.pt"

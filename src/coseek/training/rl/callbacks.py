@@ -10,10 +10,8 @@ from coseek.training.rl.episodes import EpisodeBatch
 from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.token_record import StepTokens
-from coseek.training.trainer.checkpoint import HEALTHY
-from coseek.training.trainer.metrics import as_written
-from coseek.training.trainer.run_state import RunState
-from coseek.training.trainer.timer import Timer
+from coseek.training.trainer.checkpoint import HEALTHY, RunState
+from coseek.training.trainer.metrics import Timer, as_written
 
 
 @dataclass(slots=True)

@@ -42,9 +42,9 @@ from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.token_record import StepTokens, TokenRecord
 from coseek.training.rl.update import counted_rows, logprob_gap, update_weights
 from coseek.training.trainer.batch import make_batch
+from coseek.training.trainer.checkpoint import RunState
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.learner import Trainable
-from coseek.training.trainer.run_state import RunState
 
 FREE = frozenset({"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"})
 """Settings that may change when a run is resumed; `steps` only if no schedule depends on it."""

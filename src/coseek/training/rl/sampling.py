@@ -14,7 +14,7 @@ from coseek.training.rl.experience import is_flat, row_rewards
 from coseek.training.rl.overlong import charge_overlong
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.data_order import QuestionStream, derive_seed
-from coseek.training.trainer.timer import Timer
+from coseek.training.trainer.metrics import Timer
 
 
 @dataclass(frozen=True, slots=True)

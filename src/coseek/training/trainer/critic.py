@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.models.lora import merge_adapters
-from coseek.training.trainer.autocast import pad_length
 from coseek.training.trainer.batch import Batch, before
-from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
 from coseek.training.trainer.learner import Entropy, Learner
+from coseek.training.trainer.logprobs import pad_length, reduced_last_layer, reducible_parts
 from coseek.training.trainer.lora import attach
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE, Workers

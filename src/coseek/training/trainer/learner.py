@@ -20,11 +20,10 @@ from coseek.core.errors import SettingError
 from coseek.hardware.precision import Precision, Use
 from coseek.hardware.speed import precision_of
 from coseek.models.shape import shape_of_config
-from coseek.training.trainer.activations import micro_batch_tokens
-from coseek.training.trainer.autocast import bfloat16_autocast
 from coseek.training.trainer.batch import Batch, micro_batches
+from coseek.training.trainer.logprobs import bfloat16_autocast
 from coseek.training.trainer.optimizer import Optimizer, OptimizerState
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.trainer.settings import LearnerSettings, micro_batch_tokens
 from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]

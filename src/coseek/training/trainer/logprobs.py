@@ -3,16 +3,307 @@
 Shapes: B rows · T tokens · N wanted tokens · D hidden size · V vocabulary.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from coseek.core.errors import DataError
-from coseek.training.trainer.autocast import pad_positions
+from coseek.training.trainer.workers import layers_of
+
+# Attention: replace the attention function of a network while it runs.
+
+Attention: TypeAlias = Callable[..., object]
+"""A function with the arguments of `scaled_dot_product_attention`."""
+
+KNOWN: Attention = F.scaled_dot_product_attention
+"""The function that networks call."""
+
+
+class ReplacedAttention(TorchFunctionMode):
+    """In this mode `attend` is called in place of `scaled_dot_product_attention`. Other functions are unchanged."""
+
+    def __init__(self, attend: Attention) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return (self.attend if func is KNOWN else func)(*args, **(kwargs or {}))
+
+
+# Autocast: the forward pass in bfloat16, and what makes it fast on a CPU.
+#
+# - oneDNN compiles a bfloat16 product anew for every shape, which takes about ten times as long as the product. Batches
+#   differ in length, so a step would meet no shape twice. Lengths and numbers of positions are padded to few values.
+# - The backward pass of attention takes twice as long in bfloat16 as in float32, so attention runs in float32.
+#
+# Float32 has neither cost, and a GPU has its own kernels: there nothing changes.
+
+LENGTHS = 16
+"""Rows are padded to a multiple of this many tokens."""
+POSITIONS = 64
+"""Wanted positions are padded to a multiple of this number."""
+
+
+@contextmanager
+def bfloat16_autocast(device: torch.device, *, checkpointing: bool) -> Iterator[None]:
+    """Run matrix products in bfloat16 in this block. `checkpointing`: whether layers run again in the backward pass,
+    outside of the block; their attention then stays in bfloat16, as it will be there."""
+    # A pass uses each weight once, so a cache of the cast weights would only hold them all at the same time.
+    with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+        if device.type != "cpu" or checkpointing:
+            yield
+        else:
+            with ReplacedAttention(_attention_in_float32):
+                yield
+
+
+def pad_length(values_BT: Tensor) -> Tensor:
+    """Pad rows on the right, with 0, to a length that few batches differ in."""
+    return _padded(values_BT, 1, LENGTHS)
+
+
+def pad_positions(values_ND: Tensor) -> Tensor:
+    """Append positions of zeros, to a number of them that few batches differ in."""
+    return _padded(values_ND, 0, POSITIONS)
+
+
+def _padded(values: Tensor, dim: int, multiple: int) -> Tensor:
+    missing = -values.shape[dim] % multiple
+    if missing == 0 or values.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return values
+    return F.pad(values, (0, 0) * (values.ndim - 1 - dim) + (0, missing))
+
+
+def _attention_in_float32(*args: object, **named: object) -> object:
+    with torch.autocast("cpu", enabled=False):
+        return KNOWN(*map(_widened, args), **{name: _widened(value) for name, value in named.items()})
+
+
+def _widened(value: object) -> object:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+# Last layer: compute a network's last layer only at the positions whose outputs are needed.
+#
+# In the last layer a position needs the keys and values of other positions, and nothing else of them. Outputs after
+# tokens of prompts and passages are not needed. So queries, attention and the feed-forward part of that layer run only
+# at the wanted positions and return 0 elsewhere. Outputs and gradients stay the same up to floating-point summation
+# order.
+#
+# Shapes: B rows · T tokens · N wanted positions, of all rows or of one row · H heads · D size.
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, object]], Tensor]
+"""(queries, keys, values, other arguments of `scaled_dot_product_attention`) → its output."""
+
+ATTENTION = "attention"
+"""Suffix to the name of a layer that stands for its attention, a function and not a module."""
+TEST_LENGTH = 7
+"""Number of positions of the input that tests a network."""
+WANTED = (2, 5)
+"""The wanted positions among them; others are before, between and after them."""
+
+
+def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parts of the last layer that may run at the wanted positions alone.
+
+    Architectures differ, so each part is tested. The test sets its inputs and outputs at the other positions to NaN,
+    which no product with 0 hides. A part may be reduced if no NaN reaches the wanted outputs, and if these are the same
+    when the part receives the wanted positions only.
+    """
+    layers = layers_of(trunk)
+    if not layers:
+        return ()
+    last = next(name for name, module in trunk.named_modules() if module is layers[-1])
+    ids_BT = torch.arange(TEST_LENGTH, device=next(trunk.parameters()).device)[None, :]
+    wanted_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    wanted_BT[0, WANTED] = True
+
+    def wanted_outputs() -> Tensor:
+        hidden_BTD = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
+        assert isinstance(hidden_BTD, Tensor)
+        return hidden_BTD[wanted_BT]
+
+    def poison(values: Tensor) -> Tensor:
+        return values.masked_fill(~wanted_BT.view(1, TEST_LENGTH, *(1,) * (values.ndim - 2)), math.nan)
+
+    def poisoned_attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
+        return poison(_attention(queries, keys, values, named).transpose(1, 2)).transpose(1, 2)
+
+    found: list[str] = []
+    with torch.no_grad():
+        candidates, plain_ND = _candidates(trunk, last, wanted_outputs)
+        for name in candidates:
+            if any(name.startswith(f"{whole}.") for whole in found):
+                continue
+            with _around(trunk, name, poison, poison, poisoned_attention):
+                poisoned_ND = wanted_outputs()
+            if _same(poisoned_ND, plain_ND):
+                with reduced_last_layer(trunk, [name], wanted_BT):
+                    reduced_ND = wanted_outputs()
+                if _same(reduced_ND, plain_ND):
+                    found.append(name)
+    return tuple(found)
+
+
+@contextmanager
+def reduced_last_layer(trunk: nn.Module, names: Sequence[str], wanted_BT: Tensor) -> Iterator[None]:
+    """In this block the trunk runs these parts only where `wanted_BT`; hidden states elsewhere are undefined.
+
+    Do not use it with activation checkpointing: the recomputation would run after the end of the block.
+    """
+    if not names:
+        yield
+        return
+    at_N = wanted_BT.flatten().nonzero()[:, 0]
+
+    def pick(values: Tensor) -> Tensor:
+        return pad_positions(values.flatten(0, 1).index_select(0, at_N))[None]
+
+    def put_back(values: Tensor) -> Tensor:
+        everywhere = values.new_zeros(wanted_BT.numel(), *values.shape[2:])
+        return everywhere.index_copy(0, at_N, values[0, : len(at_N)]).view(*wanted_BT.shape, *values.shape[2:])
+
+    attend = _attention_at(wanted_BT)
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_around(trunk, name, pick, put_back, attend))
+        yield
+
+
+def _attention_at(wanted_BT: Tensor) -> Attend:
+    """Return causal attention for the wanted queries alone. Rows with fewer of them are padded with other queries."""
+    most = int(wanted_BT.sum(dim=1).max())
+    at_BN = (~wanted_BT).byte().argsort(dim=1, stable=True)[:, :most]
+    sees_B1NT = (torch.arange(wanted_BT.shape[1], device=at_BN.device) <= at_BN[:, :, None])[:, None]
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
+        at_BHND = at_BN[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[3])
+        chosen = _attention(
+            queries.gather(2, at_BHND), keys, values, {**named, "attn_mask": sees_B1NT, "is_causal": False}
+        )
+        # Keep the heads of a position adjacent in memory, the layout that the next operation reads.
+        everywhere = chosen.new_zeros(*wanted_BT.shape, *chosen.shape[1::2])
+        at_BNHD = at_BN[:, :, None, None].expand(-1, -1, *chosen.shape[1::2])
+        return everywhere.scatter(1, at_BNHD, chosen.transpose(1, 2)).transpose(1, 2)
+
+    return attend
+
+
+class _Attention(ReplacedAttention):
+    """Replaces causal attention without a mask, from `enter` to `leave`."""
+
+    def __init__(self, attend: Attend) -> None:
+        def causal_or_other(*args: object, **named: object) -> object:
+            if len(args) == 3 and named.get("is_causal") and named.get("attn_mask") is None:
+                queries, keys, values = args
+                assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
+                if queries.shape[2] == keys.shape[2]:
+                    return attend(queries, keys, values, named)
+            return KNOWN(*args, **named)
+
+        super().__init__(causal_or_other)
+        self._on = ExitStack()
+
+    def enter(self) -> None:
+        self._on.enter_context(self)
+
+    def leave(self) -> None:
+        """Leave the mode. Safe if it was never entered, as when a layer fails before that."""
+        self._on.close()
+
+
+def _attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
+    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+    return attend(queries, keys, values, **named)
+
+
+@contextmanager
+def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: Attend) -> Iterator[None]:
+    """Apply `before` to a part's input and `after` to its output; replace an attention by `attend`."""
+    whole, _, last = name.rpartition(".")
+    if last == ATTENTION:
+        module, mode = trunk.get_submodule(whole), _Attention(attend)
+        hooks = [
+            module.register_forward_pre_hook(lambda *_: mode.enter()),
+            module.register_forward_hook(lambda *_: mode.leave(), always_call=True),
+        ]
+    else:
+        module = trunk.get_submodule(name)
+        hooks = [
+            module.register_forward_pre_hook(lambda _, given: (before(given[0]),)),
+            module.register_forward_hook(lambda _, __, output: after(output)),
+        ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _candidates(trunk: nn.Module, layer: str, run: Callable[[], Tensor]) -> tuple[list[str], Tensor]:
+    """Return the candidates for reduction, and the output of `run`.
+
+    Candidates are the layer's attention and its parts with weights that are called once and map one tensor of positions
+    to another. A part comes before its own parts.
+    """
+    inside = trunk.get_submodule(layer).named_modules()
+    names = [f"{layer}.{name}" for name, part in inside if name and any(True for _ in part.parameters())]
+    calls: dict[str, list[bool]] = {name: [] for name in [f"{layer}.{ATTENTION}", *names]}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object], object], None]:
+        def hook(_: nn.Module, given: tuple[object, ...], named: dict[str, object], output: object) -> None:
+            calls[name].append(
+                len(given) == 1 and not named and _is_of_positions(given[0]) and _is_of_positions(output)
+            )
+
+        return hook
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
+        # On a GPU the kernels without a mask are faster than attention with a mask on fewer queries.
+        calls[f"{layer}.{ATTENTION}"].append(queries.device.type == "cpu")
+        return _attention(queries, keys, values, named)
+
+    def same(value: Tensor) -> Tensor:
+        return value
+
+    hooks = [trunk.get_submodule(name).register_forward_hook(watch(name), with_kwargs=True) for name in names]
+    try:
+        with _around(trunk, f"{layer}.{ATTENTION}", same, same, attend):
+            plain = run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [name for name, called in calls.items() if called == [True]], plain
+
+
+def _is_of_positions(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.ndim >= 3
+        and value.shape[:2] == (1, TEST_LENGTH)
+        and value.is_floating_point()
+    )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether the tensors are equal up to rounding. NaN equals nothing."""
+    tolerance = float(other.abs().max()) * math.sqrt(torch.finfo(other.dtype).eps)
+    return bool(((one - other).abs() <= tolerance).all())
+
 
 Head: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -2,9 +2,11 @@
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -79,3 +81,19 @@ def _step_of(row: JsonObject) -> int | None:
 
 def _short(value: float) -> float | int:
     return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+# Timer: measures the seconds of each part of a step.
+
+
+@dataclass(slots=True)
+class Timer:
+    """Sums the seconds spent in each part of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began

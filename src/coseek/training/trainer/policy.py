@@ -18,11 +18,16 @@ from coseek.models.lora import adapters_disabled, merge_adapters, merged_state_d
 from coseek.models.model import Tokenizer
 from coseek.models.pretrained import DTYPES, quiet
 from coseek.models.sampler import Sampler, SamplerSettings, make_engine
-from coseek.training.trainer.autocast import pad_length
 from coseek.training.trainer.batch import Batch, before
-from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
 from coseek.training.trainer.learner import Entropy, Learner, untied
-from coseek.training.trainer.logprobs import Head, logprobs_and_entropy, target_logprobs
+from coseek.training.trainer.logprobs import (
+    Head,
+    logprobs_and_entropy,
+    pad_length,
+    reduced_last_layer,
+    reducible_parts,
+    target_logprobs,
+)
 from coseek.training.trainer.lora import ADAPTER, adapter_weights, attach, save_adapter
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE, Workers, whole
