@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.real_sets import RAW, ROOT, SETS, RealSet, boundless, questions_of, rules_agent, write_table
 
-from coseek.agents.rollout import rollout
+from coseek.agents.drivers import rollout
 from coseek.core.errors import RetrieverError
 from coseek.data.dataset import Dataset
 from coseek.data.evidence import evidence_of

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.question import Question

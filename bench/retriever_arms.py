@@ -12,10 +12,10 @@ from pathlib import Path
 from bench.real_sets import boundless
 
 from coseek.agents.agent_card import CARD
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.agents.run_questions import run_questions
 from coseek.agents.scripted.expert import ExpertAgent, progress
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.files import JsonObject, write_json
 from coseek.core.fingerprint import digest_of, fingerprint

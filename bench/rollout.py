@@ -33,10 +33,10 @@ from unittest.mock import patch
 import torch
 from transformers import PreTrainedModel
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted.expert import ExpertAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory

@@ -19,9 +19,9 @@ from statistics import fmean
 import numpy as np
 from bench.methods import HOPS, gain_of
 
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.agents.run_questions import run_questions
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import GeneratorSettings

@@ -25,9 +25,8 @@ from coseek.agents.actions import (
 from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.extract import extract
-from coseek.agents.scripted.rules import guess
+from coseek.agents.scripted.rules import guess, with_subject
 from coseek.agents.search_turns import reasoning_of
-from coseek.agents.subject import with_subject
 from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
 from coseek.core.plain_text import decode

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
+    from coseek.agents.drivers import Agent as Agent
     from coseek.agents.limits import Limits as Limits
-    from coseek.agents.rollout import Agent as Agent
     from coseek.core.errors import CoseekError as CoseekError
     from coseek.core.errors import UserError as UserError
     from coseek.core.settings import Settings as Settings
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from coseek.rewards.reward import RewardFault as RewardFault
 
 _HOMES = {
-    "Agent": "agents.rollout",
+    "Agent": "agents.drivers",
     "AgentTrainer": "pipelines.trainers",
     "Author": "data.trajectory",
     "Corpus": "data.passage",

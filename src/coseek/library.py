@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.agents import factory
+from coseek.agents.drivers import Agent, Limits
+from coseek.agents.drivers import rollout as _rollout
 from coseek.agents.protocol import Protocol
 from coseek.agents.protocol import load_protocol as _load_protocol
-from coseek.agents.rollout import Agent, Limits
-from coseek.agents.rollout import rollout as _rollout
-from coseek.agents.run_questions import row_seed
-from coseek.agents.unwritable import fault_of
+from coseek.agents.run_questions import fault_of, row_seed
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError
 from coseek.core.extras import missing_extras
@@ -128,7 +127,7 @@ def rollout(
     A bare text is one question. A retriever may be a function of (query, k) that returns passages or texts. `limits`
     are whole, or budgets such as `{"max_turns": 6}` over those that suit the agent and its protocol. The seed of a
     trajectory follows from `seed`, the question's id and the sample's number, as in a run folder. `concurrency`,
-    `overlap` and `on_done` are those of `coseek.agents.rollout.rollout`. A failed search or model call ends its own
+    `overlap` and `on_done` are those of `coseek.agents.drivers.rollout`. A failed search or model call ends its own
     trajectory with `retriever_error` or `model_error`. Questions with gold passages outside of the retriever's corpus
     raise `DataError`.
     """

@@ -33,7 +33,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from coseek.agents.rollout import Agent, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.core.files import read_jsonl, read_yaml
 from coseek.core.settings import make_settings
 from coseek.data.question import Question, load_questions

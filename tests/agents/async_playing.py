@@ -8,7 +8,7 @@ from dataclasses import replace
 from tests.agents.playing import CORPUS, QUESTION, Shelf, Typist, script
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.async_driver import AsyncDriver, Sampled, Sampling
+from coseek.agents.drivers import AsyncDriver, Sampled, Sampling
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.core.files import json_line

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

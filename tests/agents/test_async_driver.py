@@ -15,11 +15,10 @@ from tests.agents.playing import OURS, QUESTION, WIDE, Shelf, script, typist
 from tests.agents.test_tools import ECHO, tool, with_tool
 from tests.models.networks import network
 
-from coseek.agents.async_driver import AsyncDriver, Generate, Sampled, Sampling
+from coseek.agents.drivers import Agent, AsyncDriver, Generate, Sampled, Sampling, rollout
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import ModelError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import StopReason, Trajectory

@@ -9,11 +9,11 @@ from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, scri
 from tests.training.tiny import VOCABULARY, tiny_model
 
 from coseek.agents.branching import Branch, branch
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.agents.scripted.expert import ExpertAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -11,12 +11,12 @@ from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
 from coseek.agents.derivation import Derivation
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import run_questions
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template

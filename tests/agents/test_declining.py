@@ -11,10 +11,9 @@ from tests.agents.playing import CORPUS, OURS, QUESTION, Shelf, play, script
 
 from coseek.agents.actions import NOT_FOUND, says_one_of
 from coseek.agents.grammar import Action
-from coseek.agents.moves import move_ids
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted.gold import GoldAnswerAgent
-from coseek.agents.scripted_agent import Move
+from coseek.agents.scripted_agent import Move, move_ids
 from coseek.agents.sources import reply_of, sources_of
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.agents.actions import NOT_FOUND
+from coseek.agents.drivers import rollout
 from coseek.agents.factory import limits_for, limits_of, open_agent, settings_for
-from coseek.agents.rollout import rollout
 from coseek.agents.scripted.extract import LONGEST, ExtractAgent, extract
 from coseek.agents.scripted_agent import Move
 from coseek.agents.sources import holds, reply_of, sources_of

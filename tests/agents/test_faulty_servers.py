@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.models.http_site import Asked, Said, site
 
+from coseek.agents.drivers import Agent, Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import run_questions
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpSettings

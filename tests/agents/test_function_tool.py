@@ -4,9 +4,8 @@ from typing import Literal, cast
 
 import pytest
 
-from coseek.agents.function_tool import tool_name
 from coseek.agents.protocol import load_protocol
-from coseek.agents.tool import Tool, ToolContext, ToolFault, ToolRequest, open_tool
+from coseek.agents.tool import Tool, ToolContext, ToolFault, ToolRequest, open_tool, tool_name
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.retrieval.query import Query

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, script
 from tests.examples_drawn import at_most
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, rollout
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.data.passage import Corpus, Passage

@@ -10,8 +10,8 @@ import yaml
 from tests.models.http_site import Said, Site, site
 from tests.models.model_servers import KINDS, Kind, answers
 
+from coseek.agents.drivers import Limits, rollout
 from coseek.agents.factory import limits_for, open_agent, settings_for
-from coseek.agents.rollout import Limits, rollout
 from coseek.core.errors import RetrieverError, UserError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings

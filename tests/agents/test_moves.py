@@ -5,13 +5,11 @@ from functools import cache
 import pytest
 from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION
 
-from coseek.agents.moves import move_ids
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_agent import Move, ScriptedAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import Move, ScriptedAgent, ScriptedAgentModel, move_ids
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Search, StopReason
 from coseek.models.model import EpisodeState

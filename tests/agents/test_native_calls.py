@@ -18,9 +18,9 @@ from tests.models.tool_servers import SERVERS, THOUGHTS, ToolServer, answers
 
 from coseek.agents.branching import Branch, branch
 from coseek.agents.derivation import Derivation
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject

@@ -4,7 +4,7 @@ import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, play
 
 from coseek.agents.protocol import load_protocol
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason
 from coseek.models.stop_strings import StopStrings, stopped_after

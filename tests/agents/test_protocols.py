@@ -21,9 +21,9 @@ from tests.agents.playing import (
     typist,
 )
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage

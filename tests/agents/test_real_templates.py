@@ -13,9 +13,9 @@ from tests.models.chat_styles import STYLES, Calls
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coseek.agents.derivation import Derivation
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import settings_for
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, write_jsonl
 from coseek.data.run import Run

@@ -4,8 +4,7 @@ import pytest
 from tests.agents.playing import WIDE, Shelf, play
 
 from coseek.agents.limits import Limits
-from coseek.agents.replies import OUTSIDE, reply_in_words
-from coseek.agents.sources import sources_of, used_sentences
+from coseek.agents.sources import OUTSIDE, reply_in_words, sources_of, used_sentences
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason
 

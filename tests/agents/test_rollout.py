@@ -9,10 +9,9 @@ import pytest
 from tests.models.networks import network
 
 from coseek.agents.branching import Branching
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.scripted_agent import Move
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import run_questions
 from coseek.agents.scripted.rules import RuleAgent, RulesSettings, guess
-from coseek.agents.scripted_agent import Move
-from coseek.agents.scripted_model import ScriptedAgentModel
-from coseek.agents.served_context import served_context
+from coseek.agents.scripted_agent import Move, ScriptedAgentModel
+from coseek.agents.sources import served_context
 from coseek.cli.commands.ask import watched
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -3,9 +3,9 @@
 import pytest
 from tests.agents.playing import QUESTION, Shelf, typist
 
+from coseek.agents.branching import ReplayPoint
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.replay import ReplayPoint
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import reasoning_of, replay_queries
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Trajectory

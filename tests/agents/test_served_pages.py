@@ -6,8 +6,8 @@ import pytest
 from tests.agents.playing import QUESTION, WIDE, typist
 from tests.serve.live import live
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings

@@ -12,8 +12,8 @@ from tests.agents.playing import ADA, BOB, CORPUS, EVE, OURS, QUESTION, RESULTS,
 from tests.examples_drawn import at_most
 
 from coseek.agents.derivation import Derivation
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import replay_queries
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.subject import heading, opening_name, with_subject
+from coseek.agents.scripted.rules import heading, opening_name, with_subject
 from coseek.data.passage import Passage
 
 

@@ -13,10 +13,10 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, scri
 from tests.examples_drawn import at_most
 
 from coseek.agents.branching import Branch, branch
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import BYTE_LIMITS
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.agents.playing import QUESTION, Shelf
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.core.errors import SettingError
 from coseek.core.http import HttpSettings
 from coseek.data.trajectory import Author, StopReason, Trajectory

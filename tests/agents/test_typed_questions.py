@@ -4,8 +4,8 @@ question is respelled, and that a run stores what nobody asked."""
 import pytest
 from tests.agents.playing import Shelf, typist
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.data.question import Question
 from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer

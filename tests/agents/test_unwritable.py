@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script, typist
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.agents.run_questions import row_seed, run_questions
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question

@@ -10,10 +10,10 @@ from tests.agents.test_tools import SAY, tool, violations
 
 from coseek.agents.branching import Branch, branch
 from coseek.agents.derivation import Derivation
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.core.files import Json
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason, Trajectory, Visit

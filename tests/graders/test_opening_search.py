@@ -6,8 +6,8 @@ import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, play
 from tests.scripted import Scripted
 
-from coseek.agents.rollout import Limits
-from coseek.agents.served_context import served_context
+from coseek.agents.drivers import Limits
+from coseek.agents.sources import served_context
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Trajectory
 from coseek.data.trajectory_checks import RecordedLimits, check_trajectory

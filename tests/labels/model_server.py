@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.labels.small import LIMITS, bm25, protocol
 from tests.models.http_site import Asked, Said, Site
 
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.core.http import HttpSettings
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.models.remote import RemoteModelSettings, open_remote

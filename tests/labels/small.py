@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit, Passage

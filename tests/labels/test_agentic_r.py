@@ -24,9 +24,9 @@ from tests.labels.small import (
 from tests.scripted import Scripted
 
 from coseek.agents.branching import Branch, branch
+from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import json_line

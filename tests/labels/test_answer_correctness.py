@@ -6,8 +6,8 @@ import pytest
 from tests.agents.playing import CORPUS, EVE, Shelf, play, typist
 from tests.labels.small import continued, parts
 
+from coseek.agents.drivers import Agent
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent
 from coseek.agents.search_turns import search_turns
 from coseek.labels.score_cache import Score
 

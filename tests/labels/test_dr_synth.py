@@ -13,11 +13,11 @@ import pytest
 from tests.agents.playing import typist
 from tests.scripted import Scripted
 
+from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
 from coseek.core.files import JsonObject

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.labels.small import LIMITS, Away, agent, bm25, make, parts, protocol, turns, world
 
-from coseek.agents.rollout import rollout
+from coseek.agents.drivers import rollout
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl, write_jsonl

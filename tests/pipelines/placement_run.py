@@ -24,7 +24,7 @@ from tests.training.tiny import tiny_model
 from tests.training.tiny_labels import write_labels
 from tests.training.workers_run import ALGORITHMS, settings_for
 
-from coseek.agents.rollout import rollout
+from coseek.agents.drivers import rollout
 from coseek.cli.commands.doctor import placement
 from coseek.cli.main import main
 from coseek.core.errors import SettingError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.pipelines.test_agent import TINY
 
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.run import Run
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import ByteTokenizer

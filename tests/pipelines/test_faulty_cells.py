@@ -12,10 +12,10 @@ from tests.labels.small import Faulty
 from tests.pipelines.test_round_labels import LIMITS, Played
 from tests.pipelines.test_together import recipe
 
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RetrieverError, RunError, SettingError
 from coseek.core.files import write_jsonl
 from coseek.core.settings import make_settings

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from tests.agents.playing import QUESTION, Shelf, play
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage

@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 import pytest
 
+from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
-from coseek.agents.rollout import Agent
 from coseek.core.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions

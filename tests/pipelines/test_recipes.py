@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.pipelines.test_agent import TINY
 from tests.training.tiny import agent, environment, trajectory
 
-from coseek.agents.rollout import Agent, Limits
+from coseek.agents.drivers import Agent, Limits
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings

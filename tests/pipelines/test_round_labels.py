@@ -11,9 +11,9 @@ import pytest
 from tests.labels.small import Faulty
 from tests.pipelines.test_together import recipe
 
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RunError, SettingError
 from coseek.core.registry import plugin_names
 from coseek.core.settings import make_settings

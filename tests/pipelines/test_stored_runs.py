@@ -8,8 +8,8 @@ import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, play, script
 from tests.models.networks import TEXTS
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import DataError, SettingError
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory

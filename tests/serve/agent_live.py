@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import httpx
 from tests.serve.live import WEB, EchoRetriever, in_a_thread
 
+from coseek.agents.drivers import rollout
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.agents.limits import Limits
-from coseek.agents.rollout import rollout
 from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory

@@ -12,7 +12,7 @@ from tests.models.tiny_policy import tiny_policy
 from tests.serve.agent_live import LONG, QUESTIONS, live_agent, measured
 from tests.serve.live import WEB, EchoRetriever
 
-from coseek.agents.replies import reply_in_words
+from coseek.agents.sources import reply_in_words
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import StopReason
 from coseek.retrieval.query import QueryLike

@@ -18,7 +18,7 @@ from tests.serve.live import CORPUS, WEB, EchoRetriever
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.prompt_template import EARLIER
-from coseek.agents.replies import reply_in_words
+from coseek.agents.sources import reply_in_words
 from coseek.core.files import Json
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question

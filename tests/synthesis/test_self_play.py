@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from coseek.agents.drivers import Agent
 from coseek.agents.factory import limits_of
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import DataError
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus

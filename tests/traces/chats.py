@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.files import Json, JsonObject, json_line
 from coseek.core.settings import make_settings
 from coseek.data.run import Run

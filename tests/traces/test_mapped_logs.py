@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.traces.chats import imported, search_chat, write_log
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.run import Run

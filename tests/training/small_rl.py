@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.digests import digest, timeless
 from tests.pipelines.small_together import LENGTH
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted.expert import ExpertAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
 from coseek.data.question import Question

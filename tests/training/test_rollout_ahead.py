@@ -18,7 +18,7 @@ from tests.processes import forked, run_workers
 from tests.serve.live import EchoRetriever
 from tests.training.test_rollout_servers import LIMITS, PROTOCOL, QUESTIONS, Training, by_odd_ids, ids, servers, urls_of
 
-from coseek.agents.rollout import Agent, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.trajectory import Author, Trajectory

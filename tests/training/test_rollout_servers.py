@@ -17,9 +17,9 @@ from tests.models.tiny_policy import tiny_policy
 from tests.models.vllm_server import VllmServer, vllm_server
 from tests.serve.live import EchoRetriever
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings

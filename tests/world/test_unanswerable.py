@@ -9,10 +9,10 @@ import pytest
 from tests.agents.test_expert import run as run_expert
 
 from coseek.agents.actions import NOT_FOUND
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, rollout
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.trajectory import Author
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import load_recipe

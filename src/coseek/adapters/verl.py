@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coseek.agents.async_driver import Sampled, Sampling
+from coseek.agents.drivers import Sampled, Sampling
 from coseek.core.errors import ModelError
 from coseek.core.extras import missing_extras
 from coseek.core.files import JsonObject, parse_line

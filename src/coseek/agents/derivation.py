@@ -15,8 +15,8 @@ from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
+from coseek.agents.run_questions import NOT_KEPT
 from coseek.agents.tool import DocumentPage, Result, TurnSearches
-from coseek.agents.unwritable import NOT_KEPT
 from coseek.core.errors import UserError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory

@@ -6,34 +6,25 @@ run a tool call (`PendingCall`), or end the episode (`End`). Only `run_tool` sea
 tokens sampled.
 """
 
+import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias, cast
 
-from coseek.agents.document_block import numbered_documents
-from coseek.agents.episode import CallResult, Episode
+from coseek.agents.episode import CallResult, Episode, numbered_documents
 from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits
-from coseek.agents.native_turns import NativeTurns
+from coseek.agents.prompt_template import PromptTemplate
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_query
-from coseek.agents.tool import (
-    DocumentPage,
-    Result,
-    Tool,
-    ToolCall,
-    ToolContext,
-    ToolFault,
-    ToolRequest,
-    TurnSearches,
-)
+from coseek.agents.tool import DocumentPage, Result, Tool, ToolCall, ToolContext, ToolFault, ToolRequest, TurnSearches
 from coseek.agents.tools.search import arguments_for
-from coseek.agents.unwritable import checked_turn
 from coseek.core.concurrency import concurrency_of
 from coseek.core.errors import DataError
-from coseek.core.files import Json
+from coseek.core.files import Json, JsonObject
 from coseek.data.evidence import ranked
 from coseek.data.trajectory import (
     MISSING,
@@ -51,7 +42,10 @@ from coseek.data.trajectory import (
     stop_of_decline,
 )
 from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
-from coseek.models.written import opened_at_end, visible
+from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tool_chat import Names
+from coseek.models.written import calls_in, opened_at_end, visible
+from coseek.models.written_calls import RESPONSE, read_turn
 from coseek.retrieval.retriever import Retriever
 
 
@@ -355,3 +349,57 @@ def _without(found: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
         for search in found.searches
     )
     return replace(found, searches=tuple(searches)) if shown else found
+
+
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+
+
+class NativeTurns:
+    """Reads and frames the turns of one protocol with one tokenizer."""
+
+    def __init__(self, template: PromptTemplate, tokenizer: Tokenizer) -> None:
+        """Raises `SettingError` for a chat template that takes no tools."""
+        self.template, self.tokenizer = template, tokenizer
+        self.chat = template.tool_chat(tokenizer)
+        if self.chat is not None:
+            self.chat.check()
+
+    def read(self, ids: tuple[int, ...]) -> JsonObject:
+        """The assistant's message in a turn."""
+        if self.chat is not None:
+            return self.chat.read(ids)
+        ids = ids[:-1] if ids[-1] == self.tokenizer.eos_id else ids
+        text = self.tokenizer.decode(ids).removesuffix(RESPONSE[0])  # a stop string
+        return read_turn(text, tools=self.template.grammar.schemas)
+
+    def framed(self, row: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The results of an episode's latest turn as they continue its row; the first ones where there are fewer than
+        calls. Raises `DataError` where the template cannot append them."""
+        written = [segment for segment in row.segments if segment.author is Author.AGENT]
+        names = [self._names(segment.message or {}) for segment in written]
+        if self.chat is None:
+            called = bool(names and names[-1])
+            return [self._plain(result, called, row if at == 0 else None) for at, result in enumerate(results)]
+        assert isinstance(self.tokenizer, HfTokenizer)
+        end = self.chat.end_of(written[-1].ids) if written else ""
+        frame = self.chat.frame(self.template.roles(row.question), names or [()], end)
+        return frame.filled([self.tokenizer.decode(result) for result in results], self.tokenizer)
+
+    def _names(self, message: JsonObject) -> Names:
+        """The tools that a turn called. A template writes their names, so that one of nobody's may hold no marks."""
+        return tuple(_NOT_IN_NAMES.sub("_", call.name)[:64] or "unknown" for call in calls_in(message))
+
+    def _plain(self, result: tuple[int, ...], called: bool, row: Episode | None) -> tuple[int, ...]:
+        """A result in our own spelling. The first one of a turn follows the `row`, which may end with its mark."""
+        tag = self.template.grammar.by_name[self.template.grammar.observation]
+        before, after = (f"\n{tag.opening}", f"{tag.closing}\n") if called else ("\n", "\n")
+        if called and row is not None and row.segments[-1].text.endswith(tag.opening):
+            before = ""
+        return (*self.tokenizer.encode(before), *result, *self.tokenizer.encode(after))
+
+
+def checked_turn(turn: Turn) -> Turn:
+    """Return the turn; a model fault when its numbers are not finite."""
+    if all(map(math.isfinite, turn.logprobs)) and math.isfinite(turn.cost_usd or 0.0):
+        return turn
+    return Turn(turn.key, (), (), TurnEnd.FAULT, "the model gave a log-probability or a cost that is no finite number")

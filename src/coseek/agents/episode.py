@@ -1,17 +1,52 @@
-"""Episode: the state of one run while it is rolled out. The environment decides what happens next."""
+"""Episode: the state of one unfinished run, and its documents in the order shown."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 
-from coseek.agents.document_block import apply_selection, latest_block
-from coseek.agents.search_turns import make_past_turn
 from coseek.agents.tool import ToolCall, TurnSearches
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Call, Search, Segment, Visit
 from coseek.models.model import EpisodeState
-from coseek.retrieval.query import PastTurn
+from coseek.retrieval.query import PastTurn, Query
+
+
+def shown_documents(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
+    """List the documents of a block in the order shown, each with the index of its search.
+
+    Results are in the order of the queries. A passage found by several queries is shown once, with the first.
+    """
+    first: dict[str, tuple[int, Hit]] = {}
+    for place, search in enumerate(searches):
+        for hit in search.hits:
+            first.setdefault(hit.passage.id, (place, hit))
+    return list(first.values())
+
+
+def numbered_documents(searches: Sequence[Search]) -> list[Passage]:
+    """List the documents of all blocks in the order shown: number n of a run is at n − 1. A passage that two blocks
+    show has two numbers."""
+    blocks = (list(block) for _, block in groupby(searches, lambda search: search.turn))
+    return [hit.passage for block in blocks for _, hit in shown_documents(block)]
+
+
+def latest_block(searches: Sequence[Search]) -> Sequence[Search]:
+    """The searches of the latest turn that searched."""
+    count = sum(search.turn == searches[-1].turn for search in searches) if searches else 0
+    return searches[len(searches) - count :]
+
+
+def apply_selection(searches: Sequence[Search], numbers: Sequence[int]) -> list[Search]:
+    """Return one block's searches with these documents selected, by number from 1; other numbers are ignored."""
+    chosen = [
+        (place, hit.passage.id) for number, (place, hit) in enumerate(shown_documents(searches), 1) if number in numbers
+    ]
+    return [
+        replace(search, selected=tuple(ident for owner, ident in chosen if owner == place))
+        for place, search in enumerate(searches)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +153,8 @@ class Episode:
     @property
     def selected_ids(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(ident for search in self.searches for ident in search.selected or ()))
+
+
+def make_past_turn(query: Query, search: Search, same_turn: bool) -> PastTurn:
+    """Build the history entry of a finished search, for the queries of later turns."""
+    return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits), same_turn)

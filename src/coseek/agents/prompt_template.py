@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from coseek.agents.document_block import shown_documents
+from coseek.agents.episode import shown_documents
 from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
 from coseek.agents.tool import DocumentPage

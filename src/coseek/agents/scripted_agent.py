@@ -1,17 +1,28 @@
 """Scripted agent: an agent without a model. It receives the searches and calls so far and returns the next move.
 
 Demonstrators and rule-based agents are scripted agents. The protocol writes the move as text and the tokenizer encodes
-it, so a scripted agent's trajectory is an ordinary trajectory.
+it, so a scripted agent's trajectory is an ordinary trajectory. The grammar's order decides which tags a move takes: a
+thought goes into the thinking tags between the run's state and the search, call or answer. Where there are several
+(QAgent's reflection and plan) its last sentence goes into the last one.
 """
 
+import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol as Interface
+from typing import cast, runtime_checkable
 
+from coseek.agents.actions import NOT_FOUND, QueryFormat, says_one_of
+from coseek.agents.episode import latest_block, shown_documents
+from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
+from coseek.agents.protocol import Protocol
+from coseek.agents.tools.search import SearchSettings
 from coseek.core.files import JsonObject
-from coseek.data.trajectory import Search
-from coseek.models.model import EpisodeState
+from coseek.data.trajectory import Author, Search
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.written import closing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class Move:
             raise ValueError("a move either searches, calls a tool or answers")
 
 
-class ScriptedAgent(Protocol):
+class ScriptedAgent(Interface):
     """Returns moves, one per turn."""
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
@@ -42,7 +53,7 @@ class ScriptedAgent(Protocol):
 
 
 @runtime_checkable
-class Ranks(Protocol):
+class Ranks(Interface):
     """A scripted agent that ranks its evidence."""
 
     def evidence(self, question: str, searches: Sequence[Search]) -> Sequence[str]:
@@ -51,9 +62,186 @@ class Ranks(Protocol):
 
 
 @runtime_checkable
-class CanConclude(Protocol):
+class CanConclude(Interface):
     """A scripted agent that can answer at any time, as protocols without searches need."""
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Return a move with an answer."""
         ...
+
+
+_END = 64
+"""Tokens before a turn in which its prompt may open reasoning: each is a byte of the mark at least."""
+
+
+class ScriptedAgentModel:
+    """Implements `Model`. The tokenizer is that of the policy which learns from the demonstrations, if there is one."""
+
+    def __init__(self, agent: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
+        self.agent, self.protocol, self.tokenizer = agent, protocol, tokenizer
+        self._waiting: list[Request] = []
+
+    def start(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    extend = start
+
+    def step(self) -> list[Turn]:
+        turns = [self._write(request) for request in self._waiting]
+        self._waiting = []
+        return turns
+
+    def _write(self, request: Request) -> Turn:
+        ids = self._ids(request)
+        whole = len(ids) <= request.max_tokens
+        ids = ids[: request.max_tokens]
+        return Turn(request.key, ids, (0.0,) * len(ids), TurnEnd.STOP if whole else TurnEnd.LENGTH)
+
+    def _ids(self, request: Request) -> tuple[int, ...]:
+        so_far = request.state
+        if so_far.side_searches:
+            return note_ids(self.protocol, so_far.side_searches, self.tokenizer)
+        called = f"/{len(so_far.calls)}" if so_far.calls else ""
+        rng = random.Random(f"{request.seed}/{len(so_far.searches)}{called}")
+        opened = self.protocol.grammar.opened_mark(self.tokenizer.decode(request.ids[-_END:]))
+        return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far, opened)
+
+    def _move(self, request: Request, rng: random.Random) -> Move:
+        may_search = any(tag.action in (Action.SEARCH, Action.TOOL) for tag in self.protocol.grammar.tags)
+        if not may_search and isinstance(self.agent, CanConclude):
+            return self.agent.conclude(request.state, rng)
+        return self.agent.write(request.state, rng)
+
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
+        """Implement `Ranking`: the agent's own order, or `None`."""
+        if not isinstance(self.agent, Ranks):
+            return None
+        return self.agent.evidence(so_far.question.question, so_far.searches)
+
+    def close(self, key: int) -> None:
+        self._waiting = [request for request in self._waiting if request.key != key]
+
+
+_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
+"""Matches between two sentences."""
+
+
+def move_ids(
+    protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState, opened: str = ""
+) -> tuple[int, ...]:
+    """Token ids of a scripted agent's move in this protocol. Its words are data: they may quote passages. `opened` is
+    the mark with which the prompt opens reasoning: it is not written again, and closed where the move has no tag for
+    it."""
+    grammar = protocol.grammar
+    if move.answer is not None and not _ends(grammar):  # the protocol only searches, so search the answer
+        move = replace(move, queries=(move.answer,), answer=None)
+    state = grammar.observation if so_far.searches or so_far.calls else START
+    path = _path(grammar, state, move)
+    thinking = [tag for tag in path if tag.action is Action.NONE]
+    thoughts = iter(_shares(move.thought, len(thinking)))
+    ids: list[int] = []
+    if grammar.free_text and not thinking:
+        ids += tokenizer.encode_data(grammar.escape(move.thought))
+    if opened and path and path[0].opening != opened and not grammar.free_text:
+        ids += tokenizer.encode(closing_of(opened))
+    for place, tag in enumerate(path):
+        ids += [] if place == 0 and tag.opening == opened else tokenizer.encode(tag.opening)
+        if tag.action is Action.NONE:
+            ids += tokenizer.encode_data(grammar.escape(next(thoughts)))
+        else:
+            ids += _inside(protocol, tag, move, so_far.searches, tokenizer)
+        ids += tokenizer.encode(tag.closing)
+    return (*ids, tokenizer.eos_id) if grammar.native_calls else tuple(ids)
+
+
+def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Token ids of a scripted agent's notes on searches: the best document of each."""
+    best = (hit.passage for search in searches for hit in search.hits[:1])
+    notes = " ".join(f"{passage.title} : {passage.text}" for passage in best)
+    return tuple(tokenizer.encode_data(protocol.grammar.escape(notes)))
+
+
+def _ends(grammar: Grammar) -> bool:
+    return any(tag.action in (Action.ANSWER, Action.COMPLETE) for tag in grammar.tags)
+
+
+def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
+    """The agent's tags from a state to the search, call, answer or end; one thinking tag and the target if the order
+    allows no path."""
+    searching = (Action.SEARCH, Action.TOOL) if move.call is None else (Action.TOOL,)
+    asking = searching if move.answer is None else (Action.ANSWER,)
+    wanted = next((tag for tag in grammar.tags if tag.action in asking), None)
+    paths = list(_paths(grammar, state, wanted.name if wanted else END, flag=move.answer is not None, been=()))
+    if not paths:  # such as an answer where a search must come first; it will not be valid
+        thinking = [tag for tag in grammar.tags if tag.author is Author.AGENT and tag.action is Action.NONE]
+        return [*thinking[:1], *([wanted] if wanted else [])]
+
+    def selects(path: list[Tag]) -> bool:
+        return any(tag.action is Action.SELECT for tag in path)
+
+    # Native calls may go without a thought, and where there is one, it has a tag.
+    longest = grammar.native_calls and bool(move.thought)
+    size = -1 if longest else 1
+    return min(paths, key=lambda path: (selects(path) == (move.selected is None), size * len(path)))
+
+
+def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Tag, ...]) -> Iterator[list[Tag]]:
+    """All paths to a tag or to the end through tags of the agent without a call or answer, each used at most once."""
+    if wanted in grammar.order.get(state, ()):
+        yield [*been, *([grammar.by_name[wanted]] if wanted != END else [])]
+    for tag in grammar.tags:
+        asks = tag.action in (Action.SEARCH, Action.TOOL, Action.ANSWER)
+        if tag.author is Author.AGENT and not asks and tag.name in grammar.order.get(state, ()) and tag not in been:
+            says = (TRUE if flag else FALSE) if tag.action is Action.COMPLETE else ""
+            yield from _paths(grammar, tag.name + says, wanted, flag, (*been, tag))
+
+
+def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
+    """Token ids of the text inside a tag with an action."""
+    grammar = protocol.grammar
+    if tag.action is Action.SELECT:
+        numbers = enumerate(shown_documents(latest_block(searches)), start=1)
+        return tokenizer.encode(
+            str([number for number, (_, hit) in numbers if hit.passage.id in (move.selected or ())])
+        )
+    if tag.action is Action.COMPLETE:
+        return tokenizer.encode(str(move.answer is not None))
+    if tag.action is Action.ANSWER:
+        answer = move.answer or ""
+        if tag.declines and says_one_of(answer, (NOT_FOUND,)):
+            answer = f" {tag.declines[0]}"
+        return tokenizer.encode_data(grammar.escape(answer))
+    if move.call is not None:
+        name, arguments = move.call
+        return tokenizer.encode_data(grammar.escape(_json({"name": name, "arguments": arguments})))
+    queries = [grammar.escape(query) for query in move.queries]
+    if tag.action is Action.TOOL or tag.query_format is QueryFormat.JSON:
+        # A word after a quotation mark has other tokens than after a blank, and a policy that copies token by token
+        # could not copy it. So a template that puts blanks in front of words has them here, too.
+        queries = [query if protocol.template.file.space_before else query.strip() for query in queries]
+    if tag.action is Action.TOOL:
+        argument = cast(SearchSettings, grammar.search.settings).query
+        call = {"name": grammar.search.name, "arguments": {argument: _one_or_all(queries)}}
+        return tokenizer.encode_data(_json(call))
+    if tag.query_format is QueryFormat.JSON:
+        return tokenizer.encode_data(_json({tag.item: _one_or_all(queries)}))
+    if tag.query_format is QueryFormat.ITEMS:
+        opening, closing = (tokenizer.encode(mark) for mark in tag.inner_marks)
+        return [token for query in queries for token in (*opening, *tokenizer.encode_data(query), *closing)]
+    return tokenizer.encode_data(" ".join(queries))
+
+
+def _one_or_all(queries: Sequence[str]) -> str | list[str]:
+    return queries[0] if len(queries) == 1 else list(queries)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shares(thought: str, count: int) -> list[str]:
+    """Split a thought over `count` tags: the last sentence for the last tag, the rest for each of the others."""
+    if count < 2:
+        return [thought][:count]
+    sentences = [sentence for sentence in _SENTENCES.split(thought) if sentence.strip()] or [thought]
+    return ["".join(sentences[:-1]) or thought] * (count - 1) + [sentences[-1]]

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from coseek.agents.episode import make_past_turn
 from coseek.agents.grammar import Action, Grammar, Span
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.core.record import Record
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Search, Segment, Trajectory
+from coseek.data.trajectory import Author, Segment, Trajectory
 from coseek.models.written import MARK
 from coseek.retrieval.query import PastTurn, Query
 
@@ -78,11 +79,6 @@ def make_query(
     """
     reasoning = "" if written is None else reasoning_of(grammar, grammar.read(written))
     return Query(text, question.question, reasoning, tuple(history))
-
-
-def make_past_turn(query: Query, search: Search, same_turn: bool) -> PastTurn:
-    """Build the history entry of a finished search, for the queries of later turns."""
-    return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits), same_turn)
 
 
 def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:

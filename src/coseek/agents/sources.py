@@ -1,19 +1,23 @@
-"""Sources: the passages that an answer rests on, the sentences in them, and what to show without such passages.
+"""Sources: what a finished run shows. The passages that its answer rests on and that it serves to a generator, and the
+reply that a person or a chat client reads.
 
 An agent of the protocol `cited` names the passages of its answer by number. Any other answer rests on the passages that
-hold it word for word.
+hold it word for word. A run's own answer, its tokens and its grades are never changed.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.document_block import numbered_documents
-from coseek.agents.served_context import served_context
+from coseek.agents.episode import numbered_documents
+from coseek.core.counted import counted
 from coseek.core.plain_text import sentence_spans
+from coseek.core.repetition import has_loop
+from coseek.core.spelling import as_written
+from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.retrieval.lexical.analyzer import has_words
 
 CITED = "cited"
@@ -106,3 +110,60 @@ def first_with(passage: Passage, wanted: Sequence[str]) -> str:
                 if has_words(passage.text[start:end], text):
                     return passage.text[start:end].strip()
     return ""
+
+
+def served_context(trajectory: Trajectory) -> list[Passage]:
+    """Return the union of the passages that the agent selected, in the order served (s3, appendix A.5).
+
+    A search without a selection contributes all its passages, one with an empty selection none. Passages with equal
+    title and text are one. A trajectory without any selection serves its `selected_ids` if it has some (rule-based
+    agents rank afterwards), else its evidence, best first.
+    """
+    unique: dict[tuple[str, str], Passage] = {}
+    for passage in _chosen(trajectory):
+        unique.setdefault((passage.title, passage.text), passage)
+    return list(unique.values())
+
+
+def _chosen(trajectory: Trajectory) -> Iterator[Passage]:
+    if all(search.selected is None for search in trajectory.searches):
+        found = met_passages((), trajectory.visits)
+        found |= {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
+        best = trajectory.selected_ids or evidence_of(trajectory)
+        yield from (found[ident] for ident in best if ident in found)
+        return
+    for search in trajectory.searches:
+        for hit in search.hits:
+            if search.selected is None or hit.passage.id in search.selected:
+                yield hit.passage
+
+
+OUTSIDE = (
+    "I have no answer: I began to repeat myself. The question may lie outside what I was trained on; ask it in other "
+    "words, or ask another one."
+)
+"""The reply of a run that goes round in circles."""
+_WITHOUT_ANSWER = {
+    StopReason.TOKEN_LIMIT: "I have no answer: I wrote as much as I may and had not come to one.",
+    StopReason.TURN_LIMIT: "I have no answer: I searched as often as I may and did not come to one.",
+    StopReason.INVALID: "I have no answer: what I wrote last was neither a search nor an answer.",
+    StopReason.RETRIEVER_ERROR: "I have no answer: the search failed.",
+    StopReason.MODEL_ERROR: "I have no answer: the language model failed.",
+    StopReason.TOOL_ERROR: "I have no answer: a tool failed.",
+}
+
+
+def reply_in_words(run: Trajectory) -> str:
+    """The answer as people write it, or a sentence for a run without one. Never empty."""
+    if has_loop(last_turn(run) if run.answer is None else run.answer):
+        return OUTSIDE
+    if run.stop is StopReason.COMPLETE:
+        count = len(served_context(run))
+        are = "is" if count == 1 else "are"
+        return f"I only search and do not answer; {counted(count, 'passage')} {are} ready for a generator."
+    return as_written(reply_of(run)) or _WITHOUT_ANSWER.get(run.stop, "I have no answer.")
+
+
+def last_turn(run: Trajectory) -> str:
+    """What the agent wrote last; "" before its first turn."""
+    return next((part.text for part in reversed(run.segments) if part.author is Author.AGENT), "")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput, ReadingInput

@@ -7,7 +7,7 @@ called only for what a reward cannot decide without it. A fault leaves its run w
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.core.errors import SettingError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Trajectory

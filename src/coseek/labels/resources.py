@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
-from coseek.agents.rollout import Agent
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.concurrency import Concurrent, WorkAhead, concurrency_of
 from coseek.core.errors import SettingError

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from coseek.agents.agent_card import CARD, AgentCard
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field, field_validator, model_validator
 
+from coseek.agents.drivers import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Limits
 from coseek.agents.scripted.expert import ExpertSettings
 from coseek.core.address import is_url
 from coseek.core.errors import SettingError, nearest

@@ -6,9 +6,9 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from coseek.agents.drivers import Limits
 from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Limits
 from coseek.agents.run_questions import rows_of, run_questions
 from coseek.core.cluster import Cluster, shares_of
 from coseek.core.errors import DataError, ErrorList, SettingError

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
 from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted.gold import GoldAnswerAgent
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_agent import ScriptedAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
 from coseek.agents.sources import holds
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import cast
 
 from coseek.agents import factory, protocol, tool
-from coseek.agents.rollout import Agent, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.search_turns import search_turns
 from coseek.core.errors import SettingError
 from coseek.core.extras import missing_extras

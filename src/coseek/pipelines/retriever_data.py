@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import DataError
 from coseek.core.files import write_yaml
 from coseek.core.progress import Progress

@@ -15,9 +15,8 @@ from coseek.agents.factory import AgentSettings, check_folder, content_of, is_sc
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import TakenAs
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.run_questions import rows_of
+from coseek.agents.run_questions import mended, rows_of
 from coseek.agents.search_turns import replay_queries, turn_number
-from coseek.agents.unwritable import mended
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER

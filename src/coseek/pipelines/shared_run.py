@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
-from coseek.agents.rollout import Agent
 from coseek.agents.run_questions import rows_of, run_questions
 from coseek.core.files import JsonObject
 from coseek.data.question import Question

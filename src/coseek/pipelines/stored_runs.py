@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from coseek.agents.drivers import Limits
+from coseek.agents.environment import NativeTurns
 from coseek.agents.episode import Episode
 from coseek.agents.grammar import Grammar
-from coseek.agents.native_turns import NativeTurns
 from coseek.agents.protocol import Protocol
-from coseek.agents.rollout import Limits
 from coseek.core.errors import DataError
 from coseek.core.role_marks import ROLE_MARK
 from coseek.data.run import Run

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.agents.agent_card import CARD
-from coseek.agents.rollout import Agent, Limits
+from coseek.agents.drivers import Agent, Limits
 from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.measure.score import answers_itself
 from coseek.models.pretrained import load_model

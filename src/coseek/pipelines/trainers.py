@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, TypeAlias
 
 from coseek.agents import factory
-from coseek.agents.function_tool import ToolLike, tool_name
+from coseek.agents.tool import ToolLike, tool_name
 from coseek.core.errors import SettingError, closest
 from coseek.core.extras import missing_extras
 from coseek.core.files import Json, JsonObject, as_path, atomic_folder

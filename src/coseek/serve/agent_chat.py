@@ -15,9 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from coseek.agents.replies import reply_in_words
-from coseek.agents.served_context import served_context
-from coseek.agents.sources import MOST, cited_answer, sources_of, used_sentences
+from coseek.agents.sources import MOST, cited_answer, reply_in_words, served_context, sources_of, used_sentences
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.repetition import without_repetition

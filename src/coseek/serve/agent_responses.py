@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from coseek.agents.replies import reply_in_words
+from coseek.agents.sources import reply_in_words
 from coseek.core.files import Json, JsonObject
 from coseek.core.repetition import without_repetition
 from coseek.data.trajectory import Author, Search, Trajectory

@@ -10,12 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 from coseek import __version__
-from coseek.agents.async_driver import AsyncDriver, Sampled, Sampling
+from coseek.agents.drivers import Agent, AsyncDriver, Sampled, Sampling
 from coseek.agents.factory import AgentSettings, open_agent
 from coseek.agents.grammar import Action
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
-from coseek.agents.rollout import Agent
 from coseek.core.errors import CoseekError, RetrieverError
 from coseek.core.files import Json, JsonObject, parse_rows
 from coseek.core.repetition import RepetitionFilter

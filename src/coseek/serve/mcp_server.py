@@ -19,9 +19,8 @@ from mcp.types import ToolAnnotations
 from starlette.requests import Request
 
 from coseek import __version__
-from coseek.agents.replies import reply_in_words
-from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.sources import sources_of
+from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.sources import reply_in_words, sources_of
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings

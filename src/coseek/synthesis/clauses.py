@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
-from coseek.agents.subject import STOP_WORDS
+from coseek.agents.scripted.rules import STOP_WORDS
 from coseek.data.passage import Passage
 from coseek.synthesis.names import ENDS, Name, NameFinder, Token, key_of, sentences
 from coseek.synthesis.sentence_order import ARTICLES, COPULAS, PRONOUNS, SILENT, name_end, usual_order

@@ -17,7 +17,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.agents.subject import with_subject
+from coseek.agents.scripted.rules import with_subject
 from coseek.data.documents.worker import TITLE_STEP
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.lexical.analyzer import words

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coseek.agents.subject import STOP_WORDS
+from coseek.agents.scripted.rules import STOP_WORDS
 from coseek.retrieval.lexical.analyzer import words
 
 Kind = Literal["name", "year", "month", "date"]

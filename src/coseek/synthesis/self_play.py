@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.run_questions import row_seed
 from coseek.data.answers import exact_match
 from coseek.data.question import Question

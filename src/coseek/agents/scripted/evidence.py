@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.document_block import latest_block, shown_documents
+from coseek.agents.episode import latest_block, shown_documents
 from coseek.agents.scripted_agent import Move
 from coseek.agents.sources import first_with, holds
 from coseek.core.plain_text import sentence_spans

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.document_block import shown_documents
+from coseek.agents.episode import shown_documents
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.question import Question

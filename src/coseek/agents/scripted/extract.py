@@ -21,9 +21,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted.rules import STOP_WORDS, RuleAgent
 from coseek.agents.scripted_agent import Move
-from coseek.agents.subject import STOP_WORDS
 from coseek.core.plain_text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.models.model import EpisodeState

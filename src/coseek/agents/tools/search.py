@@ -8,11 +8,12 @@ from pydantic import Field
 
 from coseek.agents.actions import texts_of
 from coseek.agents.tool import ParsedCall, ToolContext, ToolRequest, ToolSettings, TurnSearches
-from coseek.agents.unwritable import checked_search
 from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
+from coseek.data.passage import Hit
 from coseek.data.trajectory import Search
 from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import fault_of_hits
 
 
 class SearchSettings(ToolSettings):
@@ -87,3 +88,9 @@ def _search(queries: Sequence[Query], k: int, context: ToolContext) -> list[Sear
         if len(queries) == 1:
             return [Search(queries[0].text, fault=str(error))]
         return [search for query in queries for search in _search([query], k, context)]
+
+
+def checked_search(query: str, hits: Sequence[Hit]) -> Search:
+    """Build a search from its hits; a retriever fault when they cannot be written to a file."""
+    fault = fault_of_hits(hits)
+    return Search(query, fault=fault) if fault else Search(query, tuple(hits))

@@ -7,10 +7,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settled_for
-from coseek.agents.replies import reply_in_words
-from coseek.agents.rollout import Agent, rollout
-from coseek.agents.sources import cited_answer, holds, sources_of
+from coseek.agents.sources import cited_answer, holds, reply_in_words, sources_of
 from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.server_options import at_server, takes_servers

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 import coseek
+from coseek.agents.drivers import rollout
 from coseek.agents.factory import limits_of, open_agent, settings_for
-from coseek.agents.rollout import rollout
 from coseek.agents.search_turns import reasoning_of
 from coseek.agents.sources import holds
 from coseek.cli.terminal import new_app, shell_word, stdout_console

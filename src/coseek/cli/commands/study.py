@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import served_context
 from coseek.cli.commands.score import show_tables, split_names
 from coseek.cli.grader_options import (
     BudgetTokens,

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from coseek.agents.rollout import Agent
+from coseek.agents.drivers import Agent
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.identities import Identities

@@ -9,10 +9,10 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.agents.async_driver import AsyncDriver, Generate
+from coseek.agents.drivers import AsyncDriver, Generate
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.unwritable import storable
+from coseek.agents.run_questions import storable
 from coseek.core.files import JsonObject, json_line
 from coseek.core.settings import Settings, dump_settings, load_settings
 from coseek.data.question import Question

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from coseek.agents.unwritable import storable
+from coseek.agents.run_questions import storable
 from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line
 from coseek.core.parts import sweep

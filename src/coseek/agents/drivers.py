@@ -1,0 +1,464 @@
+"""Drivers: play episodes. `rollout` runs an agent over many questions in batches; `AsyncDriver` plays single episodes
+over a coroutine that samples, so that an engine of any kind can host them.
+
+The environment decides what each episode does next, so that both write the same ledger of the same samples.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from types import TracebackType
+from typing import Generic, TypeAlias, TypeVar
+from typing import Protocol as Interface
+
+from coseek.agents.environment import End, Environment, Next, PendingCall
+from coseek.agents.episode import Episode
+from coseek.agents.limits import Limits as Limits
+from coseek.agents.protocol import Protocol
+from coseek.agents.tool import Result, Tool
+from coseek.core.errors import ModelError, RunError, SettingError
+from coseek.core.strict_json import replace_surrogates
+from coseek.data.identities import Identities
+from coseek.data.question import Question
+from coseek.data.trajectory import Trajectory
+from coseek.models.model import ForkableModel, Model, Request, ServedModel, Tokenizer, Turn, TurnEnd
+from coseek.retrieval.retriever import Retriever
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+MOST_THREADS = 256
+
+
+class ToolThreads(Generic[A, R]):
+    """Runs calls (A) in threads; each batch has one result (R).
+
+    A tool that takes several calls at once gets each call in a thread of its own. Another tool gets one batch at a
+    time: the calls that came meanwhile are its next batch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Tool, Sequence[A]], R],
+        at_once: Callable[[Tool], int],
+        on_result: Callable[[], None],
+    ) -> None:
+        """`at_once` says how many calls a tool takes at once. `on_result` is called from a thread at every result."""
+        self._run, self._at_once, self._on_result = run, at_once, on_result
+        self._pool = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="coseek-tools")
+        self._waiting: dict[Tool, list[A]] = {}
+        self._begun: dict[Future[R], tuple[Tool, Sequence[A]]] = {}
+        self._running: Counter[Tool] = Counter()
+        """Batches by tool."""
+
+    @property
+    def open_calls(self) -> int:
+        """Calls without a result that was taken."""
+        return sum(map(len, self._waiting.values())) + sum(len(calls) for _, calls in self._begun.values())
+
+    def submit(self, tool: Tool, calls: Sequence[A]) -> None:
+        """Run calls of one tool."""
+        self._waiting.setdefault(tool, []).extend(calls)
+        self._begin(tool)
+
+    def withdraw(self, tool: Tool, call: A) -> None:
+        """Drop a call that has not begun; of another one the result can still be taken."""
+        if call in (waiting := self._waiting.get(tool, [])):
+            waiting.remove(call)
+
+    def take(self, block: bool) -> list[tuple[Sequence[A], R]]:
+        """The finished batches with their results; with `block` at least one, if any is open."""
+        if block and self._begun:
+            wait(self._begun, return_when=FIRST_COMPLETED)
+        taken: list[tuple[Sequence[A], R]] = []
+        for future in [future for future in self._begun if future.done()]:
+            tool, calls = self._begun.pop(future)
+            self._running[tool] -= 1
+            self._begin(tool)
+            taken.append((calls, future.result()))
+        return taken
+
+    def close(self) -> None:
+        """Wait for the calls under way; the others are dropped."""
+        for waiting in self._waiting.values():
+            waiting.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _begin(self, tool: Tool) -> None:
+        waiting, most = self._waiting[tool], self._at_once(tool)
+        while waiting and self._running[tool] < most:
+            calls = waiting[:1] if most > 1 else waiting[:]
+            del waiting[: len(calls)]
+            self._running[tool] += 1
+            future = self._pool.submit(self._run, tool, calls)
+            self._begun[future] = (tool, calls)
+            future.add_done_callback(lambda _: self._on_result())
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A model with the protocol that it follows."""
+
+    protocol: Protocol
+    model: Model
+    identities: Identities = field(default_factory=dict)
+    """What the model's turns depend on besides its input, as far as known: digests of its weights (`agent`) and
+    tokenizer, and the sampling settings. A run folder records them."""
+    limits: Limits | None = None
+    """The budgets that it was trained within, where they are known."""
+
+    def __repr__(self) -> str:
+        return f"Agent(protocol={self.protocol.name!r}, model={type(self.model).__name__})"
+
+
+def rollout(
+    agent: Agent,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    seeds: Sequence[int],
+    limits: Limits,
+    *,
+    concurrency: int = 256,
+    overlap: bool = False,
+    on_done: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """Run the agent once per question; the trajectories come back in the order of `questions`.
+
+    `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends; without `keep` it alone
+    gets them, none stays in memory and the list is empty. A fault of the retriever,
+    the model or a tool ends only its own run, with the reason recorded. At most `concurrency` contexts are open in the
+    model at once, and never more than it has rows.
+
+    With `overlap` a thread runs the tool calls of one model step while the model takes the next step. Their results
+    are shown after that step, never earlier, so batches do not depend on timing. It pays for slow searches that use no
+    CPU (a server, the web); a retriever that shares weights with the model cannot overlap. With a model behind a server
+    calls always overlap, and every result is shown as soon as it is there.
+    """
+    if len(seeds) != len(questions):
+        raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
+    contexts = contexts_of(agent)
+    if isinstance(agent.model, ForkableModel):  # a waiting row could keep an open one from its second context
+        concurrency = min(concurrency, agent.model.max_rows)
+    concurrency = max(1, concurrency // contexts)
+    with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
+        return Driver(agent, retriever, limits, on_done, thread, keep).run(questions, seeds, concurrency)
+
+
+def contexts_of(agent: Agent) -> int:
+    """Contexts that one episode may need at once. Raises `SettingError` for a model that has fewer rows."""
+    contexts = 2 if agent.protocol.reason_in_documents else 1
+    if isinstance(agent.model, ForkableModel) and agent.model.max_rows < contexts:
+        raise SettingError(
+            f"the protocol {agent.protocol.name} writes notes in a second context, and the model has "
+            f"{agent.model.max_rows} row; raise max_rows (in a recipe: concurrency) and cache_gib until two rows fit"
+        )
+    return contexts
+
+
+TimedResults: TypeAlias = list[tuple[Result, float]]
+"""The results of a batch of calls, each with its seconds."""
+
+
+class Driver:
+    """Advances all open episodes turn by turn until they end."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        retriever: Retriever,
+        limits: Limits,
+        on_done: Callable[[Trajectory], None] | None,
+        thread: ThreadPoolExecutor | None,
+        keep: bool = True,
+    ) -> None:
+        self.environment = Environment(agent.protocol, agent.model.tokenizer, retriever, limits)
+        self.protocol, self.model, self.limits = agent.protocol, agent.model, limits
+        self.on_done, self.keep = on_done, keep
+        self.thread = thread
+        self.running: list[tuple[Sequence[PendingCall], Future[TimedResults]]] = []
+        """Batches of calls that the thread is running."""
+        self.served = agent.model if isinstance(agent.model, ServedModel) else None
+        self.calls: ToolThreads[PendingCall, TimedResults] | None = None
+        """Runs calls while a served model writes."""
+        if self.served is not None:
+            self.calls = ToolThreads(
+                lambda _, calls: self.environment.run_tool(calls), self.environment.at_once, self.served.wake
+            )
+        self.rows: dict[int, Episode] = {}
+        self.done: dict[int, Trajectory] = {}
+
+    def run(self, questions: Sequence[Question], seeds: Sequence[int], concurrency: int) -> list[Trajectory]:
+        waiting = list(enumerate(zip(questions, seeds, strict=True)))[::-1]
+
+        def fill() -> bool:
+            self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
+            return bool(waiting)
+
+        for _ in self._drive(fill):
+            pass
+        return [self.done[key] for key in range(len(questions))] if self.keep else []
+
+    def _drive(self, fill: Callable[[], bool]) -> Iterator[None]:
+        """Step until no episode is open and `fill`, which opens episodes while there is room, has none left. Yields
+        after every step."""
+        try:
+            while fill() or self._has_open():
+                if self._has_open():
+                    if self.served is not None and self.calls is not None:
+                        self._served_step(self.served, self.calls)
+                    else:
+                        self._local_step()
+                    yield
+        finally:
+            for row in list(self.rows.values()):  # an interrupted rollout must leave no row open in the model
+                self._close(row)
+            if self.calls is not None:
+                self.calls.close()
+
+    def _local_step(self) -> None:
+        running, self.running = self.running, []
+        turns = self.model.step()
+        if not turns and not running:
+            raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
+        self._advance(turns)
+        for calls, ran in running:
+            self._show_results(calls, ran.result())
+
+    def _served_step(self, served: ServedModel, calls: "ToolThreads[PendingCall, TimedResults]") -> None:
+        """Wait for a turn or for the result of a call, whichever comes first."""
+        all_search = calls.open_calls == len(self.rows)
+        self._advance([] if all_search else served.step())
+        for asked, ran in calls.take(block=all_search):
+            self._show_results(asked, ran)
+
+    def _has_open(self) -> bool:
+        return bool(self.rows)
+
+    def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
+        """Open rows with their prompts, and with a search of the question where the protocol opens with one."""
+        asked: list[PendingCall] = []
+        for key, (question, seed) in started:
+            row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
+            asked += self._continue(row, self.environment.begin(row))
+        self._run_calls(asked)
+
+    def _continue(self, row: Episode, step: Next | PendingCall) -> list[PendingCall]:
+        """Do what an episode needs next. A tool call is returned, so that calls run in batches."""
+        if isinstance(step, PendingCall):
+            return [step]
+        if isinstance(step, End):
+            self._finish(row, step)
+        elif step.key < 0:
+            self.model.start(step)
+        else:
+            self._send(row, step)
+            row.started = True
+        return []
+
+    def _send(self, row: Episode, request: Request) -> None:
+        if row.started:
+            self.model.extend(request)
+        else:
+            self.model.start(request)
+
+    def _advance(self, turns: Sequence[Turn]) -> None:
+        """Process the model's turns, then run the calls of all rows, those of one tool in one batch."""
+        asked: list[PendingCall] = []
+        for turn in turns:
+            row = self.rows[turn.key if turn.key >= 0 else ~turn.key]
+            if turn.key < 0:
+                self.model.close(turn.key)
+            asked += self._continue(row, self.environment.take(row, turn))
+        self._run_calls(asked)
+
+    def _run_calls(self, asked: Sequence[PendingCall]) -> None:
+        """Run calls, those of one tool in one batch, and show the results. The thread runs tools that overlap."""
+        batches: dict[Tool, list[PendingCall]] = {}
+        for one in asked:
+            batches.setdefault(one.tool, []).append(one)
+        for tool, batch in sorted(batches.items(), key=lambda each: each[0].settings.overlaps):
+            if self.calls is not None and tool.settings.overlaps:
+                self.calls.submit(tool, batch)
+            elif self.thread is None or not tool.settings.overlaps:
+                self._show_results(batch, self.environment.run_tool(batch))
+            else:
+                self.running.append((batch, self.thread.submit(self.environment.run_tool, batch)))
+
+    def _show_results(self, calls: Sequence[PendingCall], ran: TimedResults) -> None:
+        """Give each row the result of its call, and run the next call of its turn."""
+        asked: list[PendingCall] = []
+        for call, (result, took_s) in zip(calls, ran, strict=True):
+            asked += self._continue(call.row, self.environment.answer(call, result, took_s))
+        self._run_calls(asked)
+
+    def _close(self, row: Episode) -> None:
+        self.model.close(row.key)
+        if row.noting is not None:
+            self.model.close(row.side_key)
+
+    def _finish(self, row: Episode, end: End) -> None:
+        self._close(row)
+        del self.rows[row.key]
+        trajectory = self.environment.finish(row, end, self.model)
+        if self.keep:
+            self.done[row.key] = trajectory
+        if self.on_done:
+            self.on_done(trajectory)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What an episode sets for one turn; temperature and the like belong to the engine."""
+
+    max_tokens: int
+    stops: tuple[str, ...]
+    """The turn ends with the token that completes one of these strings."""
+    seed: int
+    """The same for all turns of a context: an engine that restarts its random numbers adds the position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What an engine sampled for one turn. The fields are those of `Turn`."""
+
+    ids: Sequence[int]
+    """With the tokens of the stop string, and the end-of-text token if it was sampled."""
+    logprobs: Sequence[float]
+    """Natural log at the sampling temperature, one per id."""
+    stop: TurnEnd
+    version: int | None = None
+    """The version of the weights that sampled the ids; recorded in the ledger."""
+    exact: bool = True
+    cost_usd: float | None = 0.0
+    fault: str = ""
+    """Why the turn ended, for `TurnEnd.FAULT`; what had been sampled stays in the ledger."""
+
+
+class Generate(Interface):
+    """Continues a context. An exception is a fault of its episode, recorded with its message."""
+
+    async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
+        """`ids` is the whole context. All turns of an episode have the same `request.key`, and `request.ids` holds the
+        tokens that are new since its last turn. A negative key is a side context, which has one turn."""
+
+
+class AsyncDriver:
+    """Plays episodes of one protocol over one retriever, each as a coroutine. They share threads for their calls.
+
+    Use it in `async with`: leaving it ends the threads, and cancels the episodes that wait for a call. All episodes run
+    in the event loop that entered it.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        tokenizer: Tokenizer,
+        retriever: Retriever,
+        limits: Limits,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """`timeout_s`: a turn that takes longer is a fault of its episode."""
+        self.environment = Environment(protocol, tokenizer, retriever, limits)
+        self.timeout_s = timeout_s
+        self._stops = protocol.stops_for(tokenizer)
+        self._keys = count()
+        self._results: dict[PendingCall, asyncio.Future[tuple[Result, float]]] = {}
+        """The calls under way, until their episodes are cancelled."""
+
+    async def __aenter__(self) -> "AsyncDriver":
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._hand_out)
+
+        self._threads: ToolThreads[PendingCall, list[tuple[Result, float]] | Exception] = ToolThreads(
+            self._run, self.environment.at_once, wake
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for future in self._results.values():
+            future.cancel()
+        await asyncio.to_thread(self._threads.close)
+
+    async def run_episode(self, question: Question, seed: int, generate: Generate) -> Trajectory:
+        """Play one episode to its end. A fault of `generate`, the retriever or a tool ends it, with the reason
+        recorded. If it is cancelled, its call is dropped and nothing of it stays."""
+        row = Episode(next(self._keys), question, seed, time.perf_counter())
+        step = self.environment.begin(row)
+        while not isinstance(step, End):
+            if isinstance(step, PendingCall):
+                step = self.environment.answer(step, *await self._result(step))
+            else:
+                step = self.environment.take(row, await self._turn(row, step, generate))
+        return self.environment.finish(row, step, generate)
+
+    async def _turn(self, row: Episode, request: Request, generate: Generate) -> Turn:
+        ids = request.ids if request.key < 0 else row.ids
+        sampling = Sampling(request.max_tokens, self._stops, request.seed)
+        try:
+            async with asyncio.timeout(self.timeout_s) as limit:
+                sampled = await generate(ids, sampling=sampling, request=request)
+            return _turn_of(request, sampled)
+        except ModelError as error:
+            fault = str(error)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            fault = "the engine cancelled the turn"
+        except Exception as error:  # noqa: BLE001 (an engine may raise anything)
+            late = isinstance(error, TimeoutError) and limit.expired()
+            fault = f"no turn within {self.timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+        return Turn(request.key, (), (), TurnEnd.FAULT, replace_surrogates(fault))
+
+    async def _result(self, call: PendingCall) -> tuple[Result, float]:
+        if not call.tool.settings.overlaps:
+            return self.environment.run_tool([call])[0]
+        future: asyncio.Future[tuple[Result, float]] = asyncio.get_running_loop().create_future()
+        self._results[call] = future
+        try:
+            self._threads.submit(call.tool, [call])
+            return await future
+        finally:
+            self._threads.withdraw(call.tool, call)
+            del self._results[call]
+
+    def _run(self, _: Tool, calls: Sequence[PendingCall]) -> list[tuple[Result, float]] | Exception:
+        """Run calls in a thread. An exception of a built-in tool is a bug, and is raised in each of the episodes."""
+        try:
+            return self.environment.run_tool(calls)
+        except Exception as error:  # noqa: BLE001 (raised again in the episodes)
+            return error
+
+    def _hand_out(self) -> None:
+        """Give each episode the result of its call; one that was cancelled is no longer there."""
+        for calls, ran in self._threads.take(block=False):
+            for place, call in enumerate(calls):
+                future = self._results.get(call)
+                if future is None or future.done():
+                    continue
+                if isinstance(ran, Exception):
+                    future.set_exception(ran)
+                else:
+                    future.set_result(ran[place])
+
+
+def _turn_of(request: Request, sampled: Sampled) -> Turn:
+    """Check what an engine sampled. Raises `ModelError` for a turn that no model could have written."""
+    ids, logprobs = tuple(map(int, sampled.ids)), tuple(map(float, sampled.logprobs))
+    if len(ids) != len(logprobs):
+        raise ModelError(f"the engine returned {len(ids)} token ids and {len(logprobs)} log-probabilities")
+    if len(ids) > request.max_tokens:
+        raise ModelError(f"the engine wrote {len(ids)} tokens, but at most {request.max_tokens} were requested")
+    version = None if sampled.version is None else int(sampled.version)
+    end = TurnEnd(sampled.stop)
+    return Turn(request.key, ids, logprobs, end, sampled.fault, sampled.exact, sampled.cost_usd, version)
