@@ -37,8 +37,8 @@ from coseek.labels.makers.dr_synth import DrSynth
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.measure.score import ScoredRun, score_run
+from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
-from coseek.models.shipped import model_path
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe

@@ -46,8 +46,7 @@ from coseek.models import sampler as sampler_module
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.pretrained import load_model, save_model
-from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.token_sampling import drawn_tokens, uniforms
+from coseek.models.sampler import Sampler, SamplerSettings, drawn_tokens, uniforms
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever

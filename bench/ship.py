@@ -31,7 +31,7 @@ from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.identities import KEY
 from coseek.hub.card import FILE as CARD
 from coseek.hub.card import ModelCard
-from coseek.models.shipped import WEIGHTS, Kind, model_path, shipped_models
+from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe

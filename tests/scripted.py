@@ -1,9 +1,12 @@
-"""A language model for tests: it writes what a function says."""
+"""Models for tests: a text model that writes what a function says, and a `Model` that replays given turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from coseek.core.errors import ModelError
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.tokenizer import ByteTokenizer
 
 
 @dataclass
@@ -20,3 +23,56 @@ class Scripted:
             raise ModelError(self.fault)
         self.calls.append(list(prompts))
         return [self.says(prompt) for prompt in prompts]
+
+
+Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[EpisodeState], str]
+"""The turns by question id, or a function of the episode's state."""
+
+
+class ScriptedModel:
+    """Returns the next text of a row's script, with log-probability 0 per token. A missing turn is a fault."""
+
+    def __init__(self, script: Script, tokenizer: Tokenizer | None = None) -> None:
+        self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
+        self._script = script
+        self._turn: dict[int, int] = {}
+        self._waiting: list[Request] = []
+
+    def start(self, request: Request) -> None:
+        if request.key in self._turn:
+            raise ValueError(f"a row with the key {request.key} is open already; close it first")
+        self._turn[request.key] = len(request.written)
+        self._waiting.append(request)
+
+    def extend(self, request: Request) -> None:
+        if request.key not in self._turn:
+            raise ValueError(f"row {request.key} is not open, so it cannot be extended")
+        self._turn[request.key] += 1
+        self._waiting.append(request)
+
+    def step(self) -> list[Turn]:
+        turns = [self._write(request) for request in self._waiting]
+        self._waiting = []
+        return turns
+
+    def close(self, key: int) -> None:
+        self._turn.pop(key, None)
+        self._waiting = [request for request in self._waiting if request.key != key]
+
+    def _write(self, request: Request) -> Turn:
+        number = self._turn[request.key]
+        if callable(self._script):
+            text = self._script(request.state)
+        else:
+            texts = self._script.get(request.state.question.id, ())
+            if number >= len(texts):
+                fault = f"the script for question {request.state.question.id!r} has no turn {number + 1}"
+                return Turn(request.key, (), (), TurnEnd.FAULT, fault)
+            text = texts[number]
+        ids = self.tokenizer.encode(text)
+        written = tuple(ids[: request.max_tokens])
+        if len(written) < len(ids):
+            end = TurnEnd.LENGTH
+        else:
+            end = TurnEnd.EOS if ids and ids[-1] == self.tokenizer.eos_id else TurnEnd.STOP
+        return Turn(request.key, written, (0.0,) * len(written), end)

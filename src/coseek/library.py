@@ -39,7 +39,7 @@ from coseek.labels.labelling import LabelSummary
 from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores
 from coseek.measure.searched import RetrievalMeasure, default_metrics, search_questions
-from coseek.models.local_text import TextModelSettings
+from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, questions_at
 from coseek.pipelines.agent_run import run_agent as _run_agent
 from coseek.pipelines.labelling import label_runs, label_settings

@@ -11,7 +11,7 @@ from tests.agents.playing import Typist
 
 from coseek.models.dialect import turn_seed
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.stop_strings import stopped_after
+from coseek.models.tokenizer import stopped_after
 
 BROKEN = """
     from coseek.core.errors import RetrieverError

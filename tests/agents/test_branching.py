@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, script, typist
+from tests.scripted import ScriptedModel
 from tests.training.tiny import VOCABULARY, tiny_model
 
 from coseek.agents.branching import Branch, branch
@@ -20,7 +21,6 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever

@@ -21,10 +21,9 @@ from coseek.data.trajectory import StopReason, Trajectory
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import GeneratorOutput, GeneratorSettings, ReadingInput
 from coseek.graders.judge import Claim, JudgeSettings
-from coseek.models.local_text import open_text_model
 from coseek.models.model import EpisodeState, Request, TurnEnd
 from coseek.models.remote import RemoteModelSettings, open_remote
-from coseek.models.remote_text import RemoteTextModelSettings, named_server
+from coseek.models.text_model import RemoteTextModelSettings, named_server, open_text_model
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import FixedRetriever
 

@@ -7,8 +7,7 @@ from coseek.agents.protocol import load_protocol
 from coseek.agents.sources import served_context
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason
-from coseek.models.stop_strings import StopStrings, stopped_after
-from coseek.models.tokenizer import ByteTokenizer
+from coseek.models.tokenizer import ByteTokenizer, StopStrings, stopped_after
 
 FOUR = [Passage(f"d{number}", f"T{number}", f"text {number}") for number in range(1, 9)]
 DONE = "<search_complete>True</search_complete>"

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, script, typist
 from tests.examples_drawn import at_most
+from tests.scripted import ScriptedModel
 
 from coseek.agents.branching import Branch, branch
 from coseek.agents.drivers import Agent, rollout
@@ -26,7 +27,6 @@ from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_trajectory
 from coseek.models.model import EpisodeState
-from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward
 

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 import torch
 from tests.agents.playing import QUESTION, Shelf
+from tests.scripted import ScriptedModel
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
@@ -22,8 +23,7 @@ from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model
 from coseek.models.pretrained import load_model, save_model
 from coseek.models.remote import RemoteModelSettings, open_remote
-from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
-from coseek.models.scripted import ScriptedModel
+from coseek.models.text_model import RemoteTextModelSettings, open_remote_text
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from tests.agents.playing import Shelf, typist
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
 from coseek.data.question import Question
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import HfTokenizer
 
 LEARNT = Question("q", " Who heads Ulmstad Seminary ?")

@@ -7,7 +7,7 @@ from coseek.core.errors import DataError, MissingExtra, SettingError, UnknownNam
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import Settings, check_same_settings, dump_settings, load_settings, make_settings
 from coseek.models.remote import RemoteModelSettings
-from coseek.models.remote_text import RemoteTextModelSettings
+from coseek.models.text_model import RemoteTextModelSettings
 from coseek.retrieval.retrievers.web import WebSettings
 
 

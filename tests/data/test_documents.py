@@ -24,7 +24,7 @@ from coseek.data.documents.archive import DocumentSettings
 from coseek.data.documents.reading import DocumentReader
 from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 
 TEXT = """The heron waits in shallow water. It stands for hours without a move, and then it strikes.
 

@@ -15,7 +15,7 @@ from coseek.hardware.device import KERNELS, device_of
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import device_at
 from coseek.models.likelihood import LikelihoodSettings
-from coseek.models.local_text import TextModelSettings
+from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings
 

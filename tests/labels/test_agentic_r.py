@@ -41,8 +41,7 @@ from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
 from coseek.labels.positives import Ties
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.models.local_text import LocalTextModel
-from coseek.models.text_model import TextModel
+from coseek.models.text_model import LocalTextModel, TextModel
 
 FILES = ("labels.jsonl", "dropped.jsonl")
 

@@ -27,8 +27,13 @@ from coseek.labels.makers import llm_embedder, replug, scarlet
 from coseek.labels.makers.scarlet import upper_group
 from coseek.labels.resources import LabelResources
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.likelihood import Continuation, ContinuationLogprob, LikelihoodSettings, open_local_likelihood
-from coseek.models.remote_likelihood import RemoteLikelihood
+from coseek.models.likelihood import (
+    Continuation,
+    ContinuationLogprob,
+    LikelihoodSettings,
+    RemoteLikelihood,
+    open_local_likelihood,
+)
 from coseek.models.tokenizer import PAD
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever

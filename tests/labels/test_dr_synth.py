@@ -36,7 +36,7 @@ from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, label_of, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.models.local_text import TextModelSettings
+from coseek.models.text_model import TextModelSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import PastTurn, Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever

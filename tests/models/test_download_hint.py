@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coseek.core.errors import DataError, UserError
-from coseek.models.download_hint import FAMILIES, fetch_command, way_out
+from coseek.models.model_folder import FAMILIES, fetch_command, way_out
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_paths
 from coseek.pipelines.agent_recipe import load_recipe, paths_of, recipe_names

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import SMALL, TEXTS
+from tests.scripted import ScriptedModel
 
 from coseek.core.errors import DataError, ModelError
 from coseek.hardware import speed
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
-from coseek.models.local_text import (
+from coseek.models.text_model import (
     CUT,
     LocalTextModel,
     TextModelSettings,
+    generate_each,
     open_local_text_model,
     open_text_model,
 )
-from coseek.models.scripted import ScriptedModel
-from coseek.models.text_model import generate_each
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 from coseek.models.written import visible
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.models.networks import NETWORKS, logits_of, network, random_ids, request
 from transformers import PreTrainedModel
 
+from coseek.models.engine import LEAST, PromptPiece, plan_prefix_sharing
 from coseek.models.model import Turn, TurnEnd
-from coseek.models.prefix_sharing import LEAST, PromptPiece, plan_prefix_sharing
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 

@@ -21,8 +21,7 @@ from coseek.data.question import Question
 from coseek.models.dialect import RowSegment, TurnRequest
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, why_inexact
-from coseek.models.stop_strings import stopped_after
-from coseek.models.tokenizer import ByteTokenizer
+from coseek.models.tokenizer import ByteTokenizer, stopped_after
 
 BYTES = ByteTokenizer()
 STOPS = ("</search>", "</answer>")

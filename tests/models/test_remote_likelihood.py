@@ -17,9 +17,10 @@ from coseek.models.likelihood import (
     ContinuationLogprob,
     LikelihoodSettings,
     LocalLikelihood,
+    RemoteLikelihood,
+    open_likelihood,
     open_local_likelihood,
 )
-from coseek.models.remote_likelihood import RemoteLikelihood, open_likelihood
 from coseek.models.tokenizer import HfTokenizer
 
 PLAIN = LikelihoodSettings(precision="float32")

@@ -17,10 +17,8 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpFailure
 from coseek.core.settings import dump_settings
 from coseek.models.dialect import dialect_of
-from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
-from coseek.models.server import refused_field
-from coseek.models.text_model import generate_each
-from coseek.models.usage import Prices
+from coseek.models.server import Prices, refused_field
+from coseek.models.text_model import RemoteTextModelSettings, generate_each, named_server, open_remote_text
 
 KEY = "sk-very-secret-123"
 

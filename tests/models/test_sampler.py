@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import DataError, SettingError
 from coseek.models.model import Turn, TurnEnd
+from coseek.models.model_folder import shape_of_config
 from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype
-from coseek.models.shape import shape_of_config
 from coseek.models.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

@@ -2,9 +2,9 @@
 
 import pytest
 from tests.models.networks import request
+from tests.scripted import ScriptedModel
 
 from coseek.models.model import TurnEnd
-from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import END
 
 

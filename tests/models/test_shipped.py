@@ -9,11 +9,10 @@ from tests.models.networks import SMALL, TEXTS, halve
 from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.hardware.placement import FLOAT32, Placement
-from coseek.models.download_hint import missing
 from coseek.models.laptop import make_policy
+from coseek.models.model_folder import WEIGHTS, Kind, missing, model_path, shipped_models
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
-from coseek.models.shipped import WEIGHTS, Kind, model_path, shipped_models
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.training.encoder.recipe import SyntheticSettings

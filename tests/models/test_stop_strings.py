@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.models.stop_strings import StopStrings
-from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, StopStrings, train_tokenizer
 
 # Without special tokens the closings are written in pieces, and "></" is common enough to become one token.
 TEXTS = ["<search> a</search><search> b</search><answer> c</answer>"] * 20

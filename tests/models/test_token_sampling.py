@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.models.token_sampling import filter_logits, sample_tokens, uniforms
+from coseek.models.sampler import filter_logits, sample_tokens, uniforms
 
 
 def numbers(seeds: list[int], positions: list[int]) -> list[float]:

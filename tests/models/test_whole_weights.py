@@ -20,9 +20,9 @@ from transformers import (
 
 from coseek.core.errors import DataError
 from coseek.hardware.placement import FLOAT32
-from coseek.models.local_text import open_local_text_model
 from coseek.models.model_folder import check_is_model
 from coseek.models.pretrained import check_weights, load_model, save_model
+from coseek.models.text_model import open_local_text_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -15,7 +15,7 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.library import make_world
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.base_recipe import BaseRecipe, CorpusSettings, corpus_recipe
 
 TINY = {

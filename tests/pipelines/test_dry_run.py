@@ -7,7 +7,7 @@ import pytest
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.dry_run import dry_run, rehearse

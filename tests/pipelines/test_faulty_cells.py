@@ -23,7 +23,7 @@ from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
 from coseek.models.model import Tokenizer
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines import agent_results
 from coseek.pipelines.agent import AgentTraining

@@ -77,7 +77,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
 
 
 def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_whole(tmp_path: Path) -> None:
-    from coseek.models.shipped import model_path
+    from coseek.models.model_folder import model_path
     from coseek.models.tokenizer import HfTokenizer
     from coseek.pipelines.generator import GeneratorTraining
 

@@ -8,8 +8,8 @@ from tests.pipelines.test_agent import FEW, TINY
 from coseek.cli.main import main
 from coseek.core.files import read_yaml
 from coseek.hardware.placement import FLOAT32
+from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
-from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe

@@ -20,8 +20,8 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
+from coseek.models.model_folder import model_path
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
@@ -346,7 +346,7 @@ def test_the_shapes_have_as_many_weights_as_were_published() -> None:
 def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from coseek.models.shape import shape_of_config
+    from coseek.models.model_folder import shape_of_config
 
     config = Qwen2Config(
         vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,

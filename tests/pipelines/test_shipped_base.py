@@ -8,7 +8,7 @@ import pytest
 from coseek.core.fingerprint import file_digest
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.base import BaseTraining
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.training.sft.synthetic import WorldSampler

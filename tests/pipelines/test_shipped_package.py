@@ -16,7 +16,7 @@ from tests.retrieval.tiny_encoder import make_encoder
 import coseek
 from coseek.core.fingerprint import fingerprint
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.shipped import WEIGHTS
+from coseek.models.model_folder import WEIGHTS
 
 TINY = LaptopSettings(
     hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=16, vocabulary=300
@@ -28,7 +28,7 @@ from coseek.cli.main import main
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
-from coseek.models.remote_likelihood import open_likelihood
+from coseek.models.likelihood import open_likelihood
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import checked_recipe
 from coseek.pipelines.agent_recipe import paths_of

@@ -16,7 +16,7 @@ from coseek.core.settings import make_settings
 from coseek.data.trajectory import Author, Search
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
-from coseek.models.local_text import open_local_text_model
+from coseek.models.text_model import open_local_text_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.models.written import visible
 from coseek.pipelines.simulator import SimulatorTraining, examples

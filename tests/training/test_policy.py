@@ -26,9 +26,9 @@ from coseek.data.question import Question
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Precision
 from coseek.models.model import EpisodeState, Request
+from coseek.models.model_folder import shape_of_config
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.shape import shape_of_config
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.rl.losses import loss_weights, policy_loss
 from coseek.training.rl.settings import LossAggMode

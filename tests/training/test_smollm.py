@@ -15,7 +15,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings, ReadingInput
-from coseek.models.local_text import TextModelSettings
+from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.dry_run import dry_run
 from coseek.retrieval.retrievers.bm25 import Bm25

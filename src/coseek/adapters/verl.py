@@ -25,7 +25,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author
 from coseek.models.dialect import turn_seed
 from coseek.models.model import Request, Tokenizer, TurnEnd
-from coseek.models.stop_strings import stopped_after
+from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.episodes import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm

@@ -41,11 +41,10 @@ from coseek.data.trajectory import (
     Visit,
     stop_of_decline,
 )
+from coseek.models.chat import Names
 from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.tool_chat import Names
-from coseek.models.written import calls_in, opened_at_end, visible
-from coseek.models.written_calls import RESPONSE, read_turn
+from coseek.models.written import RESPONSE, calls_in, opened_at_end, read_turn, visible
 from coseek.retrieval.retriever import Retriever
 
 

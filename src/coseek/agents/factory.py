@@ -39,16 +39,20 @@ from coseek.hardware.precision import Place, S
 from coseek.hardware.speed import resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import ServerTurn, dialect_of
-from coseek.models.download_hint import fetch_command, missing
 from coseek.models.model import Model, Tokenizer
-from coseek.models.model_folder import check_is_model
+from coseek.models.model_folder import check_is_model, fetch_command, hidden_size, missing, model_path, shipped_models
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
 from coseek.models.server import split_settings
-from coseek.models.shape import hidden_size
-from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
-from coseek.models.written import ToolCallText, calls_in, opens_reasoning, reasoning_in, split_reasoning
-from coseek.models.written_calls import message_of, read_turn
+from coseek.models.written import (
+    ToolCallText,
+    calls_in,
+    message_of,
+    opens_reasoning,
+    read_turn,
+    reasoning_in,
+    split_reasoning,
+)
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.role_marks import ROLE_MARK, harmless
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
-from coseek.models.written import ToolCallText, after_opened, calls_in, opened_at_end, reasoning_in
-from coseek.models.written_calls import read_turn
+from coseek.models.written import ToolCallText, after_opened, calls_in, opened_at_end, read_turn, reasoning_in
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"

@@ -31,6 +31,7 @@ from coseek.models.chat import (
     ChatTemplate,
     Content,
     TextPart,
+    ToolChat,
     begin_ids,
     chat_pieces,
     encode_content,
@@ -38,7 +39,6 @@ from coseek.models.chat import (
 )
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.tool_chat import ToolChat
 
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")

@@ -22,7 +22,7 @@ from coseek.data.identities import digest
 from coseek.data.trajectory import Author
 from coseek.models.chat import ChatTemplate
 from coseek.models.model import Tokenizer
-from coseek.models.written_calls import CALL, RESPONSE
+from coseek.models.written import CALL, RESPONSE
 
 FOLDER = Path(__file__).parent / "protocols"
 COUNTS = ("max_turns", "passages_per_search", "opening_passages")

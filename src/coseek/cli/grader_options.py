@@ -27,8 +27,7 @@ from coseek.hardware.device import AUTO
 from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component_scores import Answers, component_run
 from coseek.measure.score import JUDGED, ScoredRun, Verdicts, check_metrics, score_run
-from coseek.models.local_text import TextModelSettings
-from coseek.models.text_model import CachedTextModel
+from coseek.models.text_model import CachedTextModel, TextModelSettings
 
 AnswerWith: TypeAlias = Annotated[
     str | None,

@@ -10,10 +10,17 @@ from coseek.core.cluster import Cluster, check_same, shares_of
 from coseek.core.errors import SettingError
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
-from coseek.models.local_text import TextModelSettings, open_text_model
-from coseek.models.remote_text import RemoteTextModel
-from coseek.models.shipped import model_path
-from coseek.models.text_model import CachedTextModel, Output, TextModel, generate_each, texts_of
+from coseek.models.model_folder import model_path
+from coseek.models.text_model import (
+    CachedTextModel,
+    Output,
+    RemoteTextModel,
+    TextModel,
+    TextModelSettings,
+    generate_each,
+    open_text_model,
+    texts_of,
+)
 from coseek.models.tokenizer import HfTokenizer
 from coseek.world.oracle import Oracle
 

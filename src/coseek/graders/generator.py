@@ -20,7 +20,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.models.model import Tokenizer
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.models.text_model import OutOfTokens, TextModel, generate_each
 from coseek.models.written import visible_after
 

@@ -21,8 +21,8 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader, OracleGrader
+from coseek.models.model_folder import model_path
 from coseek.models.model_text import read_verdict
-from coseek.models.shipped import model_path
 from coseek.models.text_model import TextModel, generate_each
 from coseek.models.written import repeatable
 

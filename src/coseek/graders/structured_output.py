@@ -7,8 +7,7 @@ from typing import Generic, TypeVar
 from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.generator import fault_of
 from coseek.graders.listed_answer import Unreadable
-from coseek.models.local_text import LocalTextModel
-from coseek.models.text_model import CachedTextModel, TextModel, generate_each
+from coseek.models.text_model import CachedTextModel, LocalTextModel, TextModel, generate_each
 
 T = TypeVar("T")
 

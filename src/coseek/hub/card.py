@@ -19,7 +19,7 @@ from coseek.core.files import Json, JsonObject, atomic_write, read_yaml
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.data.dataset import Dataset
 from coseek.measure.table import Table
-from coseek.models.shipped import PUBLISHED_AS
+from coseek.models.model_folder import PUBLISHED_AS
 
 FILE = "README.md"
 PULLED = ".pulled.yaml"

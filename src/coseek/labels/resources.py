@@ -25,12 +25,9 @@ from coseek.graders.judge import Judge, JudgeSettings
 from coseek.hardware.placement import Placement
 from coseek.labels.candidates import Candidates, find_candidates
 from coseek.labels.score_cache import E, ScoreCache
-from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings
-from coseek.models.local_text import TextModelSettings
+from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings, open_likelihood
 from coseek.models.model import ServedModel
-from coseek.models.remote_likelihood import open_likelihood
-from coseek.models.remote_text import named_server
-from coseek.models.text_model import TextModel
+from coseek.models.text_model import TextModel, TextModelSettings, named_server
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.world.oracle import Oracle

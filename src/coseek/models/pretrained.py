@@ -1,25 +1,199 @@
-"""Pretrained models: loads and saves Hugging Face folders, with user errors as `DataError`."""
+"""Pretrained models: loads and saves Hugging Face folders, with user errors as `DataError`.
+
+A folder that lacks weights of the model that it is loaded as is refused: transformers fills missing weights with random
+numbers and only logs a report. Here every load is recorded, and what was filled in, or left out although the model has
+a place for it, is a `DataError`.
+"""
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as library_logging
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
-from coseek.models.download_hint import missing
-from coseek.models.model_folder import check_is_model, library_reads
-from coseek.models.shape import hidden_size
-from coseek.models.shipped import shipped_models
+from coseek.models.model_folder import check_is_model, hidden_size, library_reads, missing, shipped_models, tensor_types
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.whole_weights import check_language_model, recorded_loads
+
+log = logging.getLogger(__name__)
+
+_LOADING = threading.Lock()
+"""The library makes empty weights by a setting of the whole process, so that two threads would leave some empty."""
+_OPEN = "from_pretrained"
+
+
+class LoadInfo(TypedDict):
+    """What transformers returns for `output_loading_info`, as far as it is read here."""
+
+    missing_keys: set[str]
+    mismatched_keys: set[tuple[str, Sequence[int], Sequence[int]]]
+    """(name, shape in the file, shape in the model)"""
+    unexpected_keys: set[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The report of one call of `from_pretrained`."""
+
+    model: PreTrainedModel
+    missing: tuple[str, ...]
+    """Names of floating-point tensors that the folder lacks; integer buffers (position ids) follow from the
+    configuration. Tied weights are not missing."""
+    mismatched: tuple[str, ...]
+    """Tensors of another shape than the configuration says, as `NAME (shape in the file, shape in the model)`."""
+    unexpected: tuple[str, ...]
+    """Names of tensors in the folder that the model did not take."""
+
+
+@contextmanager
+def recorded_loads() -> Iterator[list[Load]]:
+    """Record what transformers loads inside the block, whichever library asks it to. One thread loads at a time."""
+    loads: list[Load] = []
+    original = PreTrainedModel.__dict__[_OPEN]
+
+    def load(cls: type[PreTrainedModel], /, *args: object, **kwargs: object) -> object:
+        wants_info = kwargs.pop("output_loading_info", False)
+        # Otherwise a shape that differs ends in an error that names neither tensor nor folder.
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = original.__func__(cls, *args, **kwargs)
+        loads.append(_report(model, info))
+        return (model, info) if wants_info else model
+
+    with _LOADING:
+        setattr(PreTrainedModel, _OPEN, classmethod(load))
+        try:
+            yield loads
+        finally:
+            setattr(PreTrainedModel, _OPEN, original)
+
+
+def _report(model: PreTrainedModel, info: LoadInfo) -> Load:
+    state = model.state_dict()
+    place = {name: number for number, name in enumerate(state)}
+    missing = sorted(info["missing_keys"], key=lambda name: (place.get(name, len(place)), name))
+    return Load(
+        model,
+        tuple(name for name in missing if name not in state or state[name].is_floating_point()),
+        tuple(f"{name} ({_shape(stored)}, {_shape(own)})" for name, stored, own in sorted(info["mismatched_keys"])),
+        tuple(sorted(info["unexpected_keys"])),
+    )
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return " × ".join(map(str, sizes))
+
+
+def check_whole(folder: Path, loads: Sequence[Load], spare: Sequence[str] = ()) -> None:
+    """Raise `DataError` for weights that are missing, of another shape, or not taken although the model has their
+    layer. Missing weights in `spare` are accepted."""
+    for load in loads:
+        missing = [name for name in load.missing if name not in spare]
+        if missing:
+            raise DataError(f"{folder} lacks the weights of {listed(missing)}{_other(load)}; fetch or save it again")
+        if load.mismatched:
+            raise DataError(
+                f"{folder} holds weights of another shape than its config.json says: {listed(load.mismatched)}; fetch "
+                "or save it again"
+            )
+        _check_ignored(folder, load)
+        _check_numbers(folder, load)
+
+
+def _check_numbers(folder: Path, load: Load) -> None:
+    """Raise `DataError` for weights that are stored as integers and whose scales the configuration does not name: they
+    would be taken for the numbers themselves."""
+    if getattr(load.model.config, "quantization_config", None) is not None:
+        return
+    state, prefix = load.model.state_dict(), f"{load.model.base_model_prefix}."
+    whole: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, kind in tensor_types(file).items():
+            own = state.get(name, state.get(prefix + name))
+            if own is not None and own.is_floating_point() and kind[0] in "IU":
+                whole.append(name)
+    if whole:
+        raise DataError(
+            f"{folder} holds {listed(whole)} as integers, and its config.json names no quantization; fetch the "
+            "unquantized model, or its config.json again"
+        )
+
+
+def check_language_model(folder: Path, model: PreTrainedModel, loads: Sequence[Load]) -> None:
+    """`check_whole`, and raise `DataError` for an encoder, whose tokens see those after them."""
+    check_whole(folder, loads)
+    config = model.config
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and getattr(config, "is_decoder", True) is False:
+        raise DataError(
+            f"{folder} holds an encoder ({config.model_type}), which cannot write text; name the folder of a causal "
+            "language model"
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of a list, and the number of the others."""
+    shown = ", ".join(names[:2])
+    return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown
+
+
+def _other(load: Load) -> str:
+    """Say which architecture the folder was saved from, if it is another than the one that it is loaded as."""
+    saved = [str(name) for name in getattr(load.model.config, "architectures", None) or ()]
+    own = type(load.model).__name__
+    return f" (it was saved from {saved[0]} and is opened as {own})" if saved and own not in saved else ""
+
+
+def _check_ignored(folder: Path, load: Load) -> None:
+    """Refuse weights that were left out although the model has their layer: adapters, biases or scales that the
+    configuration does not mention. A whole part that is not used here (another head, an image encoder) is accepted.
+    """
+    layers = dict(load.model.named_modules())
+    # A layer of the model, or a tensor below one: `q_proj.bias`, `q_proj.lora_A.weight`.
+    inside = [name for name in load.unexpected if _leaf_above(name, layers)]
+    if adapters := [name for name in load.unexpected if ".lora_" in name or "lora_A" in name]:
+        raise DataError(
+            f"{folder} holds a LoRA adapter beside its weights ({listed(adapters)}), which would be left out; merge "
+            "it: PeftModel.from_pretrained(…).merge_and_unload()"
+        )
+    if inside:
+        raise DataError(
+            f"{folder} holds weights that its config.json leaves out: {listed(inside)}; correct config.json, or fetch "
+            "or save the folder again"
+        )
+    beyond = [name for name in load.unexpected if _list_above(name, layers)]
+    if beyond:
+        log.warning("%s: config.json asks for fewer layers than are stored; left out: %s", folder, listed(beyond))
+
+
+def _leaf_above(name: str, layers: dict[str, nn.Module]) -> bool:
+    """Whether the tensor lies in or below a layer of the model that has weights and no layers inside."""
+    parents = name.split(".")
+    for end in range(len(parents) - 1, 0, -1):
+        layer = layers.get(".".join(parents[:end]))
+        if layer is not None:
+            return not any(layer.children()) and any(True for _ in layer.parameters(recurse=False))
+    return False
+
+
+def _list_above(name: str, layers: dict[str, nn.Module]) -> bool:
+    """Whether the tensor belongs to a list of layers that is longer in the folder than in the model."""
+    parents = name.split(".")
+    return any(
+        parents[end].isdigit() and isinstance(layers.get(".".join(parents[:end])), nn.ModuleList)
+        for end in range(1, len(parents))
+        if ".".join(parents[: end + 1]) not in layers
+    )
+
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -14,8 +14,7 @@ from threading import RLock
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import JsonObject
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
-from coseek.models.row_calls import EndedCall
+from coseek.models.remote import EndedCall, RemoteModel, RemoteModelSettings, open_remote
 
 REST_S = 30.0
 """Seconds for which a server that failed is asked last."""

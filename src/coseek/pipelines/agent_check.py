@@ -15,11 +15,9 @@ from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
 from coseek.labels.label_folder import LabelFolder
-from coseek.models.download_hint import missing
 from coseek.models.laptop import check_shape
-from coseek.models.model_folder import of_another_kind
+from coseek.models.model_folder import missing, model_path, of_another_kind
 from coseek.models.new_tokens import new_tags
-from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import (
     ENCODER,
     AgentRecipe,

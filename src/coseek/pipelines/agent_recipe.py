@@ -25,7 +25,7 @@ from coseek.hardware.precision import Replaces
 from coseek.hub.card import UNKNOWN, License
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.model_folder import model_path, shipped_models
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.pipelines.table_settings import TableSettings
 from coseek.retrieval.vectors.encoder import is_shipped

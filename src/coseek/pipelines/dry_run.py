@@ -23,10 +23,8 @@ from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.model_folder import library_reads
+from coseek.models.model_folder import Shape, library_reads, model_path
 from coseek.models.pretrained import check_weights, save_model
-from coseek.models.shape import Shape
-from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of

@@ -12,9 +12,7 @@ from pathlib import Path
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
-from coseek.models.download_hint import way_out
-from coseek.models.shape import Shape, shape_of_config
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.model_folder import Shape, model_path, shape_of_config, shipped_models, way_out
 from coseek.pipelines.agent_check import way_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.grader_settings import ORACLE

@@ -19,7 +19,7 @@ from coseek.graders.judge import Judge, JudgeSettings, OracleJudge
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
 from coseek.graders.scoring import EpisodeScorer, check_needs
 from coseek.hardware.placement import Placement
-from coseek.models.local_text import TextModelSettings
+from coseek.models.text_model import TextModelSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import RewardFunction

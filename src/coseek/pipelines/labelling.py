@@ -30,7 +30,7 @@ from coseek.labels.labelling import LabelSummary, check_distinct, digests_of, ma
 from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.stored_turns import StoredTurns
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.model_folder import model_path, shipped_models
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import IndexCard

@@ -17,7 +17,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever

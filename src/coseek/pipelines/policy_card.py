@@ -7,7 +7,7 @@ from pathlib import Path
 from coseek.core.fingerprint import file_digest
 from coseek.hub.card import base_model_of, inert, shown_table
 from coseek.measure.table import Table
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.stages import stages_of

@@ -45,13 +45,12 @@ from coseek.hub.card import shown_table
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
 from coseek.measure.verdict import claims_between, verdict
-from coseek.models.download_hint import missing
 from coseek.models.laptop import make_policy
-from coseek.models.local_text import LocalTextModel
+from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.text_model import LocalTextModel
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import ReaderRecipe
 from coseek.pipelines.run_record import TrainingRun, write_tables

@@ -19,7 +19,7 @@ from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.hardware.device import accelerators
 from coseek.measure.table import Table
-from coseek.models.shape import shape_of_config
+from coseek.models.model_folder import shape_of_config
 from coseek.pipelines.dry_run import duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import encoder_memory, shown_gib

@@ -30,7 +30,7 @@ from coseek.data.token_data import TokenData, finite
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.data.trajectory_checks import Finding
 from coseek.models.model import Tokenizer
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.query import Query

@@ -32,8 +32,7 @@ from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
 from coseek.hardware.speed import resolve_here, warning
 from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
-from coseek.models.shape import hidden_size
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import hidden_size, model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.together_recipe import TogetherRecipe

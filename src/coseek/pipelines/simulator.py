@@ -21,7 +21,7 @@ from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.placement import Placement
 from coseek.hub.card import base_model_of
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.demonstrations import prompted
 from coseek.pipelines.run_record import TrainingRun

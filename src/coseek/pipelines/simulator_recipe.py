@@ -7,8 +7,7 @@ from pydantic import Field
 from coseek.core.errors import DataError
 from coseek.hardware.placement import DevicePlacement
 from coseek.hub.card import UNKNOWN, License
-from coseek.models.download_hint import missing
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.rewards.reward import RewardSpec
 from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings

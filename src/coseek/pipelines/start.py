@@ -6,8 +6,8 @@ from pathlib import Path
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
 from coseek.models.laptop import make_policy
+from coseek.models.model_folder import model_path
 from coseek.models.new_tokens import add_tokens, new_tags, spelt_words
-from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.demonstrations import texts_of
 

@@ -10,8 +10,8 @@ from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.measure.score import answers_itself
+from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
-from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.part_identities import policy_identities

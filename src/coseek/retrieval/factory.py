@@ -25,9 +25,8 @@ from coseek.core.own_functions import is_function
 from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
-from coseek.models.local_text import TextModelSettings, open_text_model
-from coseek.models.shipped import shipped_models
-from coseek.models.text_model import TextModel
+from coseek.models.model_folder import shipped_models
+from coseek.models.text_model import TextModel, TextModelSettings, open_text_model
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.resumable_build import INDEX_CARD
 from coseek.retrieval.retriever import Retriever
@@ -57,7 +56,7 @@ class OpenContext:
     corpus: Corpus | None = None
     """The corpus of an index, if it has been read already."""
     model: Callable[[str], TextModel] | None = None
-    """Opens a language model by name; `models.local_text.open_text_model` if not set."""
+    """Opens a language model by name; `models.text_model.open_text_model` if not set."""
     above: tuple[Path, ...] = ()
     """The YAML files that are being opened, outermost first."""
 

@@ -1,7 +1,7 @@
 """Logged calls: the tool calls of one chat message, and what else the message says.
 
 Calls are those that `coseek.models.written` reads, and, where a message has none of them, those that an assistant's
-text holds in a spelling of `coseek.models.written_calls` (Hermes, GLM, Llama 3, Harmony).
+text holds in a spelling that it knows (Hermes, GLM, Llama 3, Harmony).
 """
 
 import json
@@ -9,8 +9,7 @@ import re
 
 from coseek.core.files import Json, JsonObject
 from coseek.models import written
-from coseek.models.written import ToolCallText, split_reasoning, visible
-from coseek.models.written_calls import CALL, read_turn
+from coseek.models.written import CALL, ToolCallText, read_turn, split_reasoning, visible
 
 _ANSWER = re.compile(
     r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE

@@ -36,8 +36,8 @@ from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
 from coseek.measure.table import Table as TextTable
-from coseek.models.local_text import TextModelSettings
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
+from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.retrieval.factory import check_source, open_retriever
 from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped

@@ -1,6 +1,6 @@
 """tools: `/v1/chat/completions` with OpenAI's `tools`: the server frames calls, results and reasoning itself.
 
-A row is text in our own spelling (`models/written_calls.py`). It is sent as messages: a turn's calls beside its words,
+A row is text in our own spelling (`models/written.py`). It is sent as messages: a turn's calls beside its words,
 each result as a `tool` message, and reasoning in the field in which the server returned it.
 """
 
@@ -11,8 +11,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.models.dialect import TurnRequest
 from coseek.models.dialects import chat
 from coseek.models.dialects.completions import sampling
-from coseek.models.written import calls_in
-from coseek.models.written_calls import RESPONSE, read_turn
+from coseek.models.written import RESPONSE, calls_in, read_turn
 
 PATH = chat.PATH
 EXACT = False

@@ -11,8 +11,7 @@ from coseek.graders.judge import is_world
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import answers_itself
-from coseek.models.download_hint import missing
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.pipelines.agent_check import check_encoder, check_recipe
 from coseek.pipelines.together_recipe import LabellingSettings, TogetherRecipe
 from coseek.training.tracker import find_tracker

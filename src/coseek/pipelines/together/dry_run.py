@@ -14,8 +14,7 @@ from coseek.core.files import JsonObject, read_json
 from coseek.graders.judge import is_world
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
-from coseek.models.shape import shape_of_config
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path, shape_of_config
 from coseek.pipelines.dry_run import DryRun, dry_run
 from coseek.pipelines.estimate import encoder_memory, shape_of_folder, shown_gib
 from coseek.pipelines.together.checks import check_labels, own_settings, terms_of

@@ -9,7 +9,7 @@ from coseek.core.errors import SettingError
 from coseek.core.progress import Progress
 from coseek.data.question import Question
 from coseek.graders.scoring import EpisodeScorer
-from coseek.models.shipped import model_path
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage
 from coseek.pipelines.verl.launch import VerlTraining, take_weights

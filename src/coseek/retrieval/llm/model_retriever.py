@@ -10,8 +10,7 @@ from coseek.core.errors import ModelError, RetrieverError
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, load_prompt
 from coseek.core.settings import Settings
-from coseek.models.local_text import TextModelSettings
-from coseek.models.text_model import KeptTexts, TextModel
+from coseek.models.text_model import KeptTexts, TextModel, TextModelSettings
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import QueryLike

@@ -18,8 +18,7 @@ from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.data.passage import Hit
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
-from coseek.models.download_hint import missing
-from coseek.models.model_folder import library_reads
+from coseek.models.model_folder import library_reads, missing
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
@@ -30,7 +29,7 @@ from coseek.retrieval.views import View, render_view
 if TYPE_CHECKING:
     import sentence_transformers
 
-    from coseek.models.whole_weights import Load
+    from coseek.models.pretrained import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,7 @@ class CrossEncoder:
         require_library("sentence_transformers", "a cross-encoder", "dense")
         import sentence_transformers
 
-        from coseek.models.pretrained import DTYPES, kernel_of, quiet
-        from coseek.models.whole_weights import check_whole, listed, recorded_loads
+        from coseek.models.pretrained import DTYPES, check_whole, kernel_of, listed, quiet, recorded_loads
 
         device = str(placement.torch_device())
         kwargs = {"dtype": DTYPES[placement.precision_at()], "attn_implementation": kernel_of(placement)}

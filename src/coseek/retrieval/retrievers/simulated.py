@@ -16,8 +16,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
-from coseek.models.local_text import TextModelSettings
-from coseek.models.text_model import KeptTexts, TextModel
+from coseek.models.text_model import KeptTexts, TextModel, TextModelSettings
 from coseek.models.written import visible
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext

@@ -19,14 +19,12 @@ from coseek.core.errors import DataError, MissingExtra, UserError, nearest
 from coseek.core.fingerprint import fingerprint
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
-from coseek.models.download_hint import fetch_command, missing
-from coseek.models.model_folder import library_reads
-from coseek.models.shipped import model_path, shipped_models
+from coseek.models.model_folder import fetch_command, library_reads, missing, model_path, shipped_models
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from coseek.models.whole_weights import Load
+    from coseek.models.pretrained import Load
 
 Vectors: TypeAlias = NDArray[np.float32]
 
@@ -105,8 +103,7 @@ def load_encoder(
     """Load a folder onto its device; the result is not shared."""
     from sentence_transformers import SentenceTransformer
 
-    from coseek.models.pretrained import DTYPES, kernel_of, quiet
-    from coseek.models.whole_weights import check_whole, recorded_loads
+    from coseek.models.pretrained import DTYPES, check_whole, kernel_of, quiet, recorded_loads
 
     kwargs = {"dtype": DTYPES[precision], "attn_implementation": kernel_of(placement)}
     with library_reads(folder, "encoder"), quiet(), remote_code_asked(folder):

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.row_calls import CalledRow, RowCalls, check_turn, cut_at_stop
+from coseek.models.remote import CalledRow, RowCalls, check_turn, cut_at_stop
 from coseek.training.trainer.data_order import derive_seed
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.models.lora import LoraLinear, adapted_layers
+from coseek.models.model_folder import hidden_size
 from coseek.models.pretrained import load_model
-from coseek.models.shape import hidden_size
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.workers import Workers, whole
 

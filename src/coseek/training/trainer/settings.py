@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from coseek.core.settings import Settings
 from coseek.hardware.precision import TrainingPrecision
-from coseek.models.shape import Shape
+from coseek.models.model_folder import Shape
 
 Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
 
