@@ -30,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.hardware.host import Host
-from coseek.retrieval.vectors.exact import ExactSearch
+from coseek.retrieval.vectors.exact import ExactSearch, fastest_method
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
-from coseek.retrieval.vectors.search_method import fastest_method
 from coseek.retrieval.vectors.shortlist import ScanSearch
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 

@@ -44,12 +44,12 @@ from coseek.graders.sub_answer import sure
 from coseek.models.model_text import read_verdict
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.llm.listwise_prompt import neutralise_numbers, parse_ranking
+from coseek.retrieval.llm import neutralise_numbers, parse_ranking
 from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retrievers.simulated import parse_documents, without_tags
 from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut
-from coseek.retrieval.web.provider import plain
+from coseek.retrieval.web.providers import plain
 from coseek.traces.calls import answer_in, calls_in
 from coseek.traces.message_forms import chat_messages
 

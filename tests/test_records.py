@@ -27,8 +27,7 @@ from coseek.labels.answer_likelihood import AnswerLikelihoods
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.oracle_retriever import OracleRanking
 from coseek.labels.score_cache import Score
-from coseek.retrieval.context_fields import ContextFields
-from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.query import ContextFields, PastTurn, Query
 from coseek.training.encoder.evaluation import EvaluationResult
 from coseek.training.rl.rows import TrainingRow
 from coseek.world.plan import Step

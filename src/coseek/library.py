@@ -44,8 +44,7 @@ from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, quest
 from coseek.pipelines.agent_run import run_agent as _run_agent
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.pipelines.trainers import AgentTrainer, RetrieverTrainer
-from coseek.retrieval.factory import Source, open_retriever
-from coseek.retrieval.function_retriever import SearchFunction, as_retriever
+from coseek.retrieval.factory import SearchFunction, Source, as_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, RewardFault, RewardFunction, RewardLike, reward_spec
 from coseek.rewards.reward import make_reward as _make_reward

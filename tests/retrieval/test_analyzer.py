@@ -11,11 +11,11 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.checksums import Checksums
 from coseek.retrieval.index import IndexCard, build_index, open_index
+from coseek.retrieval.index_files import Checksums
 from coseek.retrieval.index_update import update_index
 from coseek.retrieval.lexical.analyzer import singular, units, words
-from coseek.retrieval.lexical.word_list import WordList
+from coseek.retrieval.lexical.word_counts import WordList
 from coseek.retrieval.retrievers.bm25 import VERSION, VOCABULARY, Bm25, Bm25Settings, load
 
 

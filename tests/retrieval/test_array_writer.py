@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coseek.retrieval.lexical.array_writer import ArrayWriter
+from coseek.retrieval.lexical.postings import ArrayWriter
 
 
 @pytest.mark.parametrize(

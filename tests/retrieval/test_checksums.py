@@ -18,8 +18,8 @@ from coseek.core.errors import DataError, IndexMismatch, UserError
 from coseek.core.files import json_line, read_json, write_json
 from coseek.data.corpus_file import STAMP
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.checksums import BLOCK_BYTES, CHECKSUMS, Checksums
 from coseek.retrieval.index import build_index, open_index, verify_index
+from coseek.retrieval.index_files import BLOCK_BYTES, CHECKSUMS, Checksums
 from coseek.retrieval.index_update import update_index
 
 PASSAGES = list(sentences(40))

@@ -6,8 +6,7 @@ from tests.serve.live import CORPUS, EchoRetriever, live
 
 from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
-from coseek.retrieval.context_fields import EVERYTHING, ContextFields, fitted
-from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.query import EVERYTHING, ContextFields, PastTurn, Query, fitted
 from coseek.retrieval.retriever import fields_read
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings

@@ -16,7 +16,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.vectors import corpus_encoding
 from coseek.retrieval.vectors.corpus_encoding import NOTE
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard
 
 CORPUS = Corpus(
     [

@@ -7,8 +7,7 @@ from tests.retrieval.tiny_encoder import make_encoder
 from coseek.core.errors import DataError, UserError
 from coseek.hardware.placement import FLOAT32, Placement
 from coseek.retrieval.vectors.embedding_retriever import view_renderer
-from coseek.retrieval.vectors.encoder import Encoder, encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, encoder_folder
 
 BFLOAT16 = Placement(precision="bfloat16")
 TEXTS = ["ba be bi", "do", "fa fe fi fo fu ga ge gi go gu", ""]

@@ -7,8 +7,7 @@ import yaml
 from coseek.core.errors import DataError
 from coseek.core.files import Json
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, settled
-from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard, check_prompts, most_read
+from coseek.retrieval.vectors.encoder import EncoderCard, check_prompts, encoder_folder, most_read
 
 
 def folder_of(

@@ -24,10 +24,8 @@ from tests.retrieval.brute import (
 
 from coseek.core.cluster import ThisProcess
 from coseek.core.errors import RetrieverError
-from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
-from coseek.retrieval.vectors.exact import ExactSearch, product_error
-from coseek.retrieval.vectors.sharded import ClusterSearch, ShardedSearch
-from coseek.retrieval.vectors.shortlist import score_error, scores_of
+from coseek.retrieval.vectors.exact import ClusterSearch, ExactSearch, ShardedSearch, product_error
+from coseek.retrieval.vectors.shortlist import peaks_of, reaching, reaching_on_device, score_error, scores_of
 from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter, row_norms
 
 Case = tuple[NDArray[np.float32], NDArray[np.float32], int]

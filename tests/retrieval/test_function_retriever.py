@@ -8,8 +8,7 @@ import pytest
 import coseek
 from coseek import Passage, Query
 from coseek.core.errors import RetrieverError, SettingError, UnknownName
-from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.function_retriever import FunctionRetriever, retriever_name
+from coseek.retrieval.factory import FunctionRetriever, open_retriever, retriever_name
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.views import find_view, render_view, view_name
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.retrieval.fusion import Scale, reciprocal_rank_fusion, scaled, weighted_fusion
+from coseek.retrieval.ranking import Scale, reciprocal_rank_fusion, scaled, weighted_fusion
 
 LISTS = st.lists(st.lists(st.sampled_from("abcdef"), max_size=6, unique=True), max_size=4)
 

@@ -10,8 +10,7 @@ from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import hnsw
 from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, build_graph
 from coseek.retrieval.vectors.embedding_retriever import Rows
-from coseek.retrieval.vectors.encoder import Vectors
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard, Vectors
 from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.faiss_index import Lift, write_file
 from coseek.retrieval.vectors.store import VectorStore

@@ -16,8 +16,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.llm import PROMPTS
-from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
+from coseek.retrieval.llm import LISTWISE_FIELDS, PROMPTS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.listwise import ListwiseReranker, ListwiseSettings

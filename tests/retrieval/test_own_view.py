@@ -8,11 +8,10 @@ import pytest
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.checksums import Checksums
-from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.index_files import Checksums
+from coseek.retrieval.query import ContextFields, PastTurn, Query
 from coseek.retrieval.retriever import fields_read
 from coseek.training.encoder.recipe import load_retriever_recipe
 

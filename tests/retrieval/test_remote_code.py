@@ -7,9 +7,9 @@ import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import SettingError, UserError
-from coseek.retrieval.checksums import Checksums
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.index_files import Checksums
 
 CODE = """
 from pathlib import Path
@@ -40,7 +40,7 @@ def encoder(tmp_path: Path) -> Path:
 def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encoder: Path, tmp_path: Path) -> None:
     mark, corpus = tmp_path / "mark", sentences(40)
     corpus.save(tmp_path / "corpus.jsonl")
-    with pytest.raises(UserError, match=r"brings Python code of its own; .* set trust_remote_code=true"):
+    with pytest.raises(UserError, match=r"brings its own Python code; .* set trust_remote_code=true"):
         build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", {"encoder": str(encoder)})
     assert not mark.exists()
     asked = {"encoder": str(encoder), "trust_remote_code": True}

@@ -10,8 +10,8 @@ from tests.serve.live import WEB, EchoRetriever, live
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.replicas import Replicas
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.remote import Replicas
 
 QUICK = {"retriever": "remote", "retries": 0, "connect_s": 1.0}
 QUERIES = [f"query {number}" for number in range(10)]

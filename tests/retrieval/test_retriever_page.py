@@ -13,9 +13,10 @@ from coseek.core.errors import SettingError, UserError
 from coseek.core.registry import plugin_names
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
-from coseek.retrieval.checksums import Checksums
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import PACKAGE, build_index
+from coseek.retrieval.index_files import Checksums
+from coseek.retrieval.web.providers import PROVIDERS
 
 OWN = "newest.py"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -101,9 +102,5 @@ def test_an_index_that_somebody_gave_away_runs_no_python(home: Path) -> None:
 
 def test_every_retriever_and_engine_is_on_the_page() -> None:
     text = PAGE
-    missing = [
-        name
-        for name in plugin_names(PACKAGE) + plugin_names("coseek.retrieval.web.providers")
-        if f"`{name}`" not in text
-    ]
+    missing = [name for name in [*plugin_names(PACKAGE), *PROVIDERS] if f"`{name}`" not in text]
     assert not missing

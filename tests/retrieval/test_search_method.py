@@ -14,8 +14,8 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 from coseek.hardware.device import memory_bytes
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.dense import CODES, Dense
-from coseek.retrieval.vectors import search_method as way
-from coseek.retrieval.vectors.search_method import FEWEST, chosen, fastest_method
+from coseek.retrieval.vectors import exact as way
+from coseek.retrieval.vectors.exact import FEWEST, chosen, fastest_method
 from coseek.retrieval.vectors.store import VectorStore
 
 WINS, LOSES = 3.0, 0.3

@@ -12,8 +12,8 @@ from tests.scripted import Scripted
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.question import Question, save_questions
 from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
 from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.noisy import NoiseSchedule, TrainingProgress
 from coseek.retrieval.retrievers.simulated import SimulatedRetriever, parse_documents, without_tags
 
 

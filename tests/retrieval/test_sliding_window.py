@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.retrieval.llm.sliding_window import sliding_together, spans
+from coseek.retrieval.llm import sliding_together, spans
 
 
 def perfect(items: list[int]) -> list[int]:

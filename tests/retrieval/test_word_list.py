@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.lexical.word_list import WordList
+from coseek.retrieval.lexical.word_counts import WordList
 
 # Beginnings of eight bytes and more are shared, within a character, too.
 WORDS = st.sets(

@@ -11,6 +11,14 @@ from pathlib import Path
 
 from tests.serving import serving
 
+SECRET = "sk-SECRET-4711"
+SENT_AS = {
+    "serper": ("x-api-key", SECRET),
+    "google": ("x-goog-api-key", SECRET),
+    "brave": ("x-subscription-token", SECRET),
+    "tavily": ("authorization", f"Bearer {SECRET}"),
+}
+"""Provider → the header that carries the key."""
 PAGES = Path(__file__).parent / "pages"
 
 

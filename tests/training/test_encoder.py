@@ -30,8 +30,7 @@ from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
-from coseek.retrieval.vectors.encoder import Encoder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import Encoder, EncoderCard
 from coseek.retrieval.views import render_view
 from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.evaluation import HeldOut, ranks_of

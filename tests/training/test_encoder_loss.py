@@ -15,7 +15,7 @@ from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label
 
 from coseek.core.errors import RunError
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.batch import Collator, EncoderBatch, FeatureBuilder
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
 from coseek.training.encoder.loss import (

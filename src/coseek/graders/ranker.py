@@ -23,8 +23,7 @@ from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
 from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
-from coseek.retrieval.llm.sliding_window import sliding_together
+from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show, sliding_together
 from coseek.retrieval.query import Query
 from coseek.world.oracle import Oracle
 

@@ -18,7 +18,7 @@ from coseek.data.passage import Passage
 from coseek.graders.grader import Grader, ModelGrader, OracleGrader
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
-from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
+from coseek.retrieval.llm import neutralise_numbers
 
 PROMPTS = Path(__file__).parent / "prompts"
 

@@ -19,7 +19,7 @@ from coseek.graders.grader import ModelGrader
 from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ask_with_retry
-from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
+from coseek.retrieval.llm import neutralise_numbers
 
 _UNSURE = ("not sure ", "unsure ", "not certain ")
 """What outputs without a sub-answer begin with, whatever follows."""

@@ -19,8 +19,7 @@ from coseek.measure.question_groups import ALL
 from coseek.measure.rankings import grades
 from coseek.measure.searched import relevance
 from coseek.measure.table import Table
-from coseek.retrieval.lexical.analyzer import spaced
-from coseek.retrieval.lexical.marks import marks, undotted
+from coseek.retrieval.lexical.analyzer import marks, spaced, undotted
 
 CLOSED = frozenset({"yes", "no", "true", "false", "noanswer"})
 _ODD = re.compile(r"[^\w\s]+")

@@ -12,7 +12,7 @@ from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
-from coseek.retrieval.fusion import reciprocal_rank_fusion
+from coseek.retrieval.ranking import reciprocal_rank_fusion
 
 PassageBudget: TypeAlias = Callable[[Sequence[Passage]], tuple[Sequence[Passage], int]]
 """The leading passages that a number of tokens admits, and the tokens that they take."""

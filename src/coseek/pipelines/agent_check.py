@@ -34,8 +34,7 @@ from coseek.pipelines.table_settings import RULES
 from coseek.pipelines.verl.config import check_verl
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
-from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm

@@ -45,8 +45,7 @@ from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
-from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
-from coseek.retrieval.vectors.encoder_card import EncoderCard, check_prompts, most_read
+from coseek.retrieval.vectors.encoder import EncoderCard, check_prompts, encoder_folder, load_encoder, most_read
 from coseek.training.encoder.batch import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import (
     BEFORE,

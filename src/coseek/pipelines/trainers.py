@@ -33,7 +33,7 @@ from coseek.data.dataset import QUESTIONS
 from coseek.data.question import Question, QuestionSplit, load_questions, save_questions
 from coseek.pipelines.agent_check import check_encoder_libraries, check_recipe, check_retriever_recipe, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.retrieval.function_retriever import SearchFunction, retriever_name
+from coseek.retrieval.factory import SearchFunction, retriever_name
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import view_name

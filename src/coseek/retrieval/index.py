@@ -48,8 +48,7 @@ from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here
-from coseek.retrieval.checksums import CHECKSUMS, Checksums
-from coseek.retrieval.resumable_build import INDEX_CARD, Report, build_resumably, silent
+from coseek.retrieval.index_files import CHECKSUMS, INDEX_CARD, Checksums, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 

@@ -32,7 +32,7 @@ from coseek.retrieval.index import (
     read_corpus,
     stored_settings,
 )
-from coseek.retrieval.resumable_build import Report, silent
+from coseek.retrieval.index_files import Report, silent
 from coseek.retrieval.views import load_views
 
 Rows = NDArray[np.int64]

@@ -1,13 +1,16 @@
-"""Ranking: the top rows of a score array, in a deterministic order."""
+"""Ranking: the top rows of a score array in a deterministic order, and one ranking out of several."""
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coseek.data.passage import Hit, Passage
 from coseek.retrieval.query import check_k
+
+# Ranking: the top rows of a score array, in a deterministic order.
 
 Scores: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.intp]
@@ -30,3 +33,66 @@ def top_rows(scores_N: Scores, k: int, above: float = -np.inf) -> Rows:
 def rank_hits(passages: Iterable[Passage]) -> list[Hit]:
     """Hits with the scores 1, 1/2, 1/3, … for passages in ranked order."""
     return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(passages, start=1)]
+
+
+# Fusion: combines several rankings into one.
+
+SMOOTHING = 60
+"""The constant of reciprocal rank fusion (Cormack et al., SIGIR 2009). Larger values flatten the ranks."""
+
+Scale: TypeAlias = Literal["min-max", "z"]
+"""How scores are normalised within a ranking: see `scaled`."""
+
+
+def reciprocal_rank_fusion(
+    lists: Iterable[Sequence[str]], smoothing: float = SMOOTHING, weights: Iterable[float] | None = None
+) -> dict[str, float]:
+    """Score of each id: Σ over lists of weight · (1 + smoothing) / (rank + smoothing), with ranks from 1. The factor 1
+    + smoothing gives a first place the score 1 and changes no order. Without `weights` each list has weight 1. A
+    repeated id counts at its first rank only. Sorted best first; ties keep the order of first occurrence."""
+    scores: dict[str, float] = {}
+    for ranked, weight in zip(lists, repeat(1.0) if weights is None else weights, strict=weights is not None):
+        for rank, ident in enumerate(dict.fromkeys(ranked), start=1):
+            scores[ident] = scores.get(ident, 0.0) + weight * (1 + smoothing) / (rank + smoothing)
+    return best_first(scores)
+
+
+def weighted_fusion(
+    lists: Sequence[Mapping[str, float]],
+    weights: Sequence[float],
+    scale: Scale,
+    places: int = 0,
+    absent: Sequence[float | None] | None = None,
+) -> dict[str, float]:
+    """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. `places` and
+    `absent`, one a list, are those of `scaled`. Sorted best first; ties keep the order of first occurrence."""
+    scores: dict[str, float] = {}
+    for ranked, weight, floor in zip(lists, weights, absent or [None] * len(lists), strict=True):
+        for ident, score in zip(ranked, scaled(list(ranked.values()), scale, places, floor), strict=True):
+            scores[ident] = scores.get(ident, 0.0) + weight * score
+    return best_first(scores)
+
+
+def scaled(scores: Sequence[float], scale: Scale, places: int = 0, absent: float | None = None) -> list[float]:
+    """Normalise the finite scores of one ranking so that the lowest becomes 0, the value of an absent id.
+
+    `min-max`: (s − min) / (max − min). `z`: (s − min) / standard deviation, that is the z-score shifted to a minimum of
+    0. If all scores are equal, each becomes 1. A ranking of fewer than `places` ids is filled up with the score
+    `absent` of all others, where that is known: else the one passage that a part finds stands out from nothing.
+    """
+    if not scores:
+        return []
+    values = np.asarray(scores, dtype=np.float64)
+    if absent is not None:
+        values = np.concatenate([values, np.full(max(0, places - len(values)), absent)])
+    # Halving before subtracting avoids overflow over the widest float64 range.
+    spread = float(values.max() / 2 - values.min() / 2)
+    if spread == 0.0:
+        return [1.0] * len(scores)
+    unit = (values / 2 - values.min() / 2) / spread  # z is computed from min-max, so that its squares cannot underflow
+    return [float(value) for value in (unit if scale == "min-max" else unit / unit.std())[: len(scores)]]
+
+
+def best_first(scores: Mapping[str, float]) -> dict[str, float]:
+    """Sort by descending score. The sort is stable."""
+    return dict(sorted(scores.items(), key=lambda item: -item[1]))

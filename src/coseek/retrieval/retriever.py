@@ -8,8 +8,7 @@ from typing import Protocol, runtime_checkable
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.passage import Corpus, Hit
-from coseek.retrieval.context_fields import EVERYTHING, ContextFields
-from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.query import EVERYTHING, ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.views import find_view
 
 

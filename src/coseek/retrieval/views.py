@@ -28,8 +28,7 @@ from pydantic_core import PydanticCustomError
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.own_functions import check_takes, function_module, is_function, offer
 from coseek.core.plugins import PluginSpec, file_digest, is_plugin_path, load_plugin
-from coseek.retrieval.context_fields import EVERYTHING, ContextFields, Past
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import EVERYTHING, ContextFields, Past, Query, QueryLike
 from coseek.retrieval.view_template import NO_REASONING, ViewTemplate
 
 Count: TypeAlias = Callable[[str], int]

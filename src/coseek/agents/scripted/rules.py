@@ -27,8 +27,8 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
-from coseek.retrieval.fusion import reciprocal_rank_fusion
 from coseek.retrieval.lexical.analyzer import singular, words
+from coseek.retrieval.ranking import reciprocal_rank_fusion
 
 PROMPT_TEMPLATE = "default"
 

@@ -171,7 +171,7 @@ def precision() -> str:
 def exact_search() -> str:
     """Time exact search against int8, or read an earlier measurement."""
     from coseek.hardware.host import Host
-    from coseek.retrieval.vectors.search_method import chosen
+    from coseek.retrieval.vectors.exact import chosen
 
     importlib.import_module("torch")
     taken, why = chosen(10**6, 384, "float32", "auto")

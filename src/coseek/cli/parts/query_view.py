@@ -1,7 +1,6 @@
 """My part: the query, and the best document of the search before."""
 
-from coseek.retrieval.context_fields import ContextFields
-from coseek.retrieval.query import Query
+from coseek.retrieval.query import ContextFields, Query
 from coseek.retrieval.views import Piece, QueryView, Role
 
 

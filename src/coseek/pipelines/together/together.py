@@ -25,7 +25,7 @@ from coseek.pipelines.together.labelling import label_round
 from coseek.pipelines.together.pairs import Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.index import build_index
-from coseek.retrieval.resumable_build import INDEX_CARD
+from coseek.retrieval.index_files import INDEX_CARD
 
 
 @dataclass

@@ -25,25 +25,22 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.context_fields import ContextFields
+from coseek.retrieval.index_files import Report
 from coseek.retrieval.index_update import OldIndex
-from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, stemmer, units, words
-from coseek.retrieval.lexical.array_writer import ArrayWriter
-from coseek.retrieval.lexical.language import language_of
-from coseek.retrieval.lexical.postings import Ints, Postings, Rows32, Sums
+from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, language_of, stemmer, units, words
+from coseek.retrieval.lexical.postings import ArrayWriter, Ints, Postings, Rows32, Sums
 from coseek.retrieval.lexical.word_counts import (
     ChunkCounts,
     Splice,
     WordBlock,
     WordCounts,
+    WordList,
     blocks_of,
     count_words,
     joined_counts,
 )
-from coseek.retrieval.lexical.word_list import WordList
-from coseek.retrieval.query import QueryLike, as_queries
+from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import Scores, top_rows
-from coseek.retrieval.resumable_build import Report
 from coseek.retrieval.views import View, find_view, render_view
 
 CHUNK_ROWS = 16_384

@@ -10,8 +10,8 @@ from pydantic import Field
 from coseek.core.cluster import connect
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
+from coseek.retrieval.index_files import Report
 from coseek.retrieval.index_update import OldIndex
-from coseek.retrieval.resumable_build import Report
 from coseek.retrieval.vectors.corpus_encoding import (
     begin,
     encode_changed,
@@ -30,12 +30,9 @@ from coseek.retrieval.vectors.embedding_retriever import (
     passage_text,
     settled,
 )
-from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.retrieval.vectors.exact import BLOCK_ROWS, ExactSearch
+from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors, encoder_folder
+from coseek.retrieval.vectors.exact import BLOCK_ROWS, ClusterSearch, ExactSearch, ShardedSearch, fastest_method
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
-from coseek.retrieval.vectors.search_method import fastest_method
-from coseek.retrieval.vectors.sharded import ClusterSearch, ShardedSearch
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"

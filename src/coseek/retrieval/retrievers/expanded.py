@@ -15,7 +15,7 @@ from coseek.data.passage import Hit
 from coseek.models.model_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import visible_after
-from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
+from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever, Shortfall
 

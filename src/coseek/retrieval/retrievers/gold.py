@@ -14,9 +14,8 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit
-from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
 

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
+from coseek.retrieval.index_files import Report, silent
 from coseek.retrieval.index_update import OldIndex
-from coseek.retrieval.resumable_build import Report, silent
 from coseek.retrieval.vectors.corpus_encoding import encode_changed, encode_corpus, open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
@@ -20,8 +20,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     Rows,
     settled,
 )
-from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.faiss_index import FileVectors, Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.vectors.store import VectorStore
 

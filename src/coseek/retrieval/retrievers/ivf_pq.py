@@ -14,7 +14,7 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
-from coseek.retrieval.resumable_build import Report, silent
+from coseek.retrieval.index_files import Report, silent
 from coseek.retrieval.vectors.corpus_encoding import encode_corpus, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,

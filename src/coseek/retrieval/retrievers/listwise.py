@@ -12,9 +12,16 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.data.passage import Hit, Passage
 from coseek.models.text_model import TextModel
-from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, ParsedRanking, parse_ranking, show
-from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
-from coseek.retrieval.llm.sliding_window import sliding_together
+from coseek.retrieval.llm import (
+    LISTWISE_FIELDS,
+    ListwisePrompt,
+    ModelRetriever,
+    ModelRetrieverSettings,
+    ParsedRanking,
+    parse_ranking,
+    show,
+    sliding_together,
+)
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import Retriever, Shortfall

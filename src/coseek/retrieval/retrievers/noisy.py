@@ -4,16 +4,105 @@ The curriculum of ZeroSearch without a language model: small enough for a laptop
 model errors. The trainer sets its progress with `progress`.
 """
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.fingerprint import digest_of
+from coseek.core.settings import Settings
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
+
+# Noise curriculum: how many searches of a simulated or noisy retriever are answered with noise, and when.
+#
+# p_i = p_s + (b^(i/m) − 1) / (b − 1) · (p_e − p_s) at step i of m (Sun et al. 2025, ZeroSearch, arXiv 2505.04588).
+# With b > 1 the noise grows slowly at first and faster later.
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """The current training step, from 0 to `steps`."""
+
+    step: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.step <= self.steps:
+            raise SettingError(f"step {self.step} of {self.steps} steps is invalid; steps count from 0 to the last")
+
+
+class NoiseSchedule(Settings):
+    """The share of searches that are answered with noise."""
+
+    start: float = Field(default=0.0, ge=0, le=1)
+    """p_s, at the first step."""
+    end: float = Field(default=0.0, ge=0, le=1)
+    """p_e, at the last step. Equal to `start` for a constant rate."""
+    base: float = Field(default=4.0, gt=0)
+    """b: 1 is linear; above 1 the noise comes late, below 1 early."""
+    seed: int = 0
+    """Seed, query and step together decide whether a search gets noise."""
+
+    def rate(self, at: TrainingProgress) -> float:
+        """p_i."""
+        done = at.step / at.steps
+        log = math.log(self.base)
+        # expm1 is accurate for b near 1, whose limit is linear.
+        share = done if log == 0.0 else math.expm1(done * log) / math.expm1(log)
+        return self.start + share * (self.end - self.start)
+
+    def strikes(self, query: str, at: TrainingProgress) -> bool:
+        """Whether this query gets noise at this step. A hash decides, so that other queries do not matter."""
+        digest = hashlib.sha256(f"{self.seed}:{at.step}:{query}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") / 2**64 < self.rate(at)
+
+
+class CurriculumSettings(Settings):
+    """A noise schedule and the initial progress."""
+
+    noise: NoiseSchedule = NoiseSchedule()
+    """The share of searches that are answered with noise."""
+    step: int = Field(default=0, ge=0)
+    """The training step when the retriever is opened; the trainer updates it with `progress`."""
+    steps: int = Field(default=1, ge=1)
+    """The number of training steps."""
+
+
+@dataclass
+class NoiseStats:
+    """Counts since the retriever was opened."""
+
+    searches: int = 0
+    noisy: int = 0
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self.noisy, self.searches, "searches were answered with noise"),)
+
+
+class Curriculum:
+    """Base of retrievers with a noise schedule."""
+
+    def __init__(self, settings: CurriculumSettings) -> None:
+        self._noise = settings.noise
+        self.varies = settings.noise.start != settings.noise.end
+        """Whether the rate depends on the progress."""
+        self._at = TrainingProgress(settings.step, settings.steps)
+
+    def progress(self, step: int, steps: int) -> None:
+        """Set the training progress: later searches get the noise of `step` of `steps`."""
+        self._at = TrainingProgress(step, steps)
+
+    def _struck(self, seen: Iterable[str]) -> list[bool]:
+        """Which queries get noise."""
+        return [self._noise.strikes(text, self._at) for text in seen]
 
 
 class NoisySettings(CurriculumSettings):

@@ -17,7 +17,7 @@ from coseek.data.passage import Hit
 from coseek.models.model_text import read_verdict, unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
-from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
+from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import Retriever, Shortfall

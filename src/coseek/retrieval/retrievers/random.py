@@ -7,8 +7,7 @@ from pathlib import Path
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
-from coseek.retrieval.context_fields import ContextFields
-from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 
 

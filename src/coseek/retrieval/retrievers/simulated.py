@@ -18,13 +18,12 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.models.text_model import KeptTexts, TextModel, TextModelSettings
 from coseek.models.written import visible
-from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
-from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
-from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import Shortfall
+from coseek.retrieval.retrievers.noisy import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.views import View, find_view, render_view
 
 _HEADING = re.compile(

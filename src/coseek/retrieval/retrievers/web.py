@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import Field
 
-from coseek.core import registry
 from coseek.core.address import parse_base_url
 from coseek.core.connections import is_local
 from coseek.core.errors import RetrieverError, SettingError
@@ -24,18 +23,15 @@ from coseek.core.prompt_file import count_words
 from coseek.core.settings import Settings, VariableName
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext, require_library
-from coseek.retrieval.query import QueryLike, as_queries
+from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import Shortfall
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, find_view, render_view
-from coseek.retrieval.web.fetch import Fetcher, PageLimits
-from coseek.retrieval.web.pages import Page, cut, read
-from coseek.retrieval.web.provider import ProviderRequest, SearchProvider, WebResult, distinct
+from coseek.retrieval.web.pages import Fetcher, Page, PageLimits, cut, read
+from coseek.retrieval.web.providers import ProviderRequest, SearchProvider, WebResult, distinct, find_provider
 
-PROVIDERS = "coseek.retrieval.web.providers"
 MOST_BYTES = 8_000_000
 """The longest answer of a provider that is read."""
 _PAYMENT_REQUIRED = 402
@@ -191,8 +187,8 @@ class Web:
         return found
 
     def _ask(self, query: str, k: int) -> list[WebResult]:
-        count = min(k, self._provider.MOST)
-        key = read_key(self.settings.key_env or self._provider.KEY)  # read at every call, never stored
+        count = min(k, self._provider.most)
+        key = read_key(self.settings.key_env or self._provider.key)  # read at every call, never stored
         answer = self._service.ask(self._provider.request(query, count, key, self.settings.parameters))
         try:
             return distinct(self._provider.results(answer))[:count]
@@ -237,15 +233,15 @@ SETTINGS = WebSettings
 def open(settings: WebSettings, opening: OpenContext) -> Web:
     """Open the client; nothing is sent yet. A missing key is a `SettingError`."""
     require_library("httpx", "web search", "web")
-    provider = cast(SearchProvider, registry.find_plugin("search provider", PROVIDERS, settings.provider))
+    provider = find_provider(settings.provider)
     for name in settings.parameters:
         if name.lower().replace("_", "").replace("-", "") in _SECRETS:
             raise SettingError(f"the parameter {name!r} of a search provider is a secret; put it into the environment")
-    key = read_key(settings.key_env or provider.KEY)
+    key = read_key(settings.key_env or provider.key)
     provider.request("", 1, key, settings.parameters)  # raises for missing parameters
     if settings.fetch == "pages":
         require_library("trafilatura", "reading the pages of a web search", "web")
-    name, url, seconds = settings.provider, (settings.url or provider.URL).strip(), settings.timeout_s
+    name, url, seconds = settings.provider, (settings.url or provider.url).strip(), settings.timeout_s
     base = parse_base_url(url)  # refuses passwords
     if not (base.startswith("https:") or is_local(base)):
         raise SettingError(f"the url {url!r} of a search provider gets the key, so it must begin with https://")

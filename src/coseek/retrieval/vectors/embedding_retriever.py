@@ -20,10 +20,8 @@ from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import resolve_here
 from coseek.models.model_folder import library_reads
-from coseek.retrieval.context_fields import ContextFields
-from coseek.retrieval.query import Query, QueryLike, as_queries
-from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard, check_prompts
+from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
+from coseek.retrieval.vectors.encoder import MOST_TOKENS, Encoder, EncoderCard, Vectors, check_prompts, encoder_folder
 from coseek.retrieval.views import View, find_view, render_view
 
 Rows: TypeAlias = NDArray[np.int64]

@@ -4,27 +4,286 @@ Importing this module imports neither torch nor sentence-transformers; opening a
 """
 
 import importlib.util
+import logging
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from coseek.core.errors import DataError, MissingExtra, UserError, nearest
+from coseek.core.errors import DataError, MissingExtra, SettingError, UserError, nearest
+from coseek.core.files import Json, JsonObject, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.fingerprint import fingerprint
+from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
 from coseek.models.model_folder import fetch_command, library_reads, missing, model_path, shipped_models
+from coseek.retrieval.views import View
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from coseek.models.pretrained import Load
+
+
+# Encoder card: prompts, lengths, pooling and similarity of an encoder, stored in its folder as `coseek.yaml`.
+#
+# Values missing in `coseek.yaml` are read from the folder's own files (modules, prompts, lengths, similarity), never
+# guessed from names. Needs no torch.
+
+log = logging.getLogger(__name__)
+
+CARD = "coseek.yaml"
+KIND = "SentenceTransformer"
+"""What sentence-transformers calls a model that maps a text to one vector."""
+MOST_TOKENS = 512
+"""The default token limit. Some encoders could read 32,768 tokens at a high cost."""
+
+_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Pooling flags of older folders → names in newer ones."""
+_SIDES = {"query": ("query",), "passage": ("document", "passage", "corpus")}
+"""What sentence-transformers calls the prompt of a query, and of a passage, in its order."""
+_INSIDE = {"query": ("query", "question"), "passage": ("doc", "passage", "corpus", "context")}
+"""Words in other names of these prompts."""
+_BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+"""Model types whose positions start after the padding id: with 514 positions they read 512 tokens."""
+
+
+_MODEL_CONFIGS = ("config.json", "adapter_config.json")
+
+
+class EncoderCard(Settings):
+    """The card of an encoder. `EncoderCard.of(folder)` reads it, `save` writes it."""
+
+    view: View | None = None
+    """The query view that it was trained with, if any."""
+    query_prompt: str = ""
+    """Prefix of each query, e.g. `query: ` for E5."""
+    passage_prompt: str = ""
+    """Prefix of each passage, e.g. `passage: ` for E5."""
+    query_tokens: int = Field(default=MOST_TOKENS, ge=1)
+    """Queries are truncated to this many tokens, prompt included."""
+    passage_tokens: int = Field(default=MOST_TOKENS, ge=1)
+    """Passages are truncated to this many tokens, prompt included."""
+    pooling: str = "mean"
+    """Pooling of token vectors: `mean`, `cls`, `lasttoken`, …; `a+b` concatenates two."""
+    normalise: bool = True
+    """Scale vectors to length 1."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """Similarity of a query and a passage."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "EncoderCard":
+        """Read the card of a folder. Raises `DataError` if it contradicts the folder's own files."""
+        said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
+        own = _own(folder, said)
+        try:
+            card = make_settings(cls, {**own, **said})
+        except SettingError as error:
+            raise DataError(f"{folder / CARD}: {error}") from None
+        card._check(folder)
+        return card
+
+    def save(self, folder: Path) -> None:
+        """Check the card against a sentence-transformers folder and write it there as `coseek.yaml`."""
+        self._check(folder)
+        write_yaml(folder / CARD, dump_settings(self))
+
+    def difference(self, other: "EncoderCard") -> str | None:
+        """Describe the first value that differs from another card's; `None` if there is none."""
+        for name, mine in dump_settings(self).items():
+            theirs = getattr(other, name)
+            if mine != theirs:
+                return f"{name} {mine!r} instead of {theirs!r}"
+        return None
+
+    def _check(self, folder: Path) -> None:
+        pooling, normalises = _modules(folder)
+        if pooling != self.pooling:
+            raise DataError(
+                f"{folder}: the card says pooling {self.pooling!r}, its modules do {pooling!r}; correct {CARD}"
+            )
+        if normalises and not self.normalise:
+            raise DataError(f"{folder}: the card says normalise: false, its modules do normalise; correct {CARD}")
+        if self.similarity == "cosine" and not self.normalise:
+            raise DataError(
+                f"{folder}: a cosine is the inner product of vectors of length 1; "
+                f"say normalise: true or similarity: dot in {CARD}"
+            )
+
+
+def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
+    """The card that the folder's own files imply."""
+    config = _object(folder / "config_sentence_transformers.json")
+    prompts = _prompts(folder, config)
+    kind = config.get("model_type") or KIND
+    if kind != KIND:  # sentence-transformers would put a pooling of its own on it
+        raise DataError(
+            f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
+        )
+    similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
+    if similarity not in ("cosine", "dot"):
+        raise DataError(f"{folder}: its similarity is {similarity!r}, and only cosine and dot can be searched")
+    pooling, normalises = _modules(folder)
+    tokens = min(_longest(folder), MOST_TOKENS)
+    return {
+        **{f"{side}_prompt": prompts[names[0]] if len(names) == 1 else "" for side, names in _chosen(config, prompts)},
+        "query_tokens": tokens,
+        "passage_tokens": tokens,
+        "pooling": pooling,
+        "normalise": normalises or similarity == "cosine",
+        "similarity": similarity,
+    }
+
+
+def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
+    """Raise `DataError` if the folder names several prompts for queries or passages, and neither its card nor the
+    settings `given` choose one. Log a warning if it names prompts and none for a side."""
+    config = _object(folder / "config_sentence_transformers.json")
+    said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
+    prompts = _prompts(folder, config)
+    chosen = _chosen(config, prompts)
+    undecided = [
+        (side, names)
+        for side, names in chosen
+        if given.get(f"{side}_prompt") is None and said.get(f"{side}_prompt") is None
+    ]
+    for side, names in undecided:
+        if len(names) > 1:
+            shown = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
+            raise DataError(
+                f"{folder} names several prompts for a {side}: {shown}; choose one with {side}_prompt='…' (in the "
+                f"settings of the index or of the training, or in {folder / CARD}), '' for none"
+            )
+    words = [*chain(*_INSIDE.values())]
+    used = {name for _, names in chosen for name in names}
+    left = [name for name in prompts if name not in used and not any(word in name.lower() for word in words)]
+    sides = [side for side, names in undecided if not names]
+    if left and sides:
+        log.warning(
+            "%s names prompts (%s), and none for a %s: none is used; set %s if one should be",
+            *(folder, ", ".join(left), " or a ".join(sides), " and ".join(f"{side}_prompt" for side in sides)),
+        )
+
+
+def _prompts(folder: Path, config: JsonObject) -> dict[str, str]:
+    """The prompts of sentence-transformers' configuration by name, without empty ones, which it writes itself."""
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise DataError(f"{folder / 'config_sentence_transformers.json'}: 'prompts' must be an object")
+    for name, text in prompts.items():
+        if text is not None and not isinstance(text, str):
+            raise DataError(f"{folder / 'config_sentence_transformers.json'}: the prompt {name!r} is not a string")
+    return {name: text for name, text in prompts.items() if isinstance(text, str) and text}
+
+
+def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """(side, names of the prompts that it may have) of both sides: one name, none, or several to choose from.
+
+    The names of sentence-transformers come first (`query`; `document`, `passage`, `corpus`), then names that contain
+    one of these or a like word (`s2p_query`, `retrieval.passage`, `doc`), of which its `default_prompt_name` may
+    choose. A default that names no side is for both, as in `SentenceTransformer.encode`.
+    """
+    default = config.get("default_prompt_name")
+    inside = {
+        side: [name for name in prompts if any(word in name.lower() for word in words)]
+        for side, words in _INSIDE.items()
+    }
+    found: list[tuple[str, list[str]]] = []
+    for side, words in _SIDES.items():
+        exact = [word for word in words if word in prompts][:1]
+        named = [name for name in inside[side] if name == default] or inside[side]
+        if len({prompts[name] for name in named}) == 1:
+            named = named[:1]
+        if not named and isinstance(default, str) and default in prompts and default not in chain(*inside.values()):
+            named = [default]
+        found.append((side, exact or named))
+    return found
+
+
+def _way_out(kind: Json) -> str:
+    rerank = "name it as the model of a `rerank` retriever, or "
+    return f"{rerank if kind == 'CrossEncoder' else ''}take the folder of a {KIND}"
+
+
+def _modules(folder: Path) -> tuple[str, bool]:
+    """The folder's pooling (`none` without a pooling module), and whether it normalises."""
+    pooling, normalises = "none", False
+    for kind, module in _listed(folder):
+        if kind == "Pooling":
+            pooling = _pooling(_object(folder / str(module.get("path", "")) / "config.json"))
+        normalises = normalises or kind == "Normalize"
+    return pooling, normalises
+
+
+def _listed(folder: Path) -> list[tuple[str, JsonObject]]:
+    """(class, entry) of each module in modules.json."""
+    modules = read_json(folder / "modules.json", foreign=True)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise DataError(f"{folder / 'modules.json'} must hold a list of modules")
+    return [(str(one.get("type", "")).rpartition(".")[2], one) for one in cast(list[JsonObject], modules)]
+
+
+def check_modules(folder: Path) -> None:
+    """Raise `DataError` where the configuration of a language model that modules.json names is missing."""
+    for kind, module in _listed(folder):
+        place = folder / str(module.get("path", ""))
+        if kind == "Transformer" and not any((place / name).is_file() for name in _MODEL_CONFIGS):
+            raise DataError(
+                f"{place / _MODEL_CONFIGS[0]} is missing, which modules.json needs; fetch the encoder again"
+            )
+
+
+def _pooling(config: JsonObject) -> str:
+    named = config.get("pooling_mode")
+    if isinstance(named, str):
+        return named
+    if isinstance(named, list):
+        return "+".join(str(name) for name in named)
+    return "+".join(name for key, name in _POOLINGS.items() if config.get(key)) or "mean"
+
+
+def _longest(folder: Path) -> int:
+    """The token limit that the folder's files state."""
+    own = _object(folder / "sentence_bert_config.json").get("max_seq_length")
+    if isinstance(own, int):
+        return own
+    limits = [_object(folder / "tokenizer_config.json").get("model_max_length"), most_read(folder)]
+    # Tokenizers without a limit store 1e30, as a float.
+    return int(
+        min((limit for limit in limits if isinstance(limit, int | float) and 0 < limit < math.inf), default=MOST_TOKENS)
+    )
+
+
+def most_read(folder: Path) -> int | None:
+    """The number of positions of the encoder; `None` if its files do not state it."""
+    config = _object(folder / "config.json")
+    positions, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
+    if not isinstance(positions, int):
+        return None
+    behind = padding + 1 if isinstance(padding, int) and config.get("model_type") in _BEHIND_PADDING else 0
+    return positions - behind
+
+
+def _object(path: Path) -> JsonObject:
+    """Read a JSON object of another program; empty if there is no file."""
+    return read_json_object(path, foreign=True) if path.is_file() else {}
+
 
 Vectors: TypeAlias = NDArray[np.float32]
 

@@ -5,13 +5,33 @@ shortlist rescores in float64 the rows that the bound cannot rank.
 """
 
 import importlib.util
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from coseek.retrieval.vectors.block_scores import GROUP, Doubles, Product, peaks_of
-from coseek.retrieval.vectors.shortlist import Bounds, Queries, ScanSearch, Shortlist, score_error
+from coseek.core.cluster import Cluster, check_same
+from coseek.hardware.device import device_of, memory_bytes
+from coseek.hardware.speed import MIN_SPEEDUP, Choice, speedups
+from coseek.retrieval.vectors.int8 import holds, largest_query_code
+from coseek.retrieval.vectors.shortlist import (
+    GROUP,
+    Bounds,
+    Doubles,
+    Product,
+    Queries,
+    ScanSearch,
+    SearchResult,
+    Shortlist,
+    peaks_of,
+    score_error,
+)
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 BLOCK_ROWS = 65_536
@@ -186,3 +206,131 @@ def product_error(dim: int) -> float:
     """Error bound of a float32 product of D terms, as a factor of ‖x‖‖q‖: γ_D = D·u / (1 − D·u), in any order. Higham,
     Accuracy and Stability of Numerical Algorithms, 2nd edition, §3.1; Cauchy–Schwarz bounds Σ|x_i q_i|."""
     return dim * _UNIT / (1.0 - dim * _UNIT)
+
+
+# Sharded search: exact search over parts of a store, each on a device and in a thread, or a node, of its own.
+#
+# Every part finds its own best rows, certified; the best of these are the best of the store. So the result is that of
+# one search over all rows, to the last id.
+
+
+class ShardedSearch:
+    """Searches parts of a store at once. Parts are neighbouring rows, in order."""
+
+    def __init__(self, parts: Sequence[tuple[int, ScanSearch]]) -> None:
+        """`parts` are searches, each after the number of its first row."""
+        self._parts = parts
+
+    @classmethod
+    def over(cls, store: VectorStore, devices: Sequence[str], block_rows: int = BLOCK_ROWS) -> "ShardedSearch":
+        """Deal the rows to the devices in equal parts."""
+        spans = zip(_spans(store, len(devices)), devices, strict=False)
+        return cls([(first, ExactSearch(store.part(first, last), one, block_rows)) for (first, last), one in spans])
+
+    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
+        """See `ScanSearch.search`."""
+        found = self.find(queries_QD, k)
+        return found.rows_QK, found.scores_QK
+
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+        """See `ScanSearch.find`."""
+        with ThreadPoolExecutor(len(self._parts), "coseek-shard") as pool:
+            found = list(pool.map(lambda part: part[1].find(queries_QD, k), self._parts))
+        return merged([first for first, _ in self._parts], found, k)
+
+
+class ClusterSearch:
+    """Searches parts of a stored store, each on a node of a cluster that keeps it in memory."""
+
+    def __init__(self, cluster: Cluster, store: VectorStore, device: str, block_rows: int = BLOCK_ROWS) -> None:
+        assert store.folder is not None
+        self._cluster = cluster
+        self._spans = _spans(store, cluster.nodes)
+        self._job = PartJob(store.folder.resolve(), store.fingerprint, device, block_rows)
+
+    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
+        """See `ScanSearch.search`."""
+        found = self.find(queries_QD, k)
+        return found.rows_QK, found.scores_QK
+
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+        """See `ScanSearch.find`."""
+        asked = [(span, queries_QD, k) for span in self._spans]
+        found = [one for _, one in self._cluster.map(self._job, asked, ordered=True, pinned=True)]
+        return merged([first for first, _ in self._spans], found, k)
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """Searches parts (first row, last row) of a store, in a process of a cluster."""
+
+    folder: Path
+    fingerprint: str
+    device: str
+    """That of the settings: `auto` is a node's own choice."""
+    block_rows: int
+
+    def open(self) -> Callable[[tuple[tuple[int, int], Queries, int]], SearchResult]:
+        store = VectorStore.open(self.folder)
+        check_same(store.fingerprint, self.fingerprint, f"the store {self.folder}")
+
+        @cache
+        def part(span: tuple[int, int]) -> ExactSearch:
+            return ExactSearch(store.part(*span), str(device_of(self.device)), self.block_rows)
+
+        return lambda asked: part(asked[0]).find(asked[1], asked[2])
+
+
+def _spans(store: VectorStore, parts: int) -> list[tuple[int, int]]:
+    """First and last rows of equal parts."""
+    borders: list[int] = np.linspace(0, len(store), min(parts, len(store)) + 1).astype(int).tolist()
+    return list(pairwise(borders))
+
+
+def merged(firsts: Sequence[int], found: Sequence[SearchResult], k: int) -> SearchResult:
+    """The best of the best rows of each part, whose first row is given."""
+    rows_QM = np.concatenate([part.rows_QK + first for first, part in zip(firsts, found, strict=True)], axis=1)
+    ranking_QM = np.concatenate([part.ranking_QK for part in found], axis=1)
+    best_QK = np.lexsort((rows_QM, -ranking_QM), axis=1)[:, :k]
+    scores_QM = np.concatenate([part.scores_QK for part in found], axis=1)
+    rows_QK, scores_QK, ranking_QK = (
+        np.take_along_axis(one, best_QK, axis=1) for one in (rows_QM, scores_QM, ranking_QM)
+    )
+    return SearchResult(rows_QK, scores_QK, np.sum([part.rescored_Q for part in found], axis=0), ranking_QK)
+
+
+# Search method: selects the faster exact search over a store on this machine. All methods find the same rows.
+#
+# `exact` scans all rows in float32. `int8` scans a quantised copy first, a quarter of the bytes, and then verifies the
+# result. Their relative speed depends on the CPU's instructions and on whether the vectors fit into memory.
+
+SearchMethod: TypeAlias = Literal["exact", "int8"]
+
+FEWEST = 32_768
+"""With fewer rows, a search takes milliseconds either way and needs no copy."""
+FITS = 0.8
+"""Share of memory up to which vectors stay in the page cache."""
+
+
+def fastest_method(store: VectorStore, device: str) -> Choice:
+    """The method for a store, with the reason. `device` is the setting of an embedding retriever."""
+    return chosen(len(store), store.dim, store.dtype, device)
+
+
+def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
+    """The method for `rows` rows. Probes the machine only if the outcome matters."""
+    if rows < FEWEST:
+        return Choice("exact", f"{rows:,} rows are few")
+    if importlib.util.find_spec("torch") is None:
+        return Choice("exact", "without torch there is no fast int8 product")
+    if (place := device_of(device)).type != "cpu":
+        return Choice("exact", f"on {place}, whose float32 is fast")
+    if not (holds(dim) and largest_query_code()):
+        return Choice("exact", "there is no exact int8 product here")
+    if (size := rows * dim * np.dtype(dtype).itemsize) > FITS * memory_bytes():
+        return Choice("int8", f"{size / 1e9:.0f} GB of vectors do not fit into memory beside the rest")
+    if (found := speedups()) is None:
+        return Choice("exact", "the probe of this machine failed")
+    # int8 must win clearly, since its copy takes disk space.
+    method: SearchMethod = "int8" if found.int8_search >= MIN_SPEEDUP else "exact"
+    return Choice(method, f"a scan in int8 has {found.int8_search:.2g} × the speed of one in float32")

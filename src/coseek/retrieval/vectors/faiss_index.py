@@ -17,11 +17,10 @@ import numpy as np
 
 from coseek.core.errors import DataError, DiskFault
 from coseek.core.files import sync
-from coseek.retrieval.resumable_build import Report
+from coseek.retrieval.index_files import Report
 from coseek.retrieval.vectors.corpus_encoding import begin
 from coseek.retrieval.vectors.embedding_retriever import E, Rows, in_order
-from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.store import Floats, VectorStore
 
 if TYPE_CHECKING:

@@ -25,8 +25,17 @@ from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
-from coseek.retrieval.vectors.block_scores import GROUP, Doubles, Product, peaks_of
-from coseek.retrieval.vectors.shortlist import Bounds, Queries, ScanSearch, Shortlist, score_error
+from coseek.retrieval.vectors.shortlist import (
+    GROUP,
+    Bounds,
+    Doubles,
+    Product,
+    Queries,
+    ScanSearch,
+    Shortlist,
+    peaks_of,
+    score_error,
+)
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, mapped
 
 SCHEMA = 1

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
 from coseek.training.trainer.workers import ALONE, Workers
 

@@ -19,10 +19,10 @@ from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.labels.label_set import Candidate, LabelSet
-from coseek.retrieval.corpus_weights import sentence_of
 from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.hybrid import sentence_of
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.synthesis.maker import document_of
 

@@ -34,8 +34,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 from coseek.retrieval.vectors.embedding_retriever import passage_text
-from coseek.retrieval.vectors.encoder import Encoder, Vectors
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors
 from coseek.training.encoder.examples import Seen
 from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
 

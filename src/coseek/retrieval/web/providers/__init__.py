@@ -1,1 +1,0 @@
-"""Search providers of the web, one file each, named by its file; see `coseek.retrieval.web.provider`."""
