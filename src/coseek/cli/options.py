@@ -50,3 +50,7 @@ def question_filter(given: Sequence[str] | None) -> QuestionFilter:
     """The filter that `--select` gives."""
     texts = given or ()
     return make_settings(QuestionFilter, apply_overrides({}, texts), typed=texts)
+
+
+def split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.commands.score import split_names
 from coseek.cli.grader_options import (
     AnswerWith,
     BudgetTokens,
@@ -17,7 +16,7 @@ from coseek.cli.grader_options import (
     ask,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, split_names
 from coseek.cli.server_options import at_servers, takes_servers
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import UserError

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from coseek.cli.commands.score import print_tables, split_names
-from coseek.cli.options import Count, Select, Split, question_filter
+from coseek.cli.options import Count, Select, Split, question_filter, split_names
+from coseek.cli.tables import print_tables
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.counted import counted
 from coseek.core.errors import DataError, UserError

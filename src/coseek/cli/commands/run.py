@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from coseek.agents.factory import SCRIPTED, settings_for
-from coseek.cli.commands.score import print_tables
 from coseek.cli.options import (
     ClusterName,
     Count,
@@ -21,6 +20,7 @@ from coseek.cli.options import (
     TokenizerName,
 )
 from coseek.cli.server_options import at_server, takes_servers
+from coseek.cli.tables import print_tables
 from coseek.cli.terminal import (
     AsJson,
     assignments,

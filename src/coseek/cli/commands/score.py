@@ -1,6 +1,5 @@
 """Score runs: means, intervals, groups, paired differences."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -19,9 +18,10 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter
+from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter, split_names
 from coseek.cli.server_options import at_servers, takes_servers
-from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
+from coseek.cli.tables import show_tables
+from coseek.cli.terminal import AsJson, new_app, print_json
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -204,23 +204,3 @@ def shown_of(metrics: list[str]) -> list[str]:
 def metrics_of(metrics: list[str]) -> list[str]:
     """The chosen metrics, and those that every table needs."""
     return list(dict.fromkeys((*metrics, "em", "answered")))
-
-
-def show_tables(tables: Mapping[str, Table]) -> None:
-    """Print tables, without headings."""
-    console = stdout_console()
-    for table in tables.values():
-        console.print(table.rich())
-
-
-def print_tables(scores: Scores, metrics: list[str], main: Table | None = None) -> None:
-    """Print the main table, the first metric by group, and the differences from the first run."""
-    tables = {"Runs": main or main_table(scores, metrics), **grouped_tables(scores, metrics[0])}
-    tables |= abstention_tables(scores)
-    if scores.comparisons:
-        tables["Run against run"] = comparison_table(scores, metrics)
-    show_tables(tables)
-
-
-def split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from coseek.agents.sources import served_context
-from coseek.cli.commands.score import show_tables, split_names
 from coseek.cli.grader_options import (
     BudgetTokens,
     GraderSet,
@@ -21,8 +20,9 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, split_names
 from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.tables import show_tables
 from coseek.cli.terminal import AsJson, new_app, note, print_json
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
