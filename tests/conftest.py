@@ -11,8 +11,7 @@ import pytest
 from hypothesis import settings
 from tests.examples_drawn import FULL, QUICK
 
-from coseek.core.errors import MissingExtra
-from coseek.core.extras import EXTRA_OF
+from coseek.core.errors import EXTRA_OF, MissingExtra
 
 
 def pytest_configure(config: pytest.Config) -> None:

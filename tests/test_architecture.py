@@ -25,9 +25,8 @@ from tests.source_tree import (
 
 import coseek
 from coseek.cli.main import COMMANDS, main
-from coseek.core.errors import MissingExtra
-from coseek.core.extras import EXTRA_OF
-from coseek.core.registry import plugin_names
+from coseek.core.errors import EXTRA_OF, MissingExtra
+from coseek.core.plugins import plugin_names
 from coseek.core.settings import Settings
 
 LAYERS = {

@@ -13,7 +13,7 @@ from tests.source_tree import PACKAGE, ROOT, nodes, sources
 from tests.test_architecture import LAYERS
 
 from coseek.cli.main import COMMANDS, program_of
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory

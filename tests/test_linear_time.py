@@ -29,9 +29,8 @@ from coseek.agents.scripted.rules import guess, with_subject
 from coseek.agents.search_turns import reasoning_of
 from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
-from coseek.core.plain_text import decode
-from coseek.core.prompt_file import fill_template, one_line
-from coseek.core.role_marks import ROLE_MARK, without_role_marks
+from coseek.core.prompt_file import ROLE_MARK, fill_template, one_line, without_role_marks
+from coseek.core.text import decode
 from coseek.data.answers import cover_match, f1
 from coseek.data.documents.document import decoded_text, paragraphs
 from coseek.data.documents.readers import kind_of

@@ -18,11 +18,9 @@ from coseek.agents.protocol import Protocol
 from coseek.agents.protocol import load_protocol as _load_protocol
 from coseek.agents.run_questions import fault_of, row_seed
 from coseek.core.cluster import cluster_at
-from coseek.core.errors import SettingError
-from coseek.core.extras import missing_extras
+from coseek.core.errors import SettingError, in_python_words, missing_extras
 from coseek.core.files import JsonObject, as_path
 from coseek.core.progress import NoProgress, Progress
-from coseek.core.python_words import in_python_words
 from coseek.core.settings import Overrides, apply_overrides, dump_settings, make_settings, typed_overrides
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data

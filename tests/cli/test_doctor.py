@@ -11,7 +11,7 @@ from tests.cli.conftest import Type
 from tests.hardware.paces import FAST, SLOW, begun_anew, kept
 
 from coseek.cli.commands.doctor import CHECKS, CheckStatus, Finding, as_table, check, exact_search, precision
-from coseek.core.extras import EXTRA_OF
+from coseek.core.errors import EXTRA_OF
 from coseek.hardware.host import Host
 from coseek.hardware.precision import Use
 

@@ -13,7 +13,7 @@ from tests.cli.conftest import Type
 from tests.source_tree import PACKAGE, dotted, nodes
 
 from coseek.cli.terminal import stdout_console, training_bar
-from coseek.core.visible import HIDDEN, visible, visible_json
+from coseek.core.text import HIDDEN, visible, visible_json
 from coseek.measure.table import Table
 
 PAYLOADS = (

@@ -9,7 +9,7 @@ from tests.cli.conftest import Type
 from coseek.cli.main import COMMANDS
 from coseek.cli.terminal import progress_bar, training_bar
 from coseek.cli.volume import Volume, set_volume
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, site
 
-from coseek.core.address import parse_base_url
-from coseek.core.circuit_breaker import CircuitBreaker
+from coseek.core.connections import CircuitBreaker, parse_base_url
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key, retry_after_s

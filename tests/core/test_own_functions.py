@@ -7,10 +7,17 @@ from types import FunctionType
 
 import pytest
 
-from coseek.core import own_functions
+from coseek.core import plugins
 from coseek.core.errors import SettingError
-from coseek.core.own_functions import function_module, identify, offer, own_function
-from coseek.core.plugins import is_plugin_path, plugin_digests, plugin_name
+from coseek.core.plugins import (
+    function_module,
+    identify,
+    is_plugin_path,
+    offer,
+    own_function,
+    plugin_digests,
+    plugin_name,
+)
 
 PRICE = 0.01
 TABLE = {"a": [1, 2]}
@@ -82,6 +89,6 @@ def test_a_function_is_a_part_under_its_name_until_another_takes_it() -> None:
     assert offer("reward", calls_itself, {}) == "python:calls_itself"
     with pytest.raises(SettingError, match=re.escape("this process does not have it")):
         function_module("algorithm", name)
-    own_functions._offered.pop(name)
+    plugins._offered.pop(name)
     with pytest.raises(SettingError, match="run that program again"):
         function_module("reward", name)

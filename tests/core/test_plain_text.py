@@ -2,7 +2,7 @@
 
 import pytest
 
-from coseek.core.plain_text import DecodedText, decode, decoded
+from coseek.core.text import DecodedText, decode, decoded
 
 WESTERN = [
     "Müller, Köln",

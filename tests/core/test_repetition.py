@@ -2,7 +2,7 @@
 
 import random
 
-from coseek.core.repetition import RepetitionFilter, has_loop, without_repetition
+from coseek.core.text import RepetitionFilter, has_loop, without_repetition
 
 LOOP = "<think> Julenta , mayor" + " painter Seminary" * 48
 

@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from coseek.core.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
-from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.plugins import find_plugin, plugin_names
 from coseek.core.settings import Settings, check_same_settings, dump_settings, load_settings, make_settings
 from coseek.models.remote import RemoteModelSettings
 from coseek.models.text_model import RemoteTextModelSettings

@@ -3,7 +3,7 @@ world's own question changes on its way."""
 
 import pytest
 
-from coseek.core.spelling import as_written, separated
+from coseek.core.text import as_written, separated
 from coseek.world.world import WorldSettings, make_world
 
 LEARNT = "Who heads Ulmstad Seminary ?"

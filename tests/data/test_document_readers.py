@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.data.document_files import FOLDER
 
-from coseek.core.plain_text import decode
+from coseek.core.text import decode
 from coseek.data.documents.document import Document
 from coseek.data.documents.readers import kind_of, read_document
 from coseek.data.documents.split import count_words, split

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
-from coseek.core.visible import HIDDEN
+from coseek.core.text import HIDDEN
 from coseek.data.trec import read_qrels, read_run, strictly_decreasing, trec_id, trec_order, write_qrels, write_run
 
 IDENTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)

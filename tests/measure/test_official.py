@@ -17,7 +17,7 @@ from functools import cache
 
 import pytest
 
-from coseek.core.visible import without_invisible
+from coseek.core.text import without_invisible
 from coseek.data.answers import exact_match, f1
 
 COUNTS = pytest.mark.parametrize("count", [3_000, pytest.param(50_000, marks=pytest.mark.slow)])

@@ -15,7 +15,7 @@ from tests.models.test_remote_text import chat
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpSettings
-from coseek.core.role_marks import without_role_marks
+from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.models.dialect import RowSegment, TurnRequest

@@ -15,7 +15,7 @@ from coseek.agents.drivers import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RunError, SettingError
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run

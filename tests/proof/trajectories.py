@@ -12,7 +12,7 @@ import coseek
 from coseek.agents.factory import SCRIPTED
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import RetrieverError
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.models.model import Turn, TurnEnd
 from coseek.retrieval.retriever import LayeredRetriever
 

@@ -10,7 +10,7 @@ from tests.retrieval.test_rerank import make_cross_encoder
 from tests.scripted import Scripted
 
 from coseek.core.errors import SettingError, UserError
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.retrieval.factory import open_retriever, plugin_files

@@ -19,8 +19,8 @@ from tests.retrieval.web_server import SECRET, SENT_AS, Answer, Site, body_of, r
 
 from coseek.core.errors import CoseekError, RetrieverError, SettingError, UnknownName
 from coseek.core.http import HttpClient, HttpSettings
-from coseek.core.plain_text import decode
 from coseek.core.settings import dump_settings
+from coseek.core.text import decode
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retrievers.web import SearchApi, Web
 from coseek.retrieval.web.pages import (

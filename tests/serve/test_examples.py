@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data.dataset import Dataset
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index

@@ -23,8 +23,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import write_json
-from coseek.core.progress import NoProgress
-from coseek.core.stops import PendingStop
+from coseek.core.progress import NoProgress, PendingStop
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining

@@ -10,7 +10,7 @@ from tests.training.tiny import agent, environment, tiny_model
 
 from coseek.cli.main import main
 from coseek.core.errors import SettingError, UnknownName
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.algorithm import PACKAGE, open_algorithm
 from coseek.training.rl.backend import check_backend, open_backend

@@ -1,7 +1,7 @@
 """Haystack: a coseek retriever as a component of a pipeline (`pip install 'coseek[haystack]'`)."""
 
 from coseek.adapters.source import metadata, open_source
-from coseek.core.extras import missing_extras
+from coseek.core.errors import missing_extras
 
 with missing_extras("the Haystack retriever"):
     from haystack import Document, component

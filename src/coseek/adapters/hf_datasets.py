@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coseek.core.extras import missing_extras
+from coseek.core.errors import missing_extras
 from coseek.core.files import JsonObject, as_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory

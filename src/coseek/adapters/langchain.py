@@ -3,7 +3,7 @@
 from pydantic import PrivateAttr
 
 from coseek.adapters.source import metadata, open_source
-from coseek.core.extras import missing_extras
+from coseek.core.errors import missing_extras
 from coseek.retrieval.retriever import Retriever
 
 with missing_extras("the LangChain retriever"):

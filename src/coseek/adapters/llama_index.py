@@ -1,7 +1,7 @@
 """LlamaIndex: a coseek retriever as a `BaseRetriever` (`pip install 'coseek[llama-index]'`)."""
 
 from coseek.adapters.source import metadata, open_source
-from coseek.core.extras import missing_extras
+from coseek.core.errors import missing_extras
 from coseek.retrieval.factory import Source
 
 with missing_extras("the LlamaIndex retriever"):

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from coseek.agents.drivers import Sampled, Sampling
-from coseek.core.errors import ModelError
-from coseek.core.extras import missing_extras
+from coseek.core.errors import ModelError, missing_extras
 from coseek.core.files import JsonObject, parse_line
 from coseek.core.settings import load_settings
 from coseek.data.question import Question

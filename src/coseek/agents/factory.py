@@ -23,13 +23,12 @@ from coseek.agents.grammar import Action, Grammar, Tag, as_json
 from coseek.agents.prompt_template import TakenAs
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
-from coseek.core.plugins import PluginSpec, is_plugin_path, running
-from coseek.core.registry import find_plugin, plugin_names
-from coseek.core.role_marks import without_role_marks
+from coseek.core.plugins import PluginSpec, find_plugin, is_plugin_path, plugin_names, running
+from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author

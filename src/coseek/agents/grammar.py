@@ -28,7 +28,7 @@ from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.core.role_marks import ROLE_MARK, harmless
+from coseek.core.prompt_file import ROLE_MARK, harmless
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
 from coseek.models.written import ToolCallText, after_opened, calls_in, opened_at_end, read_turn, reasoning_in
 

@@ -19,10 +19,10 @@ from coseek.agents.limits import Limits
 from coseek.agents.tool import DocumentPage
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.registry import find_yaml
-from coseek.core.role_marks import without_role_marks
+from coseek.core.plugins import find_yaml
+from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings
-from coseek.core.spelling import separated
+from coseek.core.text import separated
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
@@ -80,7 +80,7 @@ class PromptTemplateFile(Settings):
     `{text}` are filled in."""
     question_spelling: Literal["as_typed", "separated"] = "as_typed"
     """How the question is spelled in the prompt: as it was typed, or as laptop worlds write, with blanks around every
-    mark (`coseek.core.spelling`). A question that is spelled so already stays as it is."""
+    mark (`coseek.core.text`). A question that is spelled so already stays as it is."""
     space_before: bool = False
     """Put a space in front of a field that has none, so that its first word has the same token as inside a sentence."""
     nothing_found: str = ""

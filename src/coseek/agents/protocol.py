@@ -14,9 +14,7 @@ from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile, Ta
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.own_functions import is_function, own_function
-from coseek.core.plugins import file_digest, is_plugin_path, plugin_name
-from coseek.core.registry import find_yaml
+from coseek.core.plugins import file_digest, find_yaml, is_function, is_plugin_path, own_function, plugin_name
 from coseek.core.settings import Settings, make_settings
 from coseek.data.identities import digest
 from coseek.data.trajectory import Author

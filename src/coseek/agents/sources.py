@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import numbered_documents
-from coseek.core.counted import counted
-from coseek.core.plain_text import sentence_spans
-from coseek.core.repetition import has_loop
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written, counted, has_loop, sentence_spans
 from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory

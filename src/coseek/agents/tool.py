@@ -30,9 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from coseek.agents.limits import Limits
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.core.own_functions import called, is_function, offer
-from coseek.core.plugins import PluginSpec, is_plugin_path
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import PluginSpec, called, find_plugin, is_function, is_plugin_path, offer
 from coseek.core.settings import Settings, make_settings, mistakes
 from coseek.core.strict_json import InvalidJson, parse_strict, replace_surrogates
 from coseek.data.passage import Passage

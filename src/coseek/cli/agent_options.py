@@ -7,7 +7,7 @@ from coseek.agents.limits import Limits
 from coseek.agents.sources import CITED
 from coseek.cli.terminal import assignments
 from coseek.core.errors import SettingError
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import find_plugin
 from coseek.core.settings import dump_settings, make_settings
 
 

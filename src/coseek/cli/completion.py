@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from coseek.cli.main import COMMANDS, described, program_of
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 
 _app = typer.Typer()
 

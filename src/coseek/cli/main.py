@@ -31,9 +31,8 @@ from coseek.cli.home import with_home
 from coseek.cli.server_options import with_server_options
 from coseek.cli.terminal import say, show_traceback, tell
 from coseek.cli.volume import Volume, set_volume, volume, with_volume
-from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError
-from coseek.core.extras import missing_extras
-from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError, missing_extras
+from coseek.core.plugins import find_plugin, plugin_names
 from coseek.core.settings import mistakes
 from coseek.core.strict_json import replace_surrogates
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from coseek.cli.volume import add_options, leaves
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 

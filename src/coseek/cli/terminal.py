@@ -32,7 +32,7 @@ from rich.segment import Segment
 from coseek.cli.volume import Volume, volume
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, apply_overrides
-from coseek.core.visible import visible, visible_json
+from coseek.core.text import visible, visible_json
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock, in seconds."""

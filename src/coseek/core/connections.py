@@ -1,22 +1,61 @@
-"""Connections to one HTTP server: kept open and used again, through the proxy that the environment names.
+"""Connections to HTTP servers: addresses, connections kept open, calls open at each server, faults in a row."""
 
-On httpcore, without httpx's client and connection pool: these take more processor time for a request than the rest of
-a call, and a pool of 64 connections looks at all of them each time. No retries, redirects or compressed answers.
-"""
-
+import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakValueDictionary
+
+from coseek.core.errors import SettingError
 
 if TYPE_CHECKING:
     import httpcore
 
     Connection: TypeAlias = httpcore.AsyncHTTPConnection | httpcore.AsyncConnectionPool
     """A pool of one connection where there is a proxy."""
+
+
+# Addresses: which names are addresses of servers, and the base of their paths.
+
+
+def is_url(name: object) -> TypeGuard[str]:
+    """Whether a name is the address of a server, and no folder, file or part."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
+
+
+def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
+    """Check a server's address and remove any of `ends` from its end. Raises `SettingError`."""
+    wrong = SettingError(f"{url!r} is not a server address; write http://HOST:PORT")
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.username is not None or parts.password is not None:
+        raise SettingError("the address of a server must not hold a password; put a key into an environment variable")
+    holes = url.split() != [url.strip()] or not url.strip().isprintable()
+    scheme = parts.scheme in ("http", "https")
+    if not scheme or not parts.hostname or parts.query or parts.fragment or port == 0 or holes:
+        raise wrong
+    base = url.strip().rstrip("/")
+    for end in ends:
+        base = base.removesuffix(end)
+    return base.rstrip("/")
+
+
+# Connections to one HTTP server: kept open and used again, through the proxy that the environment names.
+#
+# On httpcore, without httpx's client and connection pool: these take more processor time for a request than the rest
+# of a call, and a pool of 64 connections looks at all of them each time. No retries, redirects or compressed answers.
 
 _KEEP_S = 60.0
 """Seconds that an unused connection is kept."""
@@ -121,3 +160,131 @@ def is_local(base: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+# Server slots: how many calls are open at each server, over all clients of this process.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Waiter:
+    """A call that waits for a slot, in the event loop of its client."""
+
+    rank: int
+    arrival: int
+    limit: int = field(compare=False)
+    loop: asyncio.AbstractEventLoop = field(compare=False)
+    turn: "asyncio.Future[None]" = field(compare=False)
+
+
+class ServerSlots:
+    """The open calls of one server. Clients in different threads share it; calls are admitted by rank, the lowest
+    first, and then in the order of arrival.
+
+    Each call brings its client's limit, so that two clients with a limit of 64 open 64 calls together, not 128.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._waiting: list[_Waiter] = []
+        """A heap."""
+        self._arrivals = count()
+
+    @asynccontextmanager
+    async def one(self, limit: int, rank: int = 0) -> AsyncIterator[None]:
+        """Hold a slot; waits while `limit` calls are open."""
+        waiter = self._wait_in_line(limit, rank)
+        if waiter is not None:
+            try:
+                await waiter.turn
+            except asyncio.CancelledError:
+                with self._lock:
+                    admitted = waiter not in self._waiting
+                    if not admitted:
+                        self._waiting.remove(waiter)
+                        heapify(self._waiting)
+                if admitted:
+                    self._free()
+                raise
+        try:
+            yield
+        finally:
+            self._free()
+
+    def _wait_in_line(self, limit: int, rank: int) -> _Waiter | None:
+        """Take a slot and return `None`, or queue."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._open < limit and not self._waiting:
+                self._open += 1
+                return None
+            waiter = _Waiter(rank, next(self._arrivals), limit, loop, loop.create_future())
+            heappush(self._waiting, waiter)
+            return waiter
+
+    def _free(self) -> None:
+        """Free a slot, and admit those that wait."""
+        with self._lock:
+            self._open -= 1
+            while self._waiting and self._open < self._waiting[0].limit:
+                waiter = heappop(self._waiting)
+                self._open += 1
+                waiter.loop.call_soon_threadsafe(_admit, waiter.turn)
+
+
+def _admit(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():  # cancelled meanwhile; the waiter frees its slot
+        turn.set_result(None)
+
+
+_slots: WeakValueDictionary[str, ServerSlots] = WeakValueDictionary()
+_finding = threading.Lock()
+
+
+def slots_of(server: str) -> ServerSlots:
+    """The slots of a server, the same object for all clients of this process."""
+    with _finding:
+        found = _slots.get(server)
+        if found is None:
+            found = _slots[server] = ServerSlots()
+        return found
+
+
+# Circuit breaker: stops calls to a server that fails.
+
+
+class CircuitBreaker:
+    """Stops calls to a server that fails. Thread-safe.
+
+    Closed until `after` faults in a row, then open for `cool_down_s` seconds, then one probe decides.
+    """
+
+    def __init__(self, after: int, cool_down_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.after = after
+        self.cool_down_s = cool_down_s
+        self._clock = clock
+        self.faults = 0
+        """Faults in a row."""
+        self._open_until = 0.0
+        self._lock = threading.Lock()
+
+    def wait_s(self) -> float:
+        """Return 0 when a call may be made, else the seconds until the next probe."""
+        with self._lock:
+            if self.faults < self.after:
+                return 0.0
+            now = self._clock()
+            if now < self._open_until:
+                return self._open_until - now
+            self._open_until = now + self.cool_down_s  # this caller is the probe
+            return 0.0
+
+    def worked(self) -> None:
+        with self._lock:
+            self.faults = 0
+
+    def failed(self) -> None:
+        with self._lock:
+            self.faults += 1
+            if self.faults >= self.after:
+                self._open_until = self._clock() + self.cool_down_s

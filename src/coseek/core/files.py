@@ -20,7 +20,7 @@ from coseek.core.parts import recover_folder as recover_folder
 from coseek.core.strict_json import InvalidJson, parse_lenient, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
-from coseek.core.visible import HIDDEN
+from coseek.core.text import HIDDEN
 
 JsonObject: TypeAlias = dict[str, "Json"]
 Faults: TypeAlias = tuple[type[Exception], ...]

@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
 
 from pydantic import Field
 
-from coseek.core.circuit_breaker import CircuitBreaker
-from coseek.core.connections import Connections
+from coseek.core.connections import CircuitBreaker, Connections, slots_of
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.core.server_slots import slots_of
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 

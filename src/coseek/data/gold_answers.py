@@ -6,7 +6,7 @@ import string
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
-from coseek.core.visible import without_invisible
+from coseek.core.text import without_invisible
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -22,7 +22,7 @@ import numpy as np
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_write, read_lines
-from coseek.core.visible import HIDDEN
+from coseek.core.text import HIDDEN
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """Question → passage → grade."""

@@ -19,8 +19,7 @@ import yaml
 
 from coseek import __version__
 from coseek.agents.agent_card import AgentCard
-from coseek.core.errors import DataError, SettingError, UserError
-from coseek.core.extras import missing_extras
+from coseek.core.errors import DataError, SettingError, UserError, missing_extras
 from coseek.core.files import Json, atomic_folder, check_not_file, read_json
 from coseek.hub.card import FILE, PULLED, SOURCE, UNKNOWN, ModelCard, data_card, document, front_of, read_card, shared
 from coseek.retrieval.vectors.encoder import EncoderCard, check_modules

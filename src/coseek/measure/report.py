@@ -14,7 +14,7 @@ from typing import Protocol
 import yaml
 
 from coseek.core.files import Json, JsonObject, atomic_write
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.abstention import ended_right
 from coseek.measure.plots import Svg, with_id_prefix

@@ -7,7 +7,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.visible import visible
+from coseek.core.text import visible
 from coseek.measure.abstention import Abstention
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coseek.core.counted import counted
+from coseek.core.text import counted
 from coseek.measure.intervals import Difference, holm
 from coseek.measure.question_groups import ALL
 from coseek.measure.score import Scores

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, cast
 
-from coseek.core import registry
+from coseek.core import plugins
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import replace_surrogates
 from coseek.models.written import ToolCallText
@@ -187,7 +187,7 @@ class WeightDialect(Dialect, Protocol):
 @cache
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
-    return cast(Dialect, registry.find_plugin("dialect", PACKAGE, name))
+    return cast(Dialect, plugins.find_plugin("dialect", PACKAGE, name))
 
 
 def prompt_dialect_of(name: str) -> PromptDialect | None:

@@ -20,7 +20,7 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpClient, HttpFailure
-from coseek.core.role_marks import without_role_marks
+from coseek.core.prompt_file import without_role_marks
 from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of, why_wordless
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.server import (

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 from pydantic import Field
 
-from coseek.core.address import parse_base_url
+from coseek.core.connections import parse_base_url
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key
 from coseek.core.settings import Settings, VariableName, apply_overrides

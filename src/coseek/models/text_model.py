@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from coseek.core.address import is_url
 from coseek.core.cache import TextCache
+from coseek.core.connections import is_url
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import digest_of, fingerprint

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.role_marks import harmless
+from coseek.core.prompt_file import harmless
 from coseek.core.strict_json import InvalidJson, fault_in, parse_lenient, parse_lenient_values, parse_strict
 
 _PAIRS = (

@@ -13,11 +13,10 @@ from pydantic import Field, field_validator, model_validator
 from coseek.agents.drivers import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.scripted.expert import ExpertSettings
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
-from coseek.core.own_functions import is_function
-from coseek.core.registry import find_yaml
+from coseek.core.plugins import find_yaml, is_function
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.selection import QuestionFilter
 from coseek.hardware.placement import Placement

@@ -12,10 +12,10 @@ from typing import cast
 
 from coseek.agents.protocol import tool_files
 from coseek.agents.run_questions import identities_of
-from coseek.core.counted import counted
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
+from coseek.core.text import counted
 from coseek.data.run import Run
 from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 from coseek.agents.protocol import tool_files
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import SUMS, Json, JsonObject, parse_line, parse_row, read_byte_lines
-from coseek.core.plugins import is_plugin_path
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import find_plugin, is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.digests import OLD_SEAL, changed_files
 from coseek.data.question import Question

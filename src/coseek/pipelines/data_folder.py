@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder, link_files
+from coseek.core.text import counted
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.question import Question, load_questions, save_questions

@@ -5,10 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from coseek.core.counted import counted
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
+from coseek.core.text import counted
 from coseek.models.model_folder import Shape
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.estimate import local_graders, memory_of, shape_of, shown_gib

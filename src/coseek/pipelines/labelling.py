@@ -10,14 +10,13 @@ from coseek.agents.drivers import Limits
 from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.search_turns import SearchTurn, search_turns
-from coseek.core.address import is_url
 from coseek.core.cluster import Cluster
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
-from coseek.core.plugins import is_plugin_path
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import find_plugin, is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.run import Run

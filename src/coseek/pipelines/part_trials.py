@@ -13,12 +13,11 @@ from typing import cast
 from coseek.agents import factory, protocol, tool
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.search_turns import search_turns
-from coseek.core.errors import SettingError
-from coseek.core.extras import missing_extras
+from coseek.core.errors import SettingError, missing_extras
 from coseek.core.files import Json, JsonObject, expand_home, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, running
 from coseek.core.settings import dump_settings, make_settings
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data import imports
 from coseek.data.dataset import Dataset
 from coseek.data.imports._sources import ImportedData

@@ -12,11 +12,11 @@ from typing import cast
 
 import torch
 
-from coseek.core.counted import counted
 from coseek.core.files import JsonObject, read_json, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.core.text import counted
 from coseek.hardware.device import accelerators
 from coseek.measure.table import Table
 from coseek.models.model_folder import shape_of_config

@@ -22,8 +22,7 @@ from coseek.core.files import (
     write_yaml,
 )
 from coseek.core.lock import Lock, kept_lock
-from coseek.core.own_functions import is_function
-from coseek.core.plugins import plugin_digests, plugin_name
+from coseek.core.plugins import is_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
 from coseek.data.dataset import QUESTIONS

@@ -16,7 +16,7 @@ from coseek.agents.episode import Episode
 from coseek.agents.grammar import Grammar
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
-from coseek.core.role_marks import ROLE_MARK
+from coseek.core.prompt_file import ROLE_MARK
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, Trajectory
 from coseek.graders.scoring import EpisodeScorer

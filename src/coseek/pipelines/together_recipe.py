@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.registry import find_yaml
+from coseek.core.plugins import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.measure.score import METRICS
 from coseek.pipelines.agent_recipe import AgentRecipe, chosen_preset, recipe_tree

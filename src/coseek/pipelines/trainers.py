@@ -21,13 +21,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from coseek.agents import factory
 from coseek.agents.tool import ToolLike, tool_name
-from coseek.core.errors import SettingError, closest
-from coseek.core.extras import missing_extras
+from coseek.core.errors import SettingError, closest, in_python_words, missing_extras
 from coseek.core.files import Json, JsonObject, as_path, atomic_folder
-from coseek.core.own_functions import CannotResume, OwnFunction, is_function, own_function
-from coseek.core.plugins import plugin_digests, plugin_name
+from coseek.core.plugins import CannotResume, OwnFunction, is_function, own_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, PrintedProgress, Progress
-from coseek.core.python_words import in_python_words
 from coseek.core.settings import Settings, changed_settings, dump_settings, typed_overrides
 from coseek.data.dataset import QUESTIONS
 from coseek.data.question import Question, QuestionSplit, load_questions, save_questions

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
-from coseek.core import registry
-from coseek.core.address import is_url
+from coseek.core import plugins
+from coseek.core.connections import is_url
 from coseek.core.errors import CoseekError, MissingExtra, RetrieverError, SettingError
 from coseek.core.files import JsonObject, read_yaml, real_path
 from coseek.core.fingerprint import digest_of
-from coseek.core.own_functions import called, check_takes, identify, is_function, offer
-from coseek.core.plugins import PluginSpec, is_plugin_path, running
+from coseek.core.plugins import PluginSpec, called, check_takes, identify, is_function, is_plugin_path, offer, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.models.model_folder import shipped_models
@@ -182,7 +181,7 @@ class OpenContext:
         name = tree.get("retriever")
         if not isinstance(name, str):
             raise SettingError(f"{where} needs a setting `retriever: NAME`")
-        module = registry.find_plugin("retriever", PACKAGE, self._file(name), CONTRACT)
+        module = plugins.find_plugin("retriever", PACKAGE, self._file(name), CONTRACT)
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
         found = cast(RetrieverModule, module)

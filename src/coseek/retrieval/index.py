@@ -28,7 +28,7 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 
 from coseek import __version__
-from coseek.core import registry
+from coseek.core import plugins
 from coseek.core.errors import DataError, IndexMismatch, InUse, SettingError
 from coseek.core.files import (
     WRONG_SHAPE,
@@ -139,8 +139,8 @@ def retriever_names() -> list[str]:
     """The names of the retrievers that build an index."""
     return [
         name
-        for name in registry.plugin_names(PACKAGE)
-        if hasattr(registry.find_plugin("retriever", PACKAGE, name), "load")
+        for name in plugins.plugin_names(PACKAGE)
+        if hasattr(plugins.find_plugin("retriever", PACKAGE, name), "load")
     ]
 
 
@@ -324,7 +324,7 @@ def index_module(name: str) -> IndexModule:
     """The module of a retriever that builds an index."""
     if is_plugin_path(name):  # `index.json` names the retriever, and code named by data is never run
         raise SettingError(f"{name} is opened, not built: put `retriever: {name}` into a YAML file and name that one")
-    module = registry.find_plugin("retriever", PACKAGE, name)
+    module = plugins.find_plugin("retriever", PACKAGE, name)
     if not hasattr(module, "load"):
         raise SettingError(f"{name!r} needs no index; put `retriever: {name}` into a YAML file, and name that file")
     return cast(IndexModule, module)

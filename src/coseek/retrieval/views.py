@@ -26,8 +26,16 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import SettingError, UnknownName
-from coseek.core.own_functions import check_takes, function_module, is_function, offer
-from coseek.core.plugins import PluginSpec, file_digest, is_plugin_path, load_plugin
+from coseek.core.plugins import (
+    PluginSpec,
+    check_takes,
+    file_digest,
+    function_module,
+    is_function,
+    is_plugin_path,
+    load_plugin,
+    offer,
+)
 from coseek.retrieval.query import EVERYTHING, ContextFields, Past, Query, QueryLike
 from coseek.retrieval.view_template import NO_REASONING, ViewTemplate
 

@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
-from coseek.core.own_functions import check_takes, offer
-from coseek.core.plugins import PluginSpec, is_plugin_path, plugin_name
-from coseek.core.registry import find_plugin, find_yaml, plugin_names
+from coseek.core.plugins import (
+    PluginSpec,
+    check_takes,
+    find_plugin,
+    find_yaml,
+    is_plugin_path,
+    offer,
+    plugin_name,
+    plugin_names,
+)
 from coseek.core.settings import Settings, load_settings, make_settings
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.grades import NO_GRADES, Grades, Need, NoReward

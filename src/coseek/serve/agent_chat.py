@@ -18,9 +18,8 @@ from pydantic import ConfigDict, Field
 from coseek.agents.sources import MOST, cited_answer, reply_in_words, served_context, sources_of, used_sentences
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.core.repetition import without_repetition
 from coseek.core.settings import Settings, make_settings
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written, without_repetition
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.models.chat import Message

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from coseek.agents.sources import reply_in_words
 from coseek.core.files import Json, JsonObject
-from coseek.core.repetition import without_repetition
+from coseek.core.text import without_repetition
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.serve.agent_chat import (
     AgentMessage,

@@ -17,9 +17,8 @@ from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
 from coseek.core.errors import CoseekError, RetrieverError
 from coseek.core.files import Json, JsonObject, parse_rows
-from coseek.core.repetition import RepetitionFilter
 from coseek.core.settings import dump_settings
-from coseek.core.spelling import as_written
+from coseek.core.text import RepetitionFilter, as_written
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question

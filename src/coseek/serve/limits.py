@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from coseek.core.connections import names_this_machine
 from coseek.core.errors import CoseekError
 from coseek.core.files import JsonObject
-from coseek.core.visible import visible
+from coseek.core.text import visible
 from coseek.serve.settings import ListenSettings
 
 Scope: TypeAlias = MutableMapping[str, object]

@@ -24,7 +24,7 @@ from coseek.agents.sources import reply_in_words, sources_of
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever

@@ -20,7 +20,7 @@ from coseek import __version__
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
-from coseek.core.visible import visible
+from coseek.core.text import visible
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import Stamp
 from coseek.retrieval.query import Query

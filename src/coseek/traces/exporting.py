@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UnknownName
 from coseek.core.files import (
     atomic_folder,

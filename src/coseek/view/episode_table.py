@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
 from coseek.data.token_data import TokenData

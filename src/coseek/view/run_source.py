@@ -15,8 +15,8 @@ from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import CoseekError, UserError
 from coseek.core.files import Json, JsonObject, parse_line, parse_row, read_jsonl, read_yaml
 from coseek.core.plugins import is_plugin_path
-from coseek.core.spelling import as_written
 from coseek.core.strict_json import replace_surrogates
+from coseek.core.text import as_written
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.run import RowKey, Run
 from coseek.data.token_data import TokenData, read_token_data

@@ -15,7 +15,7 @@ from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import latest_block, shown_documents
 from coseek.agents.scripted_agent import Move
 from coseek.agents.sources import first_with, holds
-from coseek.core.plain_text import sentence_spans
+from coseek.core.text import sentence_spans
 from coseek.data.gold_path import plain_name
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question

@@ -23,7 +23,7 @@ from typing import ClassVar
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted.rules import STOP_WORDS, RuleAgent
 from coseek.agents.scripted_agent import Move
-from coseek.core.plain_text import sentence_spans
+from coseek.core.text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.models.model import EpisodeState
 from coseek.retrieval.lexical.analyzer import words

@@ -16,8 +16,7 @@ from coseek.cli.server_options import at_server, takes_servers
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stderr_console, tell
 from coseek.cli.volume import Volume, volume
 from coseek.core.errors import SettingError
-from coseek.core.repetition import without_repetition
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written, without_repetition
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory

@@ -22,12 +22,11 @@ from coseek.cli.terminal import (
     stdout_console,
     tell,
 )
-from coseek.core.counted import counted
-from coseek.core.errors import SettingError, UnknownName
-from coseek.core.extras import missing_extras
+from coseek.core.errors import SettingError, UnknownName, missing_extras
 from coseek.core.files import Json, JsonObject
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
+from coseek.core.text import counted
 from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
 from coseek.data.imports._published import Deal
 from coseek.data.pool import make_pool, parse_source

@@ -20,7 +20,7 @@ from coseek.agents.search_turns import reasoning_of
 from coseek.agents.sources import holds
 from coseek.cli.terminal import new_app, shell_word, stdout_console
 from coseek.core.errors import SettingError
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data.answers import exact_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question

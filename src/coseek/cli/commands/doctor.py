@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
-from coseek.core.errors import MissingExtra
-from coseek.core.extras import EXTRA_OF
+from coseek.core.errors import EXTRA_OF, MissingExtra
 from coseek.core.files import atomic_write
 from coseek.core.parts import part_folder
 from coseek.core.record import Record

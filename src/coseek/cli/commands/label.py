@@ -21,7 +21,7 @@ from coseek.cli.terminal import (
 )
 from coseek.core.cluster import cluster_at
 from coseek.core.files import JsonObject
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.data.kept_files import check_output_file
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary

@@ -11,10 +11,10 @@ import typer
 from coseek.cli.options import Count, Select, Split, question_filter, split_names
 from coseek.cli.tables import print_tables
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
-from coseek.core.counted import counted
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, write_jsonl
 from coseek.core.lock import lock_if_named
+from coseek.core.text import counted
 from coseek.data.dataset import Dataset
 from coseek.data.kept_files import check_output_file
 from coseek.data.passage import Corpus

@@ -33,7 +33,7 @@ from coseek.cli.terminal import (
     tell,
 )
 from coseek.core.cluster import cluster_at
-from coseek.core.registry import plugin_names
+from coseek.core.plugins import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
 from coseek.measure.table import MAIN, scores_json

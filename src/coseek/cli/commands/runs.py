@@ -8,10 +8,10 @@ from typing import Annotated, cast
 import typer
 
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console, tell
-from coseek.core.counted import counted
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import RECORDS, JsonObject, parse_line, read_yaml
 from coseek.core.lock import is_being_written
+from coseek.core.text import counted
 from coseek.measure.table import Table
 
 GROUP = "Results"

@@ -9,7 +9,7 @@ from rich.text import Text
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.core.spelling import as_written
+from coseek.core.text import as_written
 from coseek.data.neighbours import Way, neighbours
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import open_retriever

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coseek.core.files import JsonObject
-from coseek.core.plain_text import DecodedText, decoded, decoded_as
+from coseek.core.text import DecodedText, decoded, decoded_as
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]")
 _BLANKS = re.compile(r"(?<![ \t])[ \t]{100,}+")

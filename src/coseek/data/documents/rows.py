@@ -10,8 +10,8 @@ from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.plain_text import DecodedText, declared_encoding
 from coseek.core.strict_json import InvalidJson, parse_strict
+from coseek.core.text import DecodedText, declared_encoding
 from coseek.data.documents.document import Document, DocumentFault, Section, clean, decoded_text, paragraphs
 from coseek.data.documents.markup import read_html
 

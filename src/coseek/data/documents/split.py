@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError
-from coseek.core.plain_text import WORD
+from coseek.core.text import WORD
 
 Count: TypeAlias = Callable[[str], int]
 """How much of a passage's size a text takes."""

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, cast
 
-from coseek.core import registry
+from coseek.core import plugins
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, check_replaceable, read_json, write_json
 from coseek.core.fingerprint import file_digest
@@ -69,7 +69,7 @@ class ImportSummary:
 
 def format_names() -> list[str]:
     """The names of the formats."""
-    return registry.plugin_names(PACKAGE)
+    return plugins.plugin_names(PACKAGE)
 
 
 def import_data(
@@ -141,7 +141,7 @@ def read_sources(format_name: str, sources: Sequence[Path]) -> tuple[ImportedDat
 
 
 def _format(name: str) -> ImportFormat:
-    return cast(ImportFormat, registry.find_plugin("data format", PACKAGE, name, CONTRACT))
+    return cast(ImportFormat, plugins.find_plugin("data format", PACKAGE, name, CONTRACT))
 
 
 def _files(part: ImportFormat, format_name: str, sources: Sequence[Path]) -> list[Path]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import cast
 
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.graders.judge import is_world
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, MakerRequirements

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json
 from coseek.graders.judge import is_world

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from coseek.core.errors import ErrorList
 from coseek.core.files import JsonObject
-from coseek.core.own_functions import is_function
-from coseek.core.plugins import plugin_digests, plugin_name
+from coseek.core.plugins import is_function, plugin_digests, plugin_name
 from coseek.core.settings import dump_settings
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.rewards.reward import make_reward

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from coseek.core.address import is_url
+from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
 from coseek.core.progress import Progress
 from coseek.data.question import Question

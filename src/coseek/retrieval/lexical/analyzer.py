@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import MissingExtra, UnknownName
-from coseek.core.visible import SOFT_HYPHEN, ZERO_WIDTH
+from coseek.core.text import SOFT_HYPHEN, ZERO_WIDTH
 
 # Marks: characters that readers see as a part of a letter or word.
 

@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from coseek.core.address import parse_base_url
+from coseek.core.connections import parse_base_url
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of

@@ -13,8 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.core.address import parse_base_url
-from coseek.core.connections import is_local
+from coseek.core.connections import is_local, parse_base_url
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of

@@ -13,8 +13,8 @@ from urllib.parse import urljoin
 from pydantic import Field
 
 from coseek.core.errors import CoseekError
-from coseek.core.plain_text import WORD, decode
 from coseek.core.settings import Settings
+from coseek.core.text import WORD, decode
 
 if TYPE_CHECKING:
     import ssl

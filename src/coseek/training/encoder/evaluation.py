@@ -21,8 +21,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.model import BaseModel
 
-from coseek.core.counted import counted
 from coseek.core.files import Json, JsonObject
+from coseek.core.text import counted
 from coseek.data.passage import Corpus, Passage
 from coseek.labels.label_set import LabelSet
 from coseek.measure.intervals import Difference, bootstrap_mean, paired_difference

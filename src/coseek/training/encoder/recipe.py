@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.registry import find_yaml
+from coseek.core.plugins import find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision

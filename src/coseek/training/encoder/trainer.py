@@ -30,9 +30,8 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import read_json, read_json_object, shaped, write_json
-from coseek.core.progress import Progress
+from coseek.core.progress import PendingStop, Progress
 from coseek.core.record import OPTIONAL, Number, Record
-from coseek.core.stops import PendingStop
 from coseek.training.encoder.batch import Collator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample

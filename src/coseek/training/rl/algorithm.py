@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pydantic import Field
 
 from coseek.core.errors import SettingError
-from coseek.core.own_functions import check_takes, offer
-from coseek.core.plugins import PluginSpec, plugin_name
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import PluginSpec, check_takes, find_plugin, offer, plugin_name
 from coseek.core.settings import Settings, make_settings
 from coseek.data.trajectory import Trajectory
 from coseek.training.rl.settings import RlSettings

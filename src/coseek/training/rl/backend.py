@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from coseek.core.errors import SettingError
-from coseek.core.plugins import PluginSpec
-from coseek.core.registry import find_plugin
+from coseek.core.plugins import PluginSpec, find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 

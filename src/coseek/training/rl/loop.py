@@ -16,9 +16,8 @@ import torch
 
 from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
-from coseek.core.progress import NoProgress, Progress
+from coseek.core.progress import NoProgress, Progress, waiting_stops
 from coseek.core.settings import dump_settings
-from coseek.core.stops import waiting_stops
 from coseek.data.question import Question
 from coseek.training.rl.algorithm import Algorithm, open_algorithm, spread_over_steps
 from coseek.training.rl.backend import TrainingBackend

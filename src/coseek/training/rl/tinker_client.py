@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from coseek.core.address import parse_base_url
+from coseek.core.connections import parse_base_url
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import JsonObject, parse_line
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key

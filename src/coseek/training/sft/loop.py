@@ -13,9 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from coseek.core.progress import Evaluate, NoProgress, Progress
+from coseek.core.progress import Evaluate, NoProgress, Progress, waiting_stops
 from coseek.core.settings import dump_settings
-from coseek.core.stops import waiting_stops
 from coseek.training.sft.settings import Draw, SftSettings
 from coseek.training.trainer.batch import Batch, make_batch, micro_batches
 from coseek.training.trainer.checkpoint import RunState

@@ -32,7 +32,7 @@ from coseek.core.files import JsonObject, atomic_folder, link_files, read_json, 
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_folder
 from coseek.core.parts import recover_folder, sweep
-from coseek.core.stops import PendingStop
+from coseek.core.progress import PendingStop
 from coseek.training.trainer.learner import ForwardModel, LearnerState, Trainable
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.workers import ALONE, Workers

@@ -1,0 +1,371 @@
+"""Text: decoded, its words, what a terminal may show of it, spelling, repetition, and numbers with their nouns."""
+
+import codecs
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+# Plain text: decodes bytes of an unknown encoding, and finds words in any script.
+
+_META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_RARE = ["johab", "cp949", "iso8859_10"]
+"""Encodings that are never guessed: Japanese and Polish texts are taken for these. EUC-KR is guessed for Korean."""
+_WESTERN = (
+    "äöüß", "àâæçéèêëîïôœùûüÿ", "áéíñóúü", "àèéìíîòóù", "áâãàçéêíóôõúü", "áéíóúàèëïöüç", "åäöéüàšž", "æøåéèêóòâôü",
+    "áéíóúýþæöð", "àçèéíïòóúü",
+)  # fmt: skip
+"""Letters beyond ASCII of German, French, Spanish, Italian, Portuguese, Dutch, Swedish and Finnish, Danish and
+Norwegian, Icelandic, Catalan."""
+_CENTRAL = (
+    "ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "čćđšž", "ăâîșțşţ", "äöüß",
+)  # fmt: skip
+"""Those of Polish, Czech, Slovak, Hungarian, Slovene and Croatian, Romanian; German words among them."""
+_LATIN = (
+    ("cp1252", _WESTERN),
+    ("iso8859-15", _WESTERN),
+    ("cp1250", _CENTRAL),
+    ("iso8859-2", _CENTRAL),
+    ("cp1254", ("çğıöşüâîû",)),
+    ("cp1257", ("ąčęėįšųūž", "āčēģīķļņšūž", "äõöüšž")),
+    ("mac-roman", _WESTERN),
+    ("cp850", _WESTERN),
+)
+"""Encodings of Latin letters with the letters of their languages, the most common first."""
+_ODD_SIGN = re.compile(
+    r"[^\W\d_](?:[\xb2\xb3\xb9]|[^\w\s\x00-\x7f\u2019\xb7\xad\u2013\u2014\u2026\xa0])[^\W\d_]"
+    r"|[a-zß-öø-ÿ][À-ÖØ-Þ\u0152\u0160\u0178\u017d]|[ªº][^\W\d_]|[\x80-\x9f]"
+)
+"""A sign inside a word, a capital after a small letter, or a control character: signs of another encoding."""
+_MOST_ACCENTED, _MOST_KNOWN, _SAMPLE = 0.5, 0.95, 200_000
+_AS_BROWSERS = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "iso8859-11": "cp874",
+    "gb2312": "gbk", "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+"""Declared encoding → the superset of it that browsers use, since most texts that declare the former are the latter."""
+CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""CJK characters, as the inside of a character class."""
+WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
+"""A word with its preceding white space; two CJK characters count as a word, and so do 100 characters without a blank.
+No match starts inside white space, so trailing blanks are scanned once."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
+"""Ends a sentence. A line that continues in lower case was wrapped."""
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Where each sentence begins and ends."""
+    cuts = [match.span() for match in _SENTENCE_END.finditer(text)]
+    return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedText:
+    """A text and the encoding that it was decoded with."""
+
+    text: str
+    encoding: str
+    """Python's name of the encoding; empty where none fits, and the text is then UTF-8 with U+FFFD."""
+    is_guess: bool = False
+    """Whether neither a mark, a declaration nor the bytes themselves say the encoding."""
+    lost: int = 0
+    """Number of U+FFFD that stand for bytes which could not be decoded."""
+
+
+def decode(body: bytes, content_type: str) -> str:
+    """Decode a page, as `decoded` does."""
+    return decoded(body, content_type).text
+
+
+def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> DecodedText:
+    """Decode by byte order mark, header, the page's charset (where it is a page), UTF-8, or a guess, in this order.
+
+    Bytes that the encoding does not have become U+FFFD. Text that is UTF-8 in most of its letters stays UTF-8.
+    """
+    for mark, name in _MARKS:
+        if body.startswith(mark):
+            return decoded_as(body, name)
+    from email.message import Message  # slow to load, and seldom needed
+
+    header = Message()
+    header["Content-Type"] = content_type
+    said = _META.search(body[:4096]) if is_page else None
+    for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
+        if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
+            return decoded_as(body, declared_encoding(body, charset))
+    if _mostly_utf8(body):
+        return decoded_as(body, "utf-8")
+    name = _latin_encoding(body)
+    if not name:
+        from charset_normalizer import from_bytes
+
+        best = from_bytes(body[:100_000], cp_exclusion=_RARE).best()
+        name = best.encoding if best else ""
+    found = decoded_as(body, name or "utf-8")
+    return replace(found, encoding=name, is_guess=True)
+
+
+def declared_encoding(body: bytes, charset: str) -> str:
+    """The encoding to decode a text with that declares the encoding `charset`: the superset that browsers use, if it
+    decodes the text. UTF-8 that is declared as Western European is UTF-8: letters of the latter hardly ever make it."""
+    name = codecs.lookup(charset).name
+    wider = _AS_BROWSERS.get(name, charset)
+    western = "cp1252" in (wider, name)
+    for name in ("utf-8", wider) if western else (wider,):
+        with suppress(UnicodeDecodeError):
+            body.decode(name)
+            return name
+    return charset
+
+
+def decoded_as(body: bytes, name: str) -> DecodedText:
+    """Decode by the known encoding `name`, with U+FFFD for bytes that it does not have."""
+    text = body.decode(name, errors="replace")
+    own = body.decode(name, errors="ignore").count("\ufffd") if "\ufffd" in text else 0
+    return DecodedText(text, name, lost=text.count("\ufffd") - own)
+
+
+def _is_utf8(charset: str) -> bool:
+    return codecs.lookup(charset).name in ("utf-8", "utf-8-sig")
+
+
+def _mostly_utf8(body: bytes) -> bool:
+    """Whether a text is UTF-8, perhaps with a few broken bytes: another encoding hardly has valid pairs of bytes."""
+    found = decoded_as(body, "utf-8")
+    return not found.lost or sum(letter > "\x7f" and letter != "\ufffd" for letter in found.text) > 2 * found.lost
+
+
+def _latin_encoding(body: bytes) -> str:
+    """The encoding of a text in Latin letters: the first in which its letters are those of one language, and its signs
+    stand where signs do; empty without one.
+
+    A library that compares frequencies takes short Western European texts for Baltic or Vietnamese ones.
+    """
+    for name, alphabets in _LATIN:
+        try:
+            text = body[:_SAMPLE].decode(name)
+        except UnicodeDecodeError:
+            continue
+        letters = [letter for letter in text if letter.isalpha() and letter not in "ªº"]
+        accented = [letter.lower() for letter in letters if letter > "\x7f"]
+        if len(accented) > _MOST_ACCENTED * len(letters) or _ODD_SIGN.search(text):
+            continue
+        if name == "cp1252" and "\xa4" in text:  # the euro of ISO 8859-15; hardly anybody writes the general sign
+            continue
+        if any(sum(letter in alphabet for letter in accented) >= _MOST_KNOWN * len(accented) for alphabet in alphabets):
+            return name
+    return ""
+
+
+def _is_text_codec(charset: str) -> bool:
+    """Whether Python has a text encoding of this name (`hex` and `zip` are not text encodings)."""
+    try:
+        return isinstance(b"a".decode(charset, errors="replace"), str)
+    except (LookupError, ValueError, TypeError):
+        return False
+
+
+# Visible text: control and direction characters written out, so that a terminal shows them and obeys none; characters
+# that are displayed as nothing left out.
+#
+# A passage, an id, a server's message or a model's text may hold any character. Escape sequences move the cursor, set
+# the clipboard and hide lines; direction marks let a text read as another one. The viewer writes them the same way.
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e0fff]"
+)
+"""Control characters but tabs and line feeds, direction marks, line separators, tags, and half surrogates, which no
+stream encodes. Joiners and soft hyphens are parts of words."""
+
+_ZERO_WIDTH = (
+    "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+SOFT_HYPHEN = "\u00ad"
+ZERO_WIDTH = re.compile(f"[{_ZERO_WIDTH}]+")
+"""Joiners, zero-width blanks, directions, variation selectors: with the soft hyphen, which is displayed at the end of a
+line, Unicode's Default_Ignorable_Code_Point."""
+
+
+def visible(text: str) -> str:
+    """The text with `⟨U+001B⟩` for an escape character."""
+    return text if text.isascii() and text.isprintable() else HIDDEN.sub(_named, text)
+
+
+def without_invisible(text: str) -> str:
+    """Remove the characters that are displayed as nothing."""
+    return text if text.isascii() else ZERO_WIDTH.sub("", text).replace(SOFT_HYPHEN, "")
+
+
+def visible_json(document: str) -> str:
+    """A JSON document of the same value that holds such characters as `\\u001b` alone."""
+    return HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], document)
+
+
+def _named(found: re.Match[str]) -> str:
+    return f"⟨U+{ord(found[0]):04X}⟩"
+
+
+# Spelling: text with a blank around every mark, as laptop worlds write it, and text as people write it.
+#
+# `separated` spells what a person typed as a laptop policy learnt it; `as_written` spells text of a laptop world as a
+# person reads it. Both leave text alone that is already spelled as wanted.
+
+_REQUESTS = frozenset(["name", "tell", "say", "give", "find", "list", "please", "i", "we"])
+"""First words of questions that end in a full stop."""
+_LOWER_FIRST = frozenset(("the", "whoever"))
+"""First words that laptop worlds write in lower case at the start of a question, too."""
+_FINAL = " \t\r\n.?!,;:…"
+_APOSTROPHES = str.maketrans("‘’‛ʼ`´", "''''''")
+_QUOTES = re.compile(r"[\"“”„‟«»‹›]|(?<!\w)'|'(?!\w)")
+"""Quotation marks, which laptop worlds do not write. Apostrophes inside words are not among them."""
+_POSSESSIVE = re.compile(r"(?<=\w)'s\b")
+_MARK = re.compile(r"(?<=\d)[.,:](?=\d)|(?<=\w)-(?=\w)|(?<=\w)'(?=\w)|([^\w\s])")
+"""A mark; without a group where it is a part of its number or word."""
+_CLOSING = "[,.?!:;)]"
+_ATTACHED = re.compile(rf"(?<=\w){_CLOSING}(?!\w)|\((?=\w)")
+_SEPARATED = re.compile(r"\s[,.)](?=\s|<|$)")
+_BEGINS_APART = re.compile(r"(?:<\w+>)? ")
+_BLANK_BEFORE = re.compile(rf"(?<!\s)\s+(?={_CLOSING}(?![\w.])|'s\b)")
+_BLANK_AFTER = re.compile(r"(?<=[(#])\s+")
+
+
+def separated(text: str, is_token: Callable[[str], bool]) -> str:
+    """Spell a typed question as laptop worlds do: a capital first, blanks around every mark, one mark at the end.
+
+    `is_token` returns whether a word is one token of the policy. A question without any capital gets those of the names
+    that the policy knows. Of a question that is spelled so already only outer blanks are removed.
+    """
+    text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES).replace("…", " … "))
+    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")  # soft hyphens, zero-width marks
+    text = _QUOTES.sub(" ", text)
+    body = text.rstrip(_FINAL)
+    end = _end(text[len(body) :], body)
+    if body.isupper() and len(body.split()) > 1:
+        body = body.lower()
+    words = _MARK.sub(lambda mark: f" {mark[1]} " if mark[1] else mark[0], _POSSESSIVE.sub(" \0", body)).split()
+    words = [word.replace("\0", "'s") for word in words]
+    if not words:
+        return " ".join(text.split())
+    if body == body.lower():
+        words = [_capital(word) if not is_token(word) and is_token(_capital(word)) else word for word in words]
+    if words[0] not in _LOWER_FIRST:
+        words[0] = _capital(words[0])
+    return " ".join([*words, end])
+
+
+def _end(typed: str, body: str) -> str:
+    """The final mark: the one that was typed, else the one that fits the first word."""
+    if "?" in typed or "." in typed:
+        return "?" if "?" in typed else "."
+    return "." if next(iter(body.lower().split()), "") in _REQUESTS else "?"
+
+
+def _capital(word: str) -> str:
+    return word[:1].upper() + word[1:]
+
+
+def as_written(text: str) -> str:
+    """A text of a laptop world as people write it: no blank before a mark, and none after an opening one.
+
+    Other text is returned unchanged, such as French with its blank before a question mark. A text counts as one of a
+    laptop world if no mark is attached to a word, and if it or its first tag begins with a blank, or if it has a comma
+    between blanks.
+    """
+    if not (_BEGINS_APART.match(text) or _SEPARATED.search(text)) or _ATTACHED.search(text):
+        return text
+    return _BLANK_AFTER.sub("", _BLANK_BEFORE.sub("", text)).strip()
+
+
+# Repetition: text whose words go round in circles, shortened for display.
+#
+# Small models end in such loops when a question lies outside what they know. What is stored, scored or trained on is
+# never shortened.
+
+LONGEST = 12
+"""Words of the longest unit that is recognised."""
+TIMES = 4
+"""Number of repetitions in a row from which on a text counts as a loop."""
+LEAST = 8
+"""Minimum number of words of a loop: "no, no, no, no" has fewer."""
+_PIECE = re.compile(rf"[\W_]+|[{CJK}]|[^\W_{CJK}]{{1,100}}")
+"""A word, or what stands between words."""
+MORE = "…"
+
+
+class RepetitionFilter:
+    """Passes text on as it comes, and writes an ellipsis for the words of a loop from its `TIMES`th round on."""
+
+    def __init__(self) -> None:
+        self.looped = False
+        """Whether there was a loop so far."""
+        self._rest = ""
+        self._words: list[str] = []
+        self._same = [0] * (LONGEST + 1)
+        """For each period the number of latest words that equal the word that many places before."""
+        self._inside = False
+        self._between = ""
+        """What stands before the next word, where it is not known yet whether that goes on with the loop."""
+
+    def add(self, text: str) -> str:
+        """The text to show now. A word waits until the next piece, since it may go on."""
+        pieces = _PIECE.findall(self._rest + text)
+        self._rest = pieces.pop() if pieces and pieces[-1][-1].isalnum() else ""
+        return "".join(map(self._show, pieces))
+
+    def end(self) -> str:
+        """What still waits."""
+        rest, self._rest = self._rest, ""
+        return (self._show(rest) if rest else "") + self._between
+
+    def _show(self, piece: str) -> str:
+        if not piece[0].isalnum():
+            if not self._inside:
+                return piece
+            self._between += piece
+            return ""
+        was_inside, self._inside = self._inside, self._goes_round(piece.lower())
+        between, self._between = self._between, ""
+        self.looped = self.looped or self._inside
+        if self._inside:
+            return "" if was_inside else MORE
+        return between + piece
+
+    def _goes_round(self, word: str) -> bool:
+        """Whether the text is in a loop with this further word. Numbers alone are a table."""
+        for period in range(1, LONGEST + 1):
+            is_same = len(self._words) >= period and self._words[-period] == word
+            self._same[period] = self._same[period] + 1 if is_same else 0
+        self._words = [*self._words[1 - LONGEST :], word]
+        return any(
+            self._same[period] >= max((TIMES - 1) * period, LEAST - period)
+            and not all(number.isdigit() for number in self._words[-period:])
+            for period in range(1, LONGEST + 1)
+        )
+
+
+def without_repetition(text: str) -> str:
+    """The text with its loops shortened."""
+    shown = RepetitionFilter()
+    return shown.add(text) + shown.end()
+
+
+def has_loop(text: str) -> bool:
+    """Whether the text has a loop."""
+    shown = RepetitionFilter()
+    shown.add(text)
+    shown.end()
+    return shown.looped
+
+
+# Counted: a number with its noun, for messages.
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 passage`, `2,000 passages`. `plural` is needed if it does not end in s."""
+    some = plural or (f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s")
+    return f"{number:,} {noun if number == 1 else some}"
