@@ -40,7 +40,7 @@ from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.listed_answer import read_lines, read_scores
 from coseek.graders.sub_answer import sure
-from coseek.models.model_text import read_verdict
+from coseek.models.judge_text import read_verdict
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm import neutralise_numbers, parse_ranking

@@ -8,7 +8,7 @@ from tests.scripted import Scripted
 from coseek.core.errors import ModelError
 from coseek.data.question import Question
 from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt
-from coseek.models.model_text import read_verdict
+from coseek.models.judge_text import read_verdict
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.files import Json
-from coseek.models.model_text import read_verdict
+from coseek.models.judge_text import read_verdict
 from coseek.models.written import (
     after_opened,
     calls_in,

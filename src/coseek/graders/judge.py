@@ -1,6 +1,6 @@
 """Judge: decides whether a response gives an accepted answer. A frozen model, or the oracle of a laptop world.
 
-A verdict is read from what judges write (`models/model_text.py`); neither "yesterday" nor "yes, but" is a yes. An
+A verdict is read from what judges write (`models/judge_text.py`); neither "yesterday" nor "yes, but" is a yes. An
 unreadable verdict is a fault. Faults are counted and never read as a no.
 """
 
@@ -21,8 +21,8 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader, OracleGrader
+from coseek.models.judge_text import read_verdict
 from coseek.models.model_folder import model_path
-from coseek.models.model_text import read_verdict
 from coseek.models.text_model import TextModel, generate_each
 from coseek.models.written import repeatable
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from coseek.core.strict_json import InvalidJson, parse_lenient
-from coseek.models.model_text import unfenced
+from coseek.models.judge_text import unfenced
 from coseek.models.written import visible_after
 
 Form: TypeAlias = Literal["numbered", "bare"]

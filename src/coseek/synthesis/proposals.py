@@ -18,7 +18,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.listed_answer import Unreadable
 from coseek.graders.structured_output import RETRIES, OutputRequest, ParsedOutput, ask_with_retry
-from coseek.models.model_text import unfenced
+from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
 from coseek.synthesis.passage_groups import PassageGroup

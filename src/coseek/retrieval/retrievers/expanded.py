@@ -12,7 +12,7 @@ from pydantic import Field
 
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
-from coseek.models.model_text import unfenced
+from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import visible_after
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
-from coseek.models.model_text import read_verdict, unfenced
+from coseek.models.judge_text import read_verdict, unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings

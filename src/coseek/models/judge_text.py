@@ -1,4 +1,4 @@
-"""Model text: verdicts in what judges really write, and the parts of an answer that are not the answer.
+"""Judge text: verdicts in what judges really write, and the parts of an answer that are not the answer.
 
 Read are one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict: no`;
 `correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, and a JSON object with such a label. Reasoning and code
