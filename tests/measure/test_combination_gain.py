@@ -7,7 +7,7 @@ import pytest
 from tests.measure.samples import QUESTION
 
 from coseek.data.question import Question
-from coseek.measure.combination_gain import CombinationGain
+from coseek.measure.component_scores import CombinationGain
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
 from coseek.measure.plots import Series, line_plot
 from coseek.measure.score import UNREAD, ScoredRow, ScoredRun, collect

@@ -9,8 +9,7 @@ import pytest
 from coseek.data.question import Question
 from coseek.measure.intervals import paired_difference
 from coseek.measure.score import QuestionScores, ScoredRun, Scores, summaries_of
-from coseek.measure.table import comparison_table
-from coseek.measure.verdict import Outcome, PairedClaim, claims_of, outcomes, overall, verdict
+from coseek.measure.table import Outcome, PairedClaim, claims_of, comparison_table, outcomes, overall, verdict
 
 
 def claim(differences: Sequence[float], where: str = "") -> PairedClaim:

@@ -14,9 +14,8 @@ from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, to
 from coseek.data.passage import Corpus
 from coseek.data.trajectory import Search
 from coseek.retrieval.index import build_index
-from coseek.view.other_index import OtherIndex
 from coseek.view.page import write_page
-from coseek.view.run_source import open_sources
+from coseek.view.run_source import OtherIndex, open_sources
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(FOUND is None, reason="chromium is not installed")]
 

@@ -12,9 +12,8 @@ from coseek.core.files import JsonObject
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.retrieval.index import build_index
-from coseek.view.episode_table import CHUNK_CHARS, EpisodeTable
-from coseek.view.other_index import OtherIndex
-from coseek.view.run_source import RunSource, open_sources
+from coseek.view.page import CHUNK_CHARS, EpisodeTable
+from coseek.view.run_source import OtherIndex, RunSource, open_sources
 
 
 def table_of(folder: Path, trajectories: list[Trajectory], settings: JsonObject | None = None) -> EpisodeTable:

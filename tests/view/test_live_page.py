@@ -12,8 +12,7 @@ from tests.view.samples import Elements, make_run, trajectory
 
 from coseek.core.errors import SettingError
 from coseek.core.files import json_line
-from coseek.view.live_page import LivePage
-from coseek.view.page import page_of
+from coseek.view.page import LivePage, page_of
 from coseek.view.run_source import open_sources
 
 

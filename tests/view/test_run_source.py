@@ -10,7 +10,7 @@ from tests.view.samples import make_labels, make_run, trajectory
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
-from coseek.view.episode_table import labels_for
+from coseek.view.page import labels_for
 from coseek.view.run_source import open_sources, reward_of
 
 

@@ -1,18 +1,35 @@
-"""Component scores: a frozen generator's answers from an agent's passages, compared with the agent's own answers.
-
-Answers and verdicts are arguments; this module calls no model.
-"""
+"""Component scores: a frozen generator's answers from an agent's passages, against the agent's own and naive RAG."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import numpy as np
+
+from coseek.core.files import Json, JsonObject
 from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.trajectory import Trajectory
-from coseek.measure.question_groups import ALL
+from coseek.measure.intervals import Difference, paired_difference
+from coseek.measure.plots import Series, Svg, line_plot
+from coseek.measure.question_groups import ALL, macro_groups
 from coseek.measure.retrieval import PassageBudget
-from coseek.measure.score import MetricSummary, ScoredRow, ScoredRun, Scores, Verdicts, collect, score_trajectory
-from coseek.measure.table import Table, left_out, show
+from coseek.measure.score import (
+    MetricSummary,
+    ScoredRow,
+    ScoredRun,
+    Scores,
+    Verdicts,
+    collect,
+    comparable_values,
+    macro_summaries,
+    score_trajectory,
+    summarise,
+)
+from coseek.measure.table import Table, dataset_table, interval_json, left_out, metrics_json, scores_json, show
+
+# Component scores: a frozen generator's answers from an agent's passages, compared with the agent's own answers.
+#
+# Answers and verdicts are arguments; this module calls no model.
 
 GENERATOR_FAULT = "generator_error"
 """Stop reason of a trajectory with a fault of the generator."""
@@ -82,3 +99,113 @@ def component_table(
         cells += [show(part.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
         rows.append(tuple(cells))
     return Table(tuple(columns), tuple(rows), tuple(left_out(parts, metrics)))
+
+
+# Combination gain: a generator's accuracy with an agent's passages against naive RAG with as many passages.
+#
+# Naive RAG by number of passages is a curve; the agent's passages with the same generator are one point (QAgent,
+# figure 5). The matched comparison is RAG with, for each question, as many passages as the agent served.
+
+
+@dataclass(frozen=True)
+class CombinationGain:
+    """The curve of naive RAG and the agent's point, with one generator."""
+
+    metric: str
+    rag: Mapping[int, ScoredRun]
+    """Naive RAG by number of passages."""
+    matched: ScoredRun
+    """Naive RAG with as many passages per question as the agent served."""
+    agent: ScoredRun
+    idents: Sequence[str]
+    """Ids of the requested questions."""
+    seed: int = 0
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Data set → the ids of its questions, where there are several."""
+
+    @property
+    def runs(self) -> list[ScoredRun]:
+        """The curve by ascending k, the matched point, the agent."""
+        return [*(self.rag[k] for k in sorted(self.rag)), self.matched, self.agent]
+
+    @property
+    def rows(self) -> list[MetricSummary]:
+        """The means of every run."""
+        metrics = (self.metric, "context_passages", "context_tokens", "all_gold@5", "recall", "answer_hit")
+        return [summarise(run, ALL, self.idents, metrics, self.seed) for run in self.runs]
+
+    @property
+    def by_dataset(self) -> Scores:
+        """The metric of every run by data set, with the macro and micro means."""
+        groups, metrics = {ALL: self.idents, **self.datasets}, (self.metric,)
+        means = [summarise(run, name, ids, metrics, self.seed) for run in self.runs for name, ids in groups.items()]
+        means += [one for run in self.runs for one in macro_summaries(run, self.datasets, metrics, self.seed)]
+        return Scores(tuple(means), by_dataset=(*self.datasets, *macro_groups(self.datasets)))
+
+    def gain(self, other: ScoredRun) -> Difference | None:
+        """Paired difference agent − other on their common questions; of a judged metric, where both have a verdict."""
+        theirs, ours = (comparable_values(run, self.metric, self.idents) for run in (other, self.agent))
+        return paired_difference(theirs, ours, np.random.default_rng(self.seed))
+
+    def table(self) -> Table:
+        """One row per point: score, size of the generator's context, and the agent's gain over it."""
+        gains = [self.gain(run) for run in self.runs[:-1]] + [None]
+        rows = [
+            (
+                row.run,
+                str(row.questions),
+                show(row.metrics.get(self.metric)),
+                show(row.metrics.get("context_passages"), 1),
+                show(row.metrics.get("context_tokens"), 1),
+                show(row.metrics.get("recall")),
+                "–" if gain is None else show(gain.difference),
+            )
+            for row, gain in zip(self.rows, gains, strict=True)
+        ]
+        columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
+        return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))
+
+    def tables(self) -> dict[str, Table]:
+        """Heading → table: the points, and the metric by data set where there are several."""
+        found = {self.metric: self.table()}
+        return {**found, "By data set": dataset_table(self.by_dataset, self.metric)} if self.datasets else found
+
+    def plot(self) -> Svg:
+        """The metric by passages: RAG's curve and the agent's point."""
+        *curve, _, agent = self.rows
+        return line_plot([self._line("naive RAG", curve), self._line("agent", [agent])], "passages", self.metric)
+
+    def _line(self, name: str, rows: Sequence[MetricSummary]) -> Series:
+        found = [row for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
+        means = [row.metrics[self.metric] for row in found]
+        banded = len(found) > 1 and all(mean.low is not None and mean.high is not None for mean in means)
+        return Series(
+            name,
+            x=tuple(row.metrics["context_passages"].mean for row in found),
+            y=tuple(mean.mean for mean in means),
+            low=tuple(_end(mean.low) for mean in means) if banded else (),
+            high=tuple(_end(mean.high) for mean in means) if banded else (),
+            markers=True,
+        )
+
+    def to_json(self) -> JsonObject:
+        """The points, for programs."""
+        points: list[Json] = [
+            {
+                "run": row.run,
+                "questions": row.questions,
+                "faults": row.faults,
+                "missing": row.missing,
+                "metrics": metrics_json(row),
+            }
+            for row in self.rows
+        ]
+        gain = self.gain(self.matched)
+        found: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
+        tree: JsonObject = {"metric": self.metric, "points": points, "gain_at_equal_passages": found}
+        return {**tree, "by_dataset": scores_json(self.by_dataset)["summaries"]} if self.datasets else tree
+
+
+def _end(value: float | None) -> float:
+    assert value is not None
+    return value

@@ -5,7 +5,7 @@ scripts and requests, as a second defence against text of passages.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Protocol
 
 import yaml
 
-from coseek.core.files import Json, JsonObject, atomic_write
+from coseek.core.files import Json, JsonObject, atomic_write, write_json, write_jsonl
 from coseek.core.text import as_written
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.abstention import ended_right
 from coseek.measure.plots import Svg, with_id_prefix
+from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table
 
 
@@ -228,3 +229,38 @@ pre { overflow-x: auto; font-size: .85rem; } dt { margin-top: .5rem; overflow-wr
 .by { display: block; font-family: system-ui, sans-serif; font-size: .75rem; }
 .right { color: var(--right); } .wrong { color: var(--wrong); }
 """
+
+
+# Score files: a folder with scores by question and their summary.
+#
+# questions.jsonl   one line per run and question: metrics, number of trajectories, faults
+# scores.json       means, intervals, paired tests, generator and judge
+# scores.md, .html  the tables
+
+ROWS, SUMMARY = "questions.jsonl", "scores.json"
+"""Scores by question, and the summary, which identifies a folder of scores."""
+
+
+def write_scores(
+    folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, tables: Mapping[str, Table], title: str = "Scores"
+) -> None:
+    """Write the folder's four files atomically. `tables` are by heading."""
+    write_jsonl(folder / ROWS, (row for run in runs for row in question_rows(run)))
+    write_json(folder / SUMMARY, summary)
+    with atomic_write(folder / "scores.md") as file:
+        file.write("\n".join([f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]))
+    write_report(folder / "scores.html", title, [TableSection(name, table) for name, table in tables.items()])
+
+
+def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
+    """One row per question, in the order of the run. A question with only faults has no metrics."""
+    for ident, row in run.questions.items():
+        yield {
+            "run": run.name,
+            "id": ident,
+            "dataset": row.question.dataset,
+            "hops": row.question.hops,
+            "trajectories": row.rows,
+            "faults": row.faults,
+            "metrics": dict(row.metrics),
+        }

@@ -36,15 +36,18 @@ from coseek.measure.score import METRICS, ScoredRun, Scores, score_run, summarie
 from coseek.measure.table import (
     MAIN,
     PAIRED,
+    Outcome,
     Table,
     abstention_tables,
+    claims_between,
     comparison_table,
     grouped_tables,
     main_table,
+    overall,
     scores_json,
     show,
+    verdict,
 )
-from coseek.measure.verdict import Outcome, claims_between, overall, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe

@@ -35,8 +35,7 @@ from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
-from coseek.measure.table import Table, scores_json
-from coseek.measure.verdict import Outcome, PairedClaim, outcomes
+from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities

@@ -43,8 +43,7 @@ from coseek.hardware.precision import Precision
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.hub.card import shown_table
 from coseek.measure.score import Scores, score_runs
-from coseek.measure.table import Table, group_table, main_table, scores_json
-from coseek.measure.verdict import claims_between, verdict
+from coseek.measure.table import Table, claims_between, group_table, main_table, scores_json, verdict
 from coseek.models.laptop import make_policy
 from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.models.new_tokens import add_tokens

@@ -26,8 +26,7 @@ from coseek.labels.label_set import LabelSet
 from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores
 from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions
-from coseek.measure.table import Table, main_table
-from coseek.measure.verdict import PairedClaim, claims_between, verdict
+from coseek.measure.table import PairedClaim, Table, claims_between, main_table, verdict
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_run import check_gold
 from coseek.pipelines.data_folder import make_questions, own_questions

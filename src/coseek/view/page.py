@@ -5,19 +5,269 @@ escaped, so that no text closes the block; the script makes text nodes of it and
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
 from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 from typing import cast
 
-from coseek.core.errors import DataError
-from coseek.core.files import Json, atomic_write
-from coseek.view.episode_table import EpisodeTable, compact, packed
+from coseek.core.connections import names_this_machine
+from coseek.core.errors import CoseekError, DataError, SettingError
+from coseek.core.files import Json, JsonObject, atomic_write
+from coseek.core.text import as_written
+from coseek.data.answers import cover_match
+from coseek.data.passage import Passage
+from coseek.data.token_data import TokenData, Values
+from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
+from coseek.measure.score import score_trajectory
+from coseek.rewards.reward import Reward
 from coseek.view.run_source import Curves, RunSource
+
+# Token values: what the page shows at each token of a training's rollout, segment by segment.
+#
+# Numbers are whole: advantages and entropies in thousandths, gaps (trainer's less sampler's log-probability) in
+# hundred thousandths. `None` where a value is not known.
+
+ADVANTAGES, GAPS, ENTROPIES = "advantages", "gaps", "entropies"
+
+
+def segment_values(trajectory: Trajectory, data: TokenData | None) -> list[JsonObject]:
+    """For each segment, fields to add to it: values of the agent's tokens, ids of the environment's. Empty ones without
+    token data. Raises `DataError` for data of other tokens."""
+    if data is None:
+        return [{} for _ in trajectory.segments]
+    data.check(trajectory)
+    found: list[JsonObject] = []
+    start = 0
+    for segment in trajectory.segments:
+        if segment.author is not Author.AGENT:
+            found.append({"read": list(segment.ids)})
+            continue
+        end = start + len(segment.ids)
+        fields: dict[str, list[Json]] = {
+            ADVANTAGES: _whole(data.advantages[start:end], 1000),
+            GAPS: [
+                None if value is None else round((value - sampled) * 1e5)
+                for value, sampled in zip(data.trainer_logprobs[start:end], segment.logprobs, strict=False)
+            ],
+            ENTROPIES: _whole(data.entropies[start:end], 1000),
+        }
+        found.append({name: cast(Json, values) for name, values in fields.items() if values})
+        start = end
+    return found
+
+
+def training_json(data: TokenData) -> JsonObject:
+    """What the page says of a rollout in its step."""
+    return {"group": data.group, "trained": data.trained, "updates": data.updates}
+
+
+def reward_of_training(data: TokenData) -> Reward | None:
+    """The reward that the step was computed with; `None` for one that is not finite."""
+    parts = {name: value for name, value in data.parts.items() if value is not None}
+    return None if data.reward is None else Reward(data.reward, parts)
+
+
+def _whole(values: Values, per_one: int) -> list[Json]:
+    return [None if value is None else round(value * per_one) for value in values]
+
+
+# Episode table: what the page knows of every episode. Columns for the list, bodies in compressed chunks.
+#
+# A column has one value an episode. A chunk is a list of bodies; a passage's title, text and place stand where the
+# chunk first names it. Texts of laptop worlds are spelled as people write; ids and tokens are exact. Log-probabilities
+# are whole thousandths of a nat, since the page shows no more.
+
+CHUNK_CHARS = 256 * 1024
+"""JSON of one chunk at least: decoding one takes the page some milliseconds."""
+COLUMNS = (
+    "run", "question", "seed", "stop", "fault", "right", "reward", "searches", "turns", "tokens", "answer", "queries",
+    "parts",
+)  # fmt: skip
+
+
+@dataclass
+class EpisodeTable:
+    """Columns, questions and packed bodies of the episodes of several runs."""
+
+    columns: dict[str, list[Json]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    questions: list[Json] = field(default_factory=list)
+    pieces: list[Json] = field(default_factory=list)
+    """By run: token id → its text, for the ids that the agent wrote, and in rollouts of training for all."""
+    chunks: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Of each chunk, the number of its first episode."""
+    _places: dict[str, int] = field(default_factory=dict)
+    _bodies: list[str] = field(default_factory=list)
+    _known: dict[str, Passage] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["run"])
+
+    def add_run(self, source: RunSource) -> None:
+        """Add every episode of a run."""
+        number = len(self.pieces)
+        answers, verdicts = source.grades()
+        decode, token_data = source.decode(), source.token_data()
+        render, ranks = source.rendered_queries(), source.other_ranks()
+        ids: set[int] = set()
+        for trajectory in source.trajectories():
+            key = trajectory.question.id, trajectory.seed
+            data = token_data.get(key)
+            if data is not None:
+                reward = reward_of_training(data)
+            else:
+                reward = source.reward(trajectory) if source.reward else None
+            body = self._body(trajectory, reward, data)
+            for at, text in enumerate(render(trajectory) if render else ()):
+                cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
+            if ranks:
+                body["ranks"] = cast(Json, ranks(trajectory))
+            if labels := labels_for(trajectory, source.labels.get(key, ())):
+                body["labels"] = cast(Json, labels)
+            if graded := [*answers.get(key, ()), *_said_of(trajectory, verdicts.get(key[0], ()))]:
+                body["grades"] = cast(Json, graded)
+            self._add(number, trajectory, reward, body)
+            ids.update(i for part in trajectory.segments if data or part.author is Author.AGENT for i in part.ids)
+        self._flush()
+        self.pieces.append(cast(Json, pieces_of(ids, decode)))
+
+    def index(self) -> JsonObject:
+        """Everything but the bodies."""
+        return {"columns": cast(Json, self.columns), "questions": self.questions, "pieces": self.pieces}
+
+    def _add(self, run: int, trajectory: Trajectory, reward: Reward | None, body: JsonObject) -> None:
+        scores = cast(JsonObject, body["scores"])
+        right = scores.get("em")
+        row: JsonObject = {
+            "run": run,
+            "question": self._question(trajectory),
+            "seed": str(trajectory.seed),  # a double holds no whole number of 64 bits
+            "stop": str(trajectory.stop),
+            "fault": int(trajectory.fault is not None),
+            "right": None if right is None else int(cast(float, right)),
+            "reward": None if reward is None else _short(reward.value),
+            "searches": len(trajectory.searches),
+            "turns": sum(part.author is Author.AGENT for part in trajectory.segments),
+            "tokens": len(trajectory.ids),
+            "answer": None if trajectory.answer is None else as_written(trajectory.answer),
+            "queries": "\n".join(as_written(search.query) for search in trajectory.searches),
+            "parts": None if reward is None else {name: _short(value) for name, value in reward.parts.items()},
+        }
+        if not self._bodies:
+            self.starts.append(len(self))
+        for name in COLUMNS:
+            self.columns[name].append(row[name])
+        self._bodies.append(compact(body))
+        if sum(map(len, self._bodies)) > CHUNK_CHARS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Close a chunk. Each run begins a new one."""
+        if self._bodies:
+            self.chunks.append(packed(f"[{','.join(self._bodies)}]"))
+        self._bodies, self._known = [], {}
+
+    def _question(self, trajectory: Trajectory) -> int:
+        """The number of the question; the same id with another text is another question."""
+        asked = trajectory.question
+        answers = [as_written(one) for one in asked.answers]
+        row = [asked.id, as_written(asked.question), answers, list(asked.gold_ids), asked.hops, asked.dataset]
+        key = compact(cast(Json, row))
+        if key not in self._places:
+            self._places[key] = len(self.questions)
+            self.questions.append(cast(Json, row))
+        return self._places[key]
+
+    def _body(self, trajectory: Trajectory, reward: Reward | None, data: TokenData | None) -> JsonObject:
+        scores = score_trajectory(trajectory) if trajectory.fault is None else {}
+        values = segment_values(trajectory, data)
+        row: JsonObject = {
+            "protocol": trajectory.protocol,
+            "valid": trajectory.valid,
+            "exact": trajectory.exact,
+            "scores": {name: _short(value) for name, value in scores.items()},
+            "timings": {name: _short(value) for name, value in trajectory.timings.items()},
+            "segments": [_segment_json(part) | more for part, more in zip(trajectory.segments, values, strict=True)],
+            "searches": [self._search_json(search, trajectory) for search in trajectory.searches],
+        }
+        more: dict[str, object] = {
+            "format_error": trajectory.format_error,
+            "stop_detail": trajectory.stop_detail,
+            "selected": trajectory.selected_ids,
+            "calls": list(map(Call.to_json, trajectory.calls)),
+            "training": training_json(data) if data else {},
+            "side": [[_segment_json(part) for part in context] for context in trajectory.side_contexts],
+        }
+        return row | {name: cast(Json, value) for name, value in more.items() if value}
+
+    def _search_json(self, search: Search, trajectory: Trajectory) -> JsonObject:
+        golds, given = trajectory.question.answers, (trajectory.answer or "",)
+        hits: list[Json] = []
+        for hit in search.hits:
+            passage = hit.passage
+            holds = [_holds(passage.title, passage.text, texts) for texts in (golds, given)]
+            row: list[Json] = [passage.id, _short(hit.score), holds[0] + 2 * holds[1]]
+            if self._known.get(passage.id) != passage:  # web searches may give one id two texts
+                self._known[passage.id] = passage
+                where = [passage.place] if passage.place not in ("", passage.id) else []
+                row += [as_written(passage.title), as_written(passage.text), *where]
+            hits.append(row)
+        return {**search.to_json(), "query": as_written(search.query), "hits": hits}
+
+
+def labels_for(trajectory: Trajectory, labels: Sequence[JsonObject]) -> list[JsonObject]:
+    """The labels that are of this trajectory's searches: another run may have the same question and seed."""
+    asked = [search.query for search in trajectory.searches]
+    places = [(label, cast(int, label["search"])) for label in labels]
+    return [one for one, at in places if at < len(asked) and one.get("query", asked[at]) == asked[at]]
+
+
+def pieces_of(ids: set[int], decode: Callable[[Sequence[int]], str] | None) -> dict[str, str]:
+    """The text of each token; nothing where no tokenizer is at hand."""
+    return {} if decode is None else {str(ident): decode((ident,)) for ident in sorted(ids)}
+
+
+def compact(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def packed(text: str) -> str:
+    """Base64 of the gzipped text; the same text gives the same bytes."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+
+
+def _said_of(trajectory: Trajectory, verdicts: Sequence[JsonObject]) -> list[JsonObject]:
+    return [one for one in verdicts if one["response"] == trajectory.answer]
+
+
+def _segment_json(segment: Segment) -> JsonObject:
+    row: JsonObject = {"tag": segment.tag, "text": as_written(segment.text), "tokens": len(segment.ids)}
+    if segment.author is not Author.AGENT:
+        return row
+    return {**row, "ids": list(segment.ids), "logprobs": [round(value * 1000) for value in segment.logprobs]}
+
+
+def _short(value: float) -> float:
+    """Five significant digits; a whole number stays one."""
+    short = float(f"{value:.5g}")
+    return int(short) if short.is_integer() else short
+
+
+@lru_cache(maxsize=65536)
+def _holds(title: str, text: str, golds: tuple[str, ...]) -> bool:
+    return cover_match(f"{title} {text}", golds)
+
 
 SCHEMA = 1
 """Version of the data block, in its first field."""
@@ -90,3 +340,63 @@ def part(name: str) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# Live page: the page of runs under way, made anew at every load, on loopback only.
+
+HOST = "127.0.0.1"
+
+
+class LivePage(ThreadingHTTPServer):
+    """Answers GET / with a page. Port 0 takes a free one; `url` names it."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, make: Callable[[], str]) -> None:
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise SettingError(f"port {port} cannot be listened at ({error}); choose another --port, or 0") from None
+        self.make = make
+        self.lock = Lock()
+        """One page at a time: each reads whole runs."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LivePage
+
+    def do_GET(self) -> None:
+        if not names_this_machine(self.headers.get("Host", "")):
+            self.answer(HTTPStatus.MISDIRECTED_REQUEST, f"open {self.server.url}", "text/plain")
+        elif self.path.partition("?")[0] != "/":
+            self.answer(HTTPStatus.NOT_FOUND, f"the only page is {self.server.url}", "text/plain")
+        else:
+            try:
+                with self.server.lock:
+                    page = self.server.make()
+            except CoseekError as error:
+                self.answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n", "text/plain")
+            else:
+                self.answer(HTTPStatus.OK, page, "text/html")
+
+    def answer(self, status: HTTPStatus, text: str, kind: str) -> None:
+        body = text.encode()
+        with suppress(ConnectionError):  # the browser left before the page was made
+            self.send(status, body, kind)
+
+    def send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: the page's own address is all that was asked for."""

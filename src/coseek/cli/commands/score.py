@@ -31,8 +31,8 @@ from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
 from coseek.measure.component_scores import SUFFIX, component_table
 from coseek.measure.question_groups import GROUPS, check_groups
+from coseek.measure.report import ROWS, SUMMARY, write_scores
 from coseek.measure.score import JUDGED, METRICS, ScoredRun, Scores, questions_of, summaries_of
-from coseek.measure.score_files import ROWS, SUMMARY, write_scores
 from coseek.measure.table import (
     MAIN,
     Table,

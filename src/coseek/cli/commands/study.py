@@ -31,8 +31,7 @@ from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
-from coseek.measure.combination_gain import CombinationGain
-from coseek.measure.component_scores import component_run
+from coseek.measure.component_scores import CombinationGain, component_run
 from coseek.measure.question_groups import datasets_of
 from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, ScoredRun

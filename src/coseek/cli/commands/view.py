@@ -9,10 +9,8 @@ import typer
 from coseek.cli.terminal import new_app, note, tell
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import check_not_file, real_path
-from coseek.view.live_page import LivePage
-from coseek.view.other_index import OtherIndex
-from coseek.view.page import page_of, write_page
-from coseek.view.run_source import open_sources
+from coseek.view.page import LivePage, page_of, write_page
+from coseek.view.run_source import OtherIndex, open_sources
 
 GROUP = "Results"
 app = new_app()

@@ -9,8 +9,7 @@ from coseek.measure.intervals import Interval
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, Scores, summaries_of
-from coseek.measure.table import Table, dataset_table, scores_json, show
-from coseek.measure.verdict import PairedClaim, claims_between, verdict
+from coseek.measure.table import PairedClaim, Table, claims_between, dataset_table, scores_json, show, verdict
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences
 from coseek.pipelines.policy_card import write_policy_card

@@ -26,8 +26,7 @@ from coseek.core.text import counted
 from coseek.data.passage import Corpus, Passage
 from coseek.labels.label_set import LabelSet
 from coseek.measure.intervals import Difference, bootstrap_mean, paired_difference
-from coseek.measure.table import Table
-from coseek.measure.verdict import PairedClaim, verdict
+from coseek.measure.table import PairedClaim, Table, verdict
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
