@@ -35,7 +35,7 @@ from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
-from coseek.training.trainer.lora import ADAPTER
+from coseek.training.trainer.policy import ADAPTER
 
 MOST_BYTES = 8_000_000
 """The bar of all shipped models together."""

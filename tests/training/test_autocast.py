@@ -9,10 +9,9 @@ from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
 
 from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.learner import Learner
 from coseek.training.trainer.logprobs import KNOWN, LENGTHS, POSITIONS, ReplacedAttention, pad_length, pad_positions
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import Critic, Policy
 from coseek.training.trainer.settings import LearnerSettings
 
 BFLOAT16 = LearnerSettings(precision="bfloat16", micro_batch_tokens=60)

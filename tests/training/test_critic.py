@@ -4,7 +4,7 @@ import torch
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.critic import Critic, ValueModule
+from coseek.training.trainer.policy import Critic, ValueModule
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 

@@ -17,8 +17,7 @@ from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
-from coseek.training.trainer.critic import Critic
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import Critic, Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 ROWS = 8

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from coseek.training.trainer.batch import Batch, before, make_batch
-from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.logprobs import reduced_last_layer, reducible_parts
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import Critic, Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 
 SHAPE = {

@@ -33,11 +33,9 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.rl.losses import loss_weights, policy_loss
 from coseek.training.rl.settings import LossAggMode
 from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.logprobs import target_logprobs
-from coseek.training.trainer.lora import ADAPTER, learner_placement
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import ADAPTER, Critic, Policy, learner_placement
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings, pass_bytes
 from coseek.training.trainer.workers import ALONE
 

@@ -40,7 +40,7 @@ from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
-from coseek.training.trainer.lora import ADAPTER
+from coseek.training.trainer.policy import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers
 
 PROTOCOL = load_protocol("search-r1", "laptop")

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM
 
 from coseek.models.lora import merged_state_dict
 from coseek.training.trainer.checkpoint import load_checkpoint
-from coseek.training.trainer.lora import ADAPTER
+from coseek.training.trainer.policy import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
 TOLERANCE = 1e-5

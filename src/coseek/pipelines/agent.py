@@ -64,8 +64,7 @@ from coseek.training.sft.settings import draw_by_hops
 from coseek.training.tracker import tracked
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import load_learner
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import Policy, load_learner
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import Workers, workers_here
 from coseek.world.world import make_world

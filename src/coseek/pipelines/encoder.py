@@ -75,8 +75,8 @@ from coseek.training.encoder.trainer import (
 )
 from coseek.training.tracker import find_tracker, tracked
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import attach
 from coseek.training.trainer.metrics import MetricsLog
+from coseek.training.trainer.policy import attach
 from coseek.training.trainer.workers import workers_here
 from coseek.world.world import make_world
 

@@ -57,8 +57,7 @@ from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import Draw
 from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import load_learner
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import Policy, load_learner
 from coseek.world.world import World, make_world
 
 PROMPT = "generator-laptop"

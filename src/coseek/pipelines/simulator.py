@@ -31,8 +31,7 @@ from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPro
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.sft.loop import train_sft
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.lora import load_learner
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.policy import Policy, load_learner
 from coseek.training.trainer.workers import ALONE
 
 BATCH = 256

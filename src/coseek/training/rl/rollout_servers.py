@@ -25,7 +25,7 @@ from coseek.models.server import open_client
 from coseek.models.server_pool import ServerPool, open_pool
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.settings import RolloutSettings
-from coseek.training.trainer.lora import ADAPTER
+from coseek.training.trainer.policy import ADAPTER
 
 if TYPE_CHECKING:
     from coseek.models.model import Tokenizer

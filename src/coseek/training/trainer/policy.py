@@ -1,4 +1,5 @@
-"""Policy: the language model in training. It computes log-probabilities and is saved as a Hugging Face folder."""
+"""Policy: the language model in training, its LoRA adapters, and the critic of PPO. It computes log-probabilities and
+is saved as a Hugging Face folder."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -6,17 +7,20 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coseek.core.errors import SettingError
-from coseek.core.files import atomic_folder
+from coseek.core.errors import SettingError, nearest
+from coseek.core.files import atomic_folder, write_json
+from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.models.engine import Engine, allocate_weights, free_weights
-from coseek.models.lora import adapters_disabled, merge_adapters, merged_state_dict
+from coseek.models.lora import LoraLinear, adapted_layers, adapters_disabled, merge_adapters, merged_state_dict
 from coseek.models.model import Tokenizer
-from coseek.models.pretrained import DTYPES, quiet
+from coseek.models.model_folder import hidden_size
+from coseek.models.pretrained import DTYPES, load_model, quiet
 from coseek.models.sampler import Sampler, SamplerSettings, make_engine
 from coseek.training.trainer.batch import Batch, before
 from coseek.training.trainer.learner import Entropy, Learner, untied
@@ -28,9 +32,102 @@ from coseek.training.trainer.logprobs import (
     reducible_parts,
     target_logprobs,
 )
-from coseek.training.trainer.lora import ADAPTER, adapter_weights, attach, save_adapter
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.workers import ALONE, Workers, whole
+
+# LoRA: attach adapters to a model for training, and save them.
+
+ADAPTER = "adapter"
+"""Folder of the adapter inside a policy's folder. Beside the merged weights, a loader would apply it twice."""
+
+
+def learner_placement(placement: Placement, settings: LearnerSettings, workers: Workers, width: int) -> Placement:
+    """Device and precision to load a model with that is trained; `width` is its hidden size.
+
+    Trained weights are float32. Those that adapters freeze are bfloat16 where forward pass and sampler are, whose
+    precision is the placement's: one copy serves both. Shards hold float32, since all of a shard has one number type.
+    """
+    whole = placement.in_float32()
+    if settings.workers == "fsdp2" and workers.world > 1:
+        return whole.model_copy(update={"device": "cpu"})
+    trained = precision_of(settings.precision, Use.TRAINING, device=placement.device)
+    if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
+        return whole
+    return whole.model_copy(update={"precision": "bfloat16"})
+
+
+def load_learner(folder: Path, placement: Placement, settings: LearnerSettings, workers: Workers) -> PreTrainedModel:
+    """Load a model that is trained, as `learner_placement` says."""
+    return load_model(folder, learner_placement(placement, settings, workers, hidden_size(folder)))
+
+
+def attach(
+    module: nn.Module, settings: LoraSettings, head: nn.Module | None = None, frozen: Sequence[nn.Module] = ()
+) -> None:
+    """Freeze the module and adapt its linear layers in place, except `head` and those inside `frozen`. A module with
+    adapters is not changed.
+
+    The output layer gets no adapter: it often shares its weights with the embedding.
+    """
+    if adapted_layers(module):
+        return
+    bare = {id(head), *(id(part) for one in frozen for part in one.modules())}
+    linear = {
+        name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and id(layer) not in bare
+    }
+    known = {name.rpartition(".")[2] for name in linear}
+    for target in settings.targets:
+        if target not in known:
+            hint = nearest(target, known)
+            raise SettingError(
+                f"lora.targets: no linear layer is called {target!r}{hint} Known: {', '.join(sorted(known))}"
+            )
+    module.requires_grad_(False)
+    generator = torch.Generator().manual_seed(settings.seed)
+    for name, layer in linear.items():
+        parent, _, child = name.rpartition(".")
+        if not settings.targets or child in settings.targets:
+            adapted = LoraLinear(layer, settings.rank, settings.alpha / settings.rank, generator)
+            setattr(module.get_submodule(parent), child, adapted.train(layer.training))
+
+
+def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the whole weights of all adapters, as the library `peft` names them; empty if none differs from its
+    initial value. All workers must call it."""
+    weights = {
+        f"base_model.model.{name}.lora_{letter}.weight": whole(layer.lora_A if letter == "A" else layer.lora_B)
+        .detach()
+        .cpu()
+        .contiguous()
+        for name, layer in adapted_layers(module).items()
+        for letter in "AB"
+    }
+    learnt = any(bool(weight.any()) for name, weight in weights.items() if name.endswith("lora_B.weight"))
+    return weights if learnt else {}
+
+
+def save_adapter(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write the adapter, as `adapter_weights` returns it, to a new folder in the format of the library `peft`."""
+    layers = adapted_layers(model)
+    first = next(iter(layers.values()))
+    rank = first.lora_A.shape[0]
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_json(
+        folder / "adapter_config.json",
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": None,
+            "r": rank,
+            "lora_alpha": first.scale * rank,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+            "target_modules": [*sorted(layers)],
+        },
+    )
 
 
 class Policy(Learner):
@@ -252,3 +349,54 @@ def _same(logits: Tensor) -> Tensor:
 def _tensor(value: object) -> Tensor:
     assert isinstance(value, Tensor)
     return value
+
+
+# Critic: the value model of PPO. It predicts the return of a row from the state before each token.
+
+
+class ValueModule(nn.Module):
+    """A trunk with one linear output, initialised to zero, so all initial values are 0."""
+
+    def __init__(self, policy: PreTrainedModel, reduce: bool, *, adapted: bool = False) -> None:
+        """With `adapted` the trunk is frozen below adapters of its own and keeps the policy's number type; else its
+        weights are trained in float32."""
+        super().__init__()
+        self.trunk = copy.deepcopy(policy.base_model)
+        merge_adapters(self.trunk)
+        if not adapted and self.trunk.dtype == torch.bfloat16:
+            nn.Module.float(self.trunk)
+        self.reduced = reducible_parts(self.trunk.eval()) if reduce else ()
+        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
+        self.trunk.requires_grad_(True)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
+        """Return a value at each position, shape BT; undefined where the next token is not wanted."""
+        with reduced_last_layer(self.trunk, self.reduced, before(pad_length(wanted_BT))):
+            hidden_BTD: Tensor = self.trunk(input_ids=pad_length(ids_BT), use_cache=False).last_hidden_state
+        values_BT: Tensor = self.head(hidden_BTD)[:, : ids_BT.shape[1], 0]
+        return values_BT
+
+
+class Critic(Learner):
+    """A copy of the policy's trunk with a linear head and an optimizer of its own.
+
+    The trunk is not shared: the value loss would then change the policy's features, and its weight would need tuning.
+    The cost is a second forward and backward pass. Search-R1 also trains two models (actor lr 1e-6, critic lr 1e-5).
+    """
+
+    def __init__(
+        self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
+    ) -> None:
+        module = ValueModule(policy, reduce=not settings.checkpointing, adapted=settings.lora is not None)
+        if settings.lora is not None:
+            attach(module.trunk, settings.lora)
+        super().__init__(module, settings, updates, workers)
+
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+        """Return the value of the state *before* each wanted token, the output one position to its left; shape BT."""
+        with self._autocast():
+            values_BT = entry(part.ids_BT, wanted_BT).float()
+        before_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
+        return torch.where(wanted_BT, before_BT, 0.0)

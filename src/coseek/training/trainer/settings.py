@@ -79,7 +79,7 @@ class LearnerSettings(Settings):
     """Maximum tokens per forward pass, padding included. It changes memory and speed, not the result."""
     micro_batch_gib: float | None = Field(default=None, gt=0.0)
     """Memory of the activations of one pass, in GiB. If set, `micro_batch_tokens` is worked out from it and the model's
-    shape: see `trainer/activations.py`."""
+    shape: see `pass_bytes`."""
     checkpointing: bool = False
     """Keep one activation per layer and recompute the others in the backward pass: about a third slower, the same
     gradient, and far less memory for long rows."""

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from coseek.models.model import Tokenizer
     from coseek.models.sampler import Sampler, SamplerSettings
-    from coseek.training.trainer.critic import Critic
-    from coseek.training.trainer.policy import Policy
+    from coseek.training.trainer.policy import Critic, Policy
     from coseek.training.trainer.workers import Workers
 
 
@@ -28,7 +27,7 @@ class LocalBackend:
         reference: "Policy | None" = None,
         critic: "Critic | None" = None,
     ) -> None:
-        from coseek.training.trainer.critic import Critic
+        from coseek.training.trainer.policy import Critic
 
         self.policy = policy
         self.workers = policy.workers
