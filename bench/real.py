@@ -19,8 +19,8 @@ from bench.real_sets import RAW, ROOT, SETS, RealSet, boundless, questions_of, r
 from coseek.agents.drivers import rollout
 from coseek.core.errors import RetrieverError
 from coseek.data.dataset import Dataset
-from coseek.data.evidence import evidence_of
 from coseek.data.question import Question
+from coseek.data.trajectory import evidence_of
 from coseek.measure.rankings import Metric
 from coseek.measure.score import ScoredRun
 from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions

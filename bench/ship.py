@@ -28,7 +28,7 @@ from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, atomic_folder, read_json, read_yaml, write_json
 from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.identities import KEY
+from coseek.data.digests import KEY
 from coseek.hub.card import FILE as CARD
 from coseek.hub.card import ModelCard
 from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models

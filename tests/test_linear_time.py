@@ -31,11 +31,10 @@ from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
 from coseek.core.prompt_file import ROLE_MARK, fill_template, one_line, without_role_marks
 from coseek.core.text import decode
-from coseek.data.answers import cover_match, f1
+from coseek.data.answers import cover_match, f1, normalise
 from coseek.data.documents.document import decoded_text, paragraphs
 from coseek.data.documents.readers import kind_of
 from coseek.data.documents.split import split
-from coseek.data.gold_answers import normalise
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.listed_answer import read_lines, read_scores

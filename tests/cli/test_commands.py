@@ -10,9 +10,8 @@ from tests.cli.conftest import Type
 from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.tiny_policy import tiny_policy
 
-from coseek.data.dataset import Dataset
+from coseek.data.dataset import Dataset, draw
 from coseek.data.run import Run
-from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.hardware import speed
 

@@ -11,7 +11,7 @@ from coseek.agents.agent_card import AgentCard
 from coseek.agents.factory import settings_for
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.core.errors import SettingError
-from coseek.data.identities import changed_parts
+from coseek.data.digests import changed_parts
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.labelling import identity_of

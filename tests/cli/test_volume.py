@@ -7,8 +7,7 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.cli.main import COMMANDS
-from coseek.cli.terminal import progress_bar, training_bar
-from coseek.cli.volume import Volume, set_volume
+from coseek.cli.terminal import Volume, progress_bar, set_volume, training_bar
 from coseek.core.plugins import plugin_names
 
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coseek.data.answers import cover_match, exact_match, f1, span_match, substring_match
-from coseek.data.gold_answers import normalise
+from coseek.data.answers import cover_match, exact_match, f1, normalise, span_match, substring_match
 
 words = st.text(alphabet="aetho nyx.,'-É“İ", max_size=24)
 any_text = st.text(max_size=40)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coseek.data.corpus_scan import DIGESTS, KnownLines, LinePositions, scan_lines
+from coseek.data.corpus_file import DIGESTS, KnownLines, LinePositions, scan_lines
 from coseek.data.passage import Passage, passage_digest
 
 PIECES = [1, 64, 1 << 20]

@@ -8,8 +8,8 @@ from tests.data.test_imports import HOTPOT, MUSIQUE, write, write_lines
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
+from coseek.data.answers import read_answers
 from coseek.data.dataset import Dataset
-from coseek.data.gold_answers import read_answers
 from coseek.data.imports import import_data
 from coseek.data.question import Question, load_questions
 

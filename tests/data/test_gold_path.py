@@ -11,10 +11,9 @@ import pytest
 from coseek.agents.scripted.expert import ExpertAgent
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import PathStep, gold_path
 from coseek.data.imports import import_data
 from coseek.data.passage import Hit, Passage
-from coseek.data.question import Question
+from coseek.data.question import PathStep, Question, gold_path
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 

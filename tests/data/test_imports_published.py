@@ -13,7 +13,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.data.imports._published import Deal
+from coseek.data.imports._sources import Deal
 
 SEVEN = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 FILES = {

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
+from coseek.data.dataset import EVERY, QuestionFilter, draw
 from coseek.data.question import Question
-from coseek.data.selection import EVERY, QuestionFilter, draw
 
 
 def asked(*sizes: int) -> list[Question]:

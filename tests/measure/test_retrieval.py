@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
-from coseek.data.evidence import evidence_of, ranked
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Search, Trajectory
+from coseek.data.trajectory import Search, Trajectory, evidence_of, ranked
 from coseek.graders.context_budget import ContextBudget
 from coseek.measure import retrieval
 from coseek.measure.score import score_trajectory

@@ -8,9 +8,9 @@ from tests.pipelines.test_agent import TINY
 
 from coseek.core.errors import SettingError, UserError
 from coseek.core.progress import NoProgress
+from coseek.data.dataset import draw
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.selection import draw
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings

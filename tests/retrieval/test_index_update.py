@@ -18,7 +18,7 @@ from tests.digests import digests
 from tests.retrieval.tiny_encoder import WORDS, make_encoder
 
 from coseek.core.errors import DataError, IndexMismatch, SettingError
-from coseek.data.digest_table import DigestTable, first_rows, stable_order
+from coseek.data.corpus_file import DigestTable, first_rows, stable_order
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.index_update import update_index

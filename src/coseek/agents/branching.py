@@ -20,9 +20,8 @@ from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
-from coseek.data.evidence import ranked
 from coseek.data.passage import Hit, Passage
-from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory, ranked
 from coseek.models.model import EpisodeState, ForkableModel, Model, Request, Turn, TurnEnd
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever

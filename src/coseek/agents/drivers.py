@@ -23,7 +23,7 @@ from coseek.agents.protocol import Protocol
 from coseek.agents.tool import Result, Tool
 from coseek.core.errors import ModelError, RunError, SettingError
 from coseek.core.strict_json import replace_surrogates
-from coseek.data.identities import Identities
+from coseek.data.digests import Identities
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import ForkableModel, Model, Request, ServedModel, Tokenizer, Turn, TurnEnd

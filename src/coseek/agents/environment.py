@@ -25,7 +25,6 @@ from coseek.agents.tools.search import arguments_for
 from coseek.core.concurrency import concurrency_of
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
-from coseek.data.evidence import ranked
 from coseek.data.trajectory import (
     MISSING,
     PAGE,
@@ -39,6 +38,7 @@ from coseek.data.trajectory import (
     StopReason,
     Trajectory,
     Visit,
+    ranked,
     stop_of_decline,
 )
 from coseek.models.chat import Names

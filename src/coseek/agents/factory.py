@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic import Field
 
@@ -32,7 +32,6 @@ from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author
-from coseek.data.trajectory_checks import Decode
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Place, S
 from coseek.hardware.speed import resolve_here, warning
@@ -52,6 +51,9 @@ from coseek.models.written import (
     reasoning_in,
     split_reasoning,
 )
+
+if TYPE_CHECKING:
+    from coseek.data.trajectory_checks import Decode
 
 log = logging.getLogger(__name__)
 
@@ -381,7 +383,7 @@ def stored_tokenizer(settings: AgentSettings) -> Tokenizer | None:
         return None
 
 
-def decoder_of(run: Run) -> Decode | None:
+def decoder_of(run: Run) -> "Decode | None":
     """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists.
 
     Where the tokenizer's folder lies in a folder of the run's own, it is found after both were moved."""

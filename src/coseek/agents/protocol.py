@@ -16,7 +16,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.plugins import file_digest, find_yaml, is_function, is_plugin_path, own_function, plugin_name
 from coseek.core.settings import Settings, make_settings
-from coseek.data.identities import digest
+from coseek.data.digests import digest
 from coseek.data.trajectory import Author
 from coseek.models.chat import ChatTemplate
 from coseek.models.model import Tokenizer

@@ -15,7 +15,7 @@ from coseek.agents.protocol import Protocol
 from coseek.core.errors import RetrieverError
 from coseek.core.files import json_line
 from coseek.core.strict_json import fault_in, replace_surrogates
-from coseek.data.identities import Identities, digest, questions_digest
+from coseek.data.digests import Identities, digest, questions_digest
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Segment, StopReason, Trajectory

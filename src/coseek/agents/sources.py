@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import numbered_documents
 from coseek.core.text import as_written, counted, has_loop, sentence_spans
-from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import Author, StopReason, Trajectory, evidence_of, met_passages
 from coseek.retrieval.lexical.analyzer import has_words
 
 CITED = "cited"

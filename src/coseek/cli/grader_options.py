@@ -14,9 +14,9 @@ from coseek.core.cluster import Cluster
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
+from coseek.data.dataset import EVERY, QuestionFilter, draw
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
-from coseek.data.selection import EVERY, QuestionFilter, draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.factory import open_generator, open_judge

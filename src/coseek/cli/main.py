@@ -27,10 +27,8 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
 from coseek import __version__
-from coseek.cli.home import with_home
-from coseek.cli.server_options import with_server_options
-from coseek.cli.terminal import say, show_traceback, tell
-from coseek.cli.volume import Volume, set_volume, volume, with_volume
+from coseek.cli.options import with_home, with_server_options
+from coseek.cli.terminal import Volume, say, set_volume, show_traceback, tell, volume, with_volume
 from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError, missing_extras
 from coseek.core.plugins import find_plugin, plugin_names
 from coseek.core.settings import mistakes
@@ -162,8 +160,6 @@ def dispatch(arguments: Sequence[str]) -> int:
                 f"argument {number} ({replace_surrogates(argument)!r}) is not UTF-8 text; write or rename it as UTF-8"
             )
     if COMPLETE in os.environ or (arguments and arguments[0] in ("--install-completion", "--show-completion")):
-        from coseek.cli.completion import complete
-
         return complete(arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -258,3 +254,30 @@ def described(name: str) -> tuple[str, str]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# --- completion: what a shell completes behind `coseek`, and its installation; typer does both
+
+_app = typer.Typer()
+
+
+@_app.callback()
+def _coseek() -> None:
+    """The group that has the options of the installation."""
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """Install or show the completion, or answer a shell that asks. Imports only the command that the line names."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    named = line.split()[1:2]
+    group = typer.main.get_command(_app)
+    assert isinstance(group, TyperGroup)
+    for name in plugin_names(COMMANDS):
+        group.commands[name] = TyperCommand(name, help=described(name)[1])
+        if [name] == named:
+            group.commands[name] = program_of(name)
+    try:
+        group.main([*arguments], prog_name="coseek")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
+    return 0

@@ -1,5 +1,5 @@
 """Terminal: output, typed settings and progress bars of all commands. Results go to stdout, all else to stderr. All of
-it passes through `visible`."""
+it passes through `visible`. The *volume* is how much a command prints beside its result (`--quiet`, `--verbose`)."""
 
 import json
 import os
@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import IntEnum
 from shlex import quote
 from types import TracebackType
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -28,11 +29,92 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from typer.core import TyperCommand, TyperGroup
 
-from coseek.cli.volume import Volume, volume
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, apply_overrides
 from coseek.core.text import visible, visible_json
+
+C = TypeVar("C")
+
+
+class Volume(IntEnum):
+    """What goes to stderr beside warnings and errors."""
+
+    QUIET = 0
+    """No progress and no notes."""
+    NORMAL = 1
+    VERBOSE = 2
+    """A line at every report of progress, and the messages of libraries."""
+
+
+_now = Volume.NORMAL
+
+
+def volume() -> Volume:
+    """The volume of the command that is running."""
+    return _now
+
+
+def set_volume(wanted: Volume) -> None:
+    """Set the volume until the next command."""
+    global _now
+    _now = wanted
+
+
+def _quiet(value: bool) -> None:
+    if value:
+        set_volume(Volume.QUIET)
+
+
+def _verbose(value: bool) -> None:
+    if value:
+        set_volume(Volume.VERBOSE)
+
+
+_template = typer.Typer(add_completion=False)
+
+
+@_template.command(add_help_option=False)
+def _options(
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Warnings only, no progress.", callback=_quiet, expose_value=False)
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Show all progress, and the messages of libraries.",
+            callback=_verbose,
+            expose_value=False,
+        ),
+    ] = False,
+) -> None:
+    """The options that every command gets."""
+
+
+def with_volume(program: C) -> C:
+    """Give every command of a program the two options; one with a `--quiet` of its own keeps that."""
+    for command in leaves(program):
+        add_options(command, _template)
+    return program
+
+
+def add_options(command: TyperCommand, template: typer.Typer) -> None:
+    """Add the options of `template`, a command that only declares them, unless the command has its own of a name."""
+    taken = {name for param in command.params for name in param.opts}
+    command.params += [param for param in typer.main.get_command(template).params if not taken & {*param.opts}]
+
+
+def leaves(program: object) -> Iterator[TyperCommand]:
+    """Yield the commands of a program that are no groups."""
+    if isinstance(program, TyperGroup):
+        for command in program.commands.values():
+            yield from leaves(command)
+    elif isinstance(program, TyperCommand):
+        yield program
+
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock, in seconds."""

@@ -2,7 +2,11 @@
 
 `scan` reads the file once, `keep` stores positions and digests, and `open` uses them. `rescan` parses only the lines
 that an earlier scan did not meet: hashing a line takes a tenth of the time of parsing it. A line that is read is
-compared with its digest, so that no passage is served that was written after the scan.
+compared with its digest, so that no passage is served that was written after the scan. Hashing many lines at once takes
+less still, so lines are hashed in groups first: what an earlier scan met as a group is not looked into.
+
+N rows of a digest table · M digests that are looked up · B lines of a piece of the file that are not blank · G groups
+of them. A digest is two int64 numbers.
 """
 
 import hashlib
@@ -11,6 +15,8 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import cast, overload
 
@@ -20,11 +26,221 @@ from numpy.typing import NDArray
 from coseek.core.errors import DataError, DiskFault, IndexMismatch
 from coseek.core.files import json_line, parse_line, read_json, write_json
 from coseek.data.array_file import read_array
-from coseek.data.corpus_scan import LINES, KnownLines, LinePositions, line_digest, scan_lines
-from coseek.data.digest_table import Digests, as_digests, stable_order
 from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
 
+Digests = NDArray[np.int64]
 Longs = NDArray[np.int64]
+
+
+class DigestTable:
+    """The rows of N digests."""
+
+    def __init__(self, digests_N2: Digests) -> None:
+        self._digests_N2 = digests_N2
+        keys_N = np.ascontiguousarray(digests_N2[:, 0])
+        self._order_N = stable_order(keys_N)
+        self._sorted_N = keys_N[self._order_N]
+
+    def rows(self, digests_M2: Digests) -> NDArray[np.int64]:
+        """The first row of each digest, −1 for one that is not there."""
+        if not len(self._sorted_N):
+            return np.full(len(digests_M2), -1)
+        places_M = np.minimum(np.searchsorted(self._sorted_N, digests_M2[:, 0]), len(self._sorted_N) - 1)
+        met = np.flatnonzero(self._sorted_N[places_M] == digests_M2[:, 0])
+        # Two digests that share their first half may hide one another, which costs work and no result.
+        met = met[self._digests_N2[self._order_N[places_M[met]], 1] == digests_M2[met, 1]]
+        rows_M = np.full(len(digests_M2), -1)
+        rows_M[met] = self._order_N[places_M[met]]
+        return rows_M
+
+
+def first_rows(digests_N2: Digests, digests_M2: Digests) -> NDArray[np.int64]:
+    """The first row of each of M digests among N, −1 for one that is not there; without a table of the N, so cheaper
+    than `DigestTable` for a few digests."""
+    few = DigestTable(digests_M2)
+    found_N = few.rows(digests_N2)
+    met_N = np.flatnonzero(found_N >= 0)[::-1]
+    rows_M = np.full(len(digests_M2), -1)
+    rows_M[found_N[met_N]] = met_N  # of several the first row is written last
+    own_M = few.rows(digests_M2)  # −1 for one that is hidden
+    return np.where(own_M >= 0, rows_M[own_M], -1)
+
+
+def stable_order(keys_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The stable `argsort`. Where all keys differ, as those of digests do, any order is stable, and the default sort of
+    numpy is several times faster."""
+    order_N = np.argsort(keys_N)
+    sorted_N = keys_N[order_N]
+    return order_N if (sorted_N[1:] != sorted_N[:-1]).all() else np.argsort(keys_N, kind="stable")
+
+
+def as_digests(data: bytes | bytearray, width: int) -> Digests:
+    """Joined digests as rows of `width` int64 numbers."""
+    return np.frombuffer(data, dtype=np.int64).reshape(-1, width)
+
+
+DIGESTS = "digests.npy"
+"""The file with the digests of the passages of a corpus, N × 4 int64: id, then content."""
+LINES, _GROUPS = "lines.npy", "groups.npy"
+_GROUP = 8
+"""Lines of a group, on average."""
+_PIECE_BYTES = 1 << 20
+_PARSED = 4_096
+_NEWLINE, _BLANK = ord("\n"), ord(" ")
+
+
+@dataclass
+class LinePositions:
+    """What is known of the lines of a corpus file that are not blank, in pieces."""
+
+    spans: list[Longs] = field(default_factory=list)
+    lines: list[Digests] = field(default_factory=list)
+    passages: list[Digests] = field(default_factory=list)
+    groups: list[Digests] = field(default_factory=list)
+    """Of each group of lines its digest and the number of its first line."""
+    known: list[Longs] = field(default_factory=list)
+    """The row of each line in the earlier scan, −1 for a new one."""
+    parsed: dict[int, Passage] = field(default_factory=dict)
+    """Row → new passage, of the first ones beside an earlier scan: who updates an index reads them next."""
+
+    def joined_lines(self) -> Digests:
+        """The digests of all lines; the pieces become one."""
+        self.lines = [np.concatenate(self.lines)] if len(self.lines) > 1 else self.lines
+        return self.lines[0] if self.lines else np.zeros((0, 2), dtype=np.int64)
+
+    def keep(self, folder: Path) -> None:
+        """Store the digests of lines and groups for `KnownLines.read`, if there are any."""
+        if self.lines:
+            np.save(folder / LINES, self.joined_lines())
+            np.save(folder / _GROUPS, np.concatenate(self.groups))
+
+
+@dataclass(frozen=True)
+class KnownLines:
+    """The lines of an earlier scan, and the digests of their passages."""
+
+    lines_N2: Digests
+    passages_N4: Digests
+    groups_G3: Digests
+
+    @classmethod
+    def read(cls, folder: Path) -> "KnownLines | None":
+        """`None` where nothing is stored, as in indexes of coseek 0.2."""
+        files = [folder / name for name in (LINES, DIGESTS, _GROUPS)]
+        if not all(file.is_file() for file in files):
+            return None
+        lines_N2, passages_N4, groups_G3 = (
+            cast(Digests, read_array(file, "i", columns)) for file, columns in zip(files, (2, 4, 3), strict=True)
+        )
+        return cls(lines_N2, passages_N4, groups_G3) if len(lines_N2) == len(passages_N4) else None
+
+    @cached_property
+    def line_table(self) -> DigestTable:
+        return DigestTable(self.lines_N2)
+
+    @cached_property
+    def group_table(self) -> DigestTable:
+        return DigestTable(self.groups_G3[:, :2])
+
+
+def scan_lines(path: Path, known: KnownLines | None, piece_bytes: int = _PIECE_BYTES) -> LinePositions:
+    """The positions of every line that is not blank."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; check the path")
+    found = LinePositions()
+    rows = at = lines = 0
+    for data in _pieces(path, piece_bytes):
+        ends_L = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == _NEWLINE) + 1
+        if not data.endswith(b"\n"):
+            ends_L = np.append(ends_L, len(data))
+        spans_L2 = np.stack([np.concatenate([[0], ends_L[:-1]]), ends_L], axis=1)
+        # A line that does not begin as an object may be blank.
+        odd = np.flatnonzero(np.frombuffer(data, dtype=np.uint8)[spans_L2[:, 0]] <= _BLANK).tolist()
+        filled_L = np.ones(len(spans_L2), dtype=bool)
+        filled_L[[line for line in odd if data[slice(*spans_L2[line])].isspace()]] = False
+        piece = _Piece(data, spans_L2[filled_L], np.flatnonzero(filled_L) + lines + 1, f"{path}")
+        piece.read(found, known, rows)
+        found.spans.append(at + piece.spans_B2)
+        rows, at, lines = rows + len(piece.spans_B2), at + len(data), lines + len(spans_L2)
+    return found
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    """The bytes of a file in pieces of whole lines, about `size` bytes each."""
+    with path.open("rb") as file:
+        while data := file.read(size):
+            yield data if data.endswith(b"\n") else data + file.readline()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some whole lines of a corpus file. A group ends behind a line whose length is a multiple of `_GROUP`, so that a
+    change moves the borders of its own group alone. A group that is known as a whole is not looked into."""
+
+    data: bytes
+    spans_B2: Longs
+    numbers_B: Longs
+    """Line numbers in the file, for errors."""
+    path: str
+
+    def read(self, found: LinePositions, known: KnownLines | None, rows: int) -> None:
+        """Add the digests of these lines; `rows` lines come before them."""
+        count = len(self.spans_B2)
+        if not count:
+            return
+        ends_B = np.flatnonzero((self.spans_B2[:, 1] - self.spans_B2[:, 0]) % _GROUP == 0) + 1
+        firsts_G = np.concatenate([[0], ends_B[ends_B < count]])
+        borders_G2 = np.stack(
+            [self.spans_B2[firsts_G, 0], self.spans_B2[np.append(firsts_G[1:], count) - 1, 1]], axis=1
+        )
+        groups_G2 = self._digests(borders_G2)
+        found.groups.append(np.concatenate([groups_G2, rows + firsts_G[:, None]], axis=1))
+        lines_B2, passages_B4 = np.empty((count, 2), dtype=np.int64), np.empty((count, 4), dtype=np.int64)
+        old_B = np.full(count, -1)
+        if known is not None:
+            same_G = known.group_table.rows(groups_G2)
+            group_B = np.repeat(np.arange(len(firsts_G)), np.diff(firsts_G, append=count))
+            place_B = known.groups_G3[same_G[group_B], 2] + np.arange(count) - firsts_G[group_B]
+            old_B = np.where(same_G[group_B] >= 0, place_B, -1)
+            lines_B2[old_B >= 0] = known.lines_N2[old_B[old_B >= 0]]
+        left = np.flatnonzero(old_B < 0)
+        lines_B2[left] = self._digests(self.spans_B2[left])
+        if known is not None:
+            old_B[left] = known.line_table.rows(lines_B2[left])
+            passages_B4[old_B >= 0] = known.passages_N4[old_B[old_B >= 0]]
+        new = np.flatnonzero(old_B < 0)
+        digests: list[bytes] = []
+        for row in new.tolist():
+            passage = self._passage(row)
+            digests.append(passage_digest(passage))
+            if known is not None and len(found.parsed) < _PARSED:
+                found.parsed[rows + row] = passage
+        passages_B4[new] = as_digests(b"".join(digests), 4)
+        found.known.append(old_B)
+        found.lines.append(lines_B2)
+        found.passages.append(passages_B4)
+
+    def _passage(self, row: int) -> Passage:
+        return _passage(self.data[slice(*self.spans_B2[row])], f"{self.path}, line {self.numbers_B[row]}")
+
+    def _digests(self, spans_M2: Longs) -> Digests:
+        """The digests of some spans."""
+        view, sha = memoryview(self.data), hashlib.sha256
+        return as_digests(b"".join([sha(view[start:end]).digest() for start, end in spans_M2.tolist()]), 4)[:, :2]
+
+
+def line_digest(line: bytes | memoryview) -> bytes:
+    """The first half of the SHA-256 of a line."""
+    return hashlib.sha256(line).digest()[:16]
+
+
+def _passage(line: bytes, where: str) -> Passage:
+    row = parse_line(line, where)
+    try:
+        return Passage.from_json(row)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+
 
 SPANS, IDS = "spans.npy", "ids.npy"
 """The files with the positions of lines and of ids."""

@@ -1,10 +1,10 @@
-"""Passage and corpus: what a retriever searches."""
+"""Passage and corpus: what a retriever searches; the passages before and after one in its document."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import overload
+from typing import Literal, TypeAlias, overload
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
@@ -191,3 +191,16 @@ def passage_digest(passage: Passage) -> bytes:
     title = passage.title.encode()
     content = len(title).to_bytes(8, "big") + title + passage.text.encode()
     return id_digest(passage.id) + hashlib.blake2b(content, digest_size=16).digest()
+
+
+Way: TypeAlias = Literal["previous", "next"]
+
+
+def neighbours(passage: Passage, corpus: Corpus, way: Way) -> Iterator[Passage]:
+    """The passages before (`previous`) or after (`next`) a passage, the nearest first, each once. They end where a
+    passage names none that the corpus has."""
+    at, met = passage, {passage.id}
+    while isinstance(ident := at.meta.get(way), str) and ident not in met and corpus.has(ident):
+        met.add(ident)  # a corpus from elsewhere may lead round in a circle
+        at = corpus.by_id(ident)
+        yield at

@@ -15,11 +15,10 @@ from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject, atomic_folder, check_replaceable, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.data import imports
+from coseek.data.answers import normalise
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
-from coseek.data.gold_answers import normalise
-from coseek.data.imports._checks import checked_splits
-from coseek.data.imports._sources import ImportedData
+from coseek.data.imports._sources import ImportedData, checked_splits
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 

@@ -1,15 +1,22 @@
-"""Question: what an agent is asked, with its gold answers and gold passages."""
+"""Question: what an agent is asked, with its gold answers, gold passages and, where it is known, its gold path.
+
+An unanswerable twin is the same question over a corpus that lacks some of the passages that it needs. All questions of
+a data set share its corpus, so a withheld passage makes every question unanswerable that needs it. Such a question has
+`meta.unanswerable`, the ids in `meta.withheld`, and no gold answers; others are as they were.
+"""
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 from coseek.core.record import Record
 from coseek.core.strict_json import is_deep
-from coseek.data.gold_answers import read_answers, read_text
+from coseek.data.answers import read_answers, read_text
 from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
@@ -149,3 +156,96 @@ def load_questions(path: Path) -> list[Question]:
 
 def save_questions(path: Path, questions: Iterable[Question]) -> None:
     write_jsonl(path, (question.to_json() for question in questions))
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """One step of a question's path, as its meta tells it."""
+
+    passage: str
+    """Id of the passage that states it."""
+    source: str
+    """The name that it starts from: its title, where it has one."""
+    target: str
+    """The name that it leads to: its title, where it has one."""
+    written: str
+    """The target as the passage writes it."""
+    phrase: str
+    """What the passage says between both; `…` stands for a name within it."""
+    back: bool
+    """From the value to the subject."""
+    question: str
+    """The question of this step alone."""
+    rest: str
+    """What is still asked once this step is known; empty behind the last one."""
+
+
+def plain_name(title: str) -> str:
+    """A title without what it adds in parentheses."""
+    return title.partition(" (")[0]
+
+
+NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
+"""Keys of a step, without which a list is some other path."""
+
+
+def gold_path(question: Question) -> tuple[PathStep, ...]:
+    """The path of a question; empty for questions that have none."""
+    rows = question.meta.get("path")
+    if not isinstance(rows, list) or not all(map(_is_step, rows)):
+        return ()
+    return tuple(
+        PathStep(
+            passage=row["passage"],
+            source=row["from"],
+            target=row["to"],
+            written=row.get("written") or row["to"],
+            phrase=row["phrase"],
+            back=cast(JsonObject, row)["back"] is True,
+            question=row["question"],
+            rest=row.get("rest") or "",
+        )
+        for row in cast(list[dict[str, str]], rows)
+    )
+
+
+def _is_step(row: Json) -> bool:
+    if not isinstance(row, dict) or "back" not in row:
+        return False
+    needed = all(isinstance(row.get(name), str) for name in NEEDED - {"back"})
+    return needed and all(isinstance(row.get(name), str | None) for name in ("written", "rest"))
+
+
+def withhold(questions: Sequence[Question], share: float, rng: random.Random, needed: Collection[str] = ()) -> set[str]:
+    """Ids of passages without which about `share` of the questions lose one that they need; none of `needed`."""
+    withheld: set[str] = set()
+    lost = 0
+    for question in rng.sample(questions, len(questions)):
+        if lost >= share * len(questions):
+            break
+        free = [ident for ident in question.gold_ids if ident not in needed]
+        if free and withheld.isdisjoint(question.gold_ids):
+            withheld.add(rng.choice(free))
+            lost = sum(not withheld.isdisjoint(one.gold_ids) for one in questions)
+    return withheld
+
+
+def twins(questions: Mapping[str, Sequence[Question]], withheld: set[str]) -> dict[str, list[Question]]:
+    """The questions of every split over the corpus without the withheld passages."""
+    return {split: [_twin(question, withheld) for question in asked] for split, asked in questions.items()}
+
+
+def _twin(question: Question, withheld: set[str]) -> Question:
+    lost: list[Json] = [ident for ident in question.gold_ids if ident in withheld]
+    meta = dict(question.meta)
+    if isinstance(negatives := meta.get("negatives"), list):
+        meta["negatives"] = [one for one in negatives if one not in withheld]
+    if not lost:
+        return replace(question, meta=meta)
+    return replace(
+        question,
+        id=f"{question.id}-unanswerable",
+        answers=(),
+        gold_ids=tuple(ident for ident in question.gold_ids if ident not in withheld),
+        meta={**meta, UNANSWERABLE: True, "withheld": lost, "twin_of": question.id},
+    )

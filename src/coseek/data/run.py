@@ -35,8 +35,17 @@ from coseek.core.lock import lock_folder
 from coseek.core.record import PlainObject, Record
 from coseek.core.settings import check_same_settings
 from coseek.core.strict_json import is_json
-from coseek.data.digests import OLD_SEAL, is_closed, remove_digests, replacing, write_digests
-from coseek.data.identities import KEY, Identities, changed_parts, check_identities
+from coseek.data.digests import (
+    KEY,
+    OLD_SEAL,
+    Identities,
+    changed_parts,
+    check_identities,
+    is_closed,
+    remove_digests,
+    replacing,
+    write_digests,
+)
 from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")

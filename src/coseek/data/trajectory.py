@@ -1,14 +1,19 @@
-"""Trajectory and token ledger: one question's whole run, exactly as it was sampled.
+"""Trajectory and token ledger: one question's whole run, exactly as it was sampled; its evidence, and how it is shown.
 
 Token truth: the ids in here are what a model sampled or what was tokenised once, when it was inserted.
 A segment's text is the decoding of its ids, never the other way round.
+
+Evidence: ids of all retrieved passages, each once, best first, for storage, metrics, rewards and generators. What is
+stored counts. Otherwise selected passages come first, in the order of selection, then the others in the order of
+retrieval, and last those that only a visit showed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from itertools import accumulate, chain
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
@@ -27,7 +32,6 @@ from coseek.core.record import (
 from coseek.data import answers
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.data.readable import as_html, as_text
 
 SCHEMA = 2
 """Version of the trajectory object in `trajectories.jsonl`."""
@@ -199,7 +203,7 @@ class Trajectory(Record):
     calls: Annotated[tuple[Call, ...], OMIT_EMPTY] = ()
     """Calls of tools other than search and visit, which have `searches` and segments with the tag `page`."""
     evidence: Annotated[tuple[str, ...] | None, OMIT_NONE] = None
-    """Ids of all passages that were retrieved or visited, each once, best first (`data/evidence.py`). `None` in older
+    """Ids of all passages that were retrieved or visited, each once, best first (`data/trajectory.py`). `None` in older
     runs, which do not hold it."""
     visits: Annotated[tuple[Visit, ...], OMIT_EMPTY] = ()
     """Visits that showed more than the passage that a search had found."""
@@ -317,3 +321,84 @@ def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
     the corpus, may be what lacks the answer."""
     lost = next((search.fault for search in searches if search.fault is not None), None)
     return (StopReason.DECLINED, "") if lost is None else (StopReason.RETRIEVER_ERROR, lost)
+
+
+def evidence_of(trajectory: Trajectory) -> tuple[str, ...]:
+    """The stored evidence of a run, or that of `ranked` for runs of older versions."""
+    stored = trajectory.evidence
+    return ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits) if stored is None else stored
+
+
+def ranked(searches: Sequence[Search], first: Iterable[str], visits: Sequence[Visit] = ()) -> tuple[str, ...]:
+    """Ids of the retrieved passages: those of `first` in order, then the others in the order of `met_passages`."""
+    met = met_passages(searches, visits)
+    return tuple(dict.fromkeys((*(ident for ident in first if ident in met), *met)))
+
+
+def met_passages(searches: Sequence[Search], visits: Sequence[Visit]) -> dict[str, Passage]:
+    """By id what the searches found, in the order of retrieval, then what only visits showed."""
+    met: dict[str, Passage] = {}
+    for passage in (hit.passage for search in searches for hit in search.hits):
+        met.setdefault(passage.id, passage)
+    for passage in (passage for visit in visits for passage in visit.passages):
+        met.setdefault(passage.id, passage)
+    return met
+
+
+OBSERVATION_CHARS = 600
+"""Characters of an observation in plain text; HTML has all of it, folded."""
+
+
+class Utterance(NamedTuple):
+    """One segment as a reader sees it."""
+
+    speaker: str
+    text: str
+    is_agent: bool
+
+
+def utterances(trajectory: Trajectory) -> Iterator[Utterance]:
+    """The segments after the prompt; turns of the agent are numbered from 1."""
+    turn = 0
+    for segment in trajectory.segments[1:]:
+        is_agent = bool(segment.author == "agent")
+        turn += is_agent
+        speaker = f"agent, turn {turn}" if is_agent else segment.tag or "environment"
+        yield Utterance(speaker, segment.text.strip(), is_agent)
+
+
+def outcome(trajectory: Trajectory) -> str:
+    """One line: the answer, whether it is right, the searches, and why the run ended."""
+    answer = "no answer" if trajectory.answer is None else f"answer {trajectory.answer!r}"
+    golds = trajectory.question.answers
+    right = f" ({'right' if trajectory.exact_match else 'wrong'}; gold: {' | '.join(golds)})" if golds else ""
+    searches = trajectory.searches_made
+    detail = f": {trajectory.stop_detail}" if trajectory.stop_detail else ""
+    return f"{answer}{right}, {searches} search{'' if searches == 1 else 'es'}, ended by {trajectory.stop}{detail}"
+
+
+def as_text(trajectory: Trajectory) -> str:
+    """Question, turns, observations (long ones cut) and outcome, a blank line between them."""
+    parts = [f"question: {trajectory.question.question.strip()}"]
+    for said in utterances(trajectory):
+        text = said.text
+        if not said.is_agent and len(text) > OBSERVATION_CHARS:
+            text = f"{text[:OBSERVATION_CHARS].rstrip()} … ({len(text) - OBSERVATION_CHARS:,} more characters)"
+        parts.append(f"[{said.speaker}]\n{text}")
+    return "\n\n".join([*parts, f"[end] {outcome(trajectory)}"])
+
+
+_AGENT, _OTHER = "border-left:3px solid #3b7ddd;padding-left:.6em", "color:#666;padding-left:.75em"
+
+
+def as_html(trajectory: Trajectory) -> str:
+    """The same for a notebook; observations are folded."""
+    parts = [f"<p><b>{escape(trajectory.question.question.strip())}</b></p>"]
+    for said in utterances(trajectory):
+        text = f'<div style="white-space:pre-wrap">{escape(said.text)}</div>'
+        name = escape(said.speaker)
+        if said.is_agent:
+            parts.append(f'<div style="{_AGENT}"><small>{name}</small>{text}</div>')
+        else:
+            parts.append(f'<details style="{_OTHER}"><summary>{name}</summary>{text}</details>')
+    return f"<div>{''.join(parts)}<p><small>{escape(outcome(trajectory))}</small></p></div>"

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import TypeAlias
 
 from coseek.core.files import JsonObject
-from coseek.data.evidence import met_passages
 from coseek.data.trajectory import (
     MESSAGE,
     MISSING,
@@ -23,6 +22,7 @@ from coseek.data.trajectory import (
     Segment,
     StopReason,
     Trajectory,
+    met_passages,
 )
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]

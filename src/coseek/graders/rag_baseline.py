@@ -13,7 +13,7 @@ from typing import TypeAlias
 from coseek.core.errors import DataError
 from coseek.core.files import read_jsonl
 from coseek.core.fingerprint import digest_of
-from coseek.data.gold_answers import normalise
+from coseek.data.answers import normalise
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput

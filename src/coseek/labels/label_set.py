@@ -8,7 +8,7 @@ from coseek.agents.search_turns import SearchTurn, TurnId, TurnRecord
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.core.record import OMIT_EMPTY, Record
-from coseek.data.identities import value_digest
+from coseek.data.digests import value_digest
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory

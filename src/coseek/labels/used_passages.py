@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.data.evidence import met_passages
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Search
+from coseek.data.trajectory import Search, met_passages
 from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable
 from coseek.retrieval.lexical.analyzer import words
 

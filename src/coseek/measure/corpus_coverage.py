@@ -12,7 +12,7 @@ from statistics import fmean
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.record import Record
-from coseek.data.gold_answers import normalise
+from coseek.data.answers import normalise
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.measure.question_groups import ALL

@@ -1,16 +1,15 @@
 """Retrieval: metrics of a run's retrieved passages, computed from its hits and not from rendered text.
 
-Passages count once, in the order of retrieval; metrics at k use the run's evidence (`data/evidence.py`), best first. A
-failed search is left out of means per search. Recall is `None` for questions without gold passages. A passage that is
+Passages count once, in the order of retrieval; metrics at k use the run's evidence (`data/trajectory.py`), best first.
+A failed search is left out of means per search. Recall is `None` for questions without gold passages. A passage that is
 the question itself (`Question.own_passage`) is no hit.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from coseek.data.evidence import evidence_of, met_passages
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Trajectory, evidence_of, met_passages
 from coseek.measure import rankings
 from coseek.retrieval.ranking import reciprocal_rank_fusion
 

@@ -18,11 +18,10 @@ from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
-from coseek.data.dataset import Dataset
-from coseek.data.identities import Identities
+from coseek.data.dataset import Dataset, draw
+from coseek.data.digests import Identities
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer

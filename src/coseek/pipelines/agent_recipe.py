@@ -18,7 +18,7 @@ from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
 from coseek.core.plugins import find_yaml, is_function
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
-from coseek.data.selection import QuestionFilter
+from coseek.data.dataset import QuestionFilter
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Replaces
 from coseek.hub.card import UNKNOWN, License

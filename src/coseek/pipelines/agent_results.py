@@ -16,8 +16,8 @@ from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
 from coseek.core.text import counted
+from coseek.data.dataset import draw
 from coseek.data.run import Run
-from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.measure.abstention import ended_right
 from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed

@@ -15,10 +15,9 @@ from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
-from coseek.data.dataset import Dataset, check_gold_ids
+from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, draw
 from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
-from coseek.data.selection import QuestionFilter, draw
 from coseek.models.remote import RemoteModel
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of

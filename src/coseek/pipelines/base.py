@@ -18,7 +18,7 @@ from statistics import fmean
 from coseek.core.errors import DataError
 from coseek.core.prompt_file import one_line
 from coseek.data.dataset import Dataset
-from coseek.data.identities import Identities
+from coseek.data.digests import Identities
 from coseek.data.passage import Corpus
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import Generator

@@ -6,10 +6,9 @@ from pathlib import Path
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder, link_files
 from coseek.core.text import counted
-from coseek.data.dataset import Dataset
+from coseek.data.dataset import Dataset, draw
 from coseek.data.imports import import_data
 from coseek.data.question import Question, load_questions, save_questions
-from coseek.data.selection import draw
 from coseek.pipelines.agent_recipe import DataSettings
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import synthesize

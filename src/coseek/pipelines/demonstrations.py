@@ -14,10 +14,9 @@ from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
 from coseek.agents.sources import holds
 from coseek.core.progress import Progress
-from coseek.data.dataset import Dataset
+from coseek.data.dataset import Dataset, draw
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
-from coseek.data.selection import draw
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt

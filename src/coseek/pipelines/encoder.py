@@ -28,7 +28,7 @@ from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.core.progress import Progress, waiting_stops
 from coseek.core.settings import dump_settings
-from coseek.data.identities import Identities
+from coseek.data.digests import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.precision import Use

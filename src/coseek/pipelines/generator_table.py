@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from coseek.agents.run_questions import row_seed
-from coseek.data.identities import questions_digest
+from coseek.data.digests import questions_digest
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.run import Run

@@ -18,9 +18,9 @@ from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
 from coseek.core.plugins import find_plugin, is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
+from coseek.data.dataset import draw
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.selection import draw
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.labels.cluster_labelling import ClusterMaker, LabelJob

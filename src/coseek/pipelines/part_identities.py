@@ -14,7 +14,7 @@ from coseek.core.files import Json, read_yaml
 from coseek.core.fingerprint import TOKENIZER, file_digest, fingerprint
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
-from coseek.data.identities import Identities, digest, questions_digest
+from coseek.data.digests import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.model_folder import model_path

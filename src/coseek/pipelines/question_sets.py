@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.data.dataset import Dataset
+from coseek.data.dataset import Dataset, draw
 from coseek.data.question import Question
-from coseek.data.selection import draw
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import own_questions
 from coseek.retrieval.retriever import Retriever

@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 from coseek.core.errors import DataError
 from coseek.core.fingerprint import fingerprint
 from coseek.data.answers import exact_match
-from coseek.data.identities import Identities
+from coseek.data.dataset import draw
+from coseek.data.digests import Identities
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.data.selection import draw
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.generator import (
     OWN_PROMPT,

@@ -19,9 +19,9 @@ from coseek.core.errors import DataError
 from coseek.core.files import write_yaml
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
-from coseek.data.evidence import evidence_of
 from coseek.data.passage import Passage
 from coseek.data.question import Question, load_questions
+from coseek.data.trajectory import evidence_of
 from coseek.labels.label_set import LabelSet
 from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores

@@ -22,7 +22,7 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
-from coseek.data.identities import KEY, digest, questions_digest
+from coseek.data.digests import KEY, digest, questions_digest
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import RowKey

@@ -26,7 +26,7 @@ from coseek.core.plugins import is_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
 from coseek.data.dataset import QUESTIONS
-from coseek.data.identities import KEY, Identities, check_identities
+from coseek.data.digests import KEY, Identities, check_identities
 from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
 from coseek.hardware.speed import resolve_here, warning

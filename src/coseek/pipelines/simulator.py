@@ -15,7 +15,7 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.prompt_file import load_prompt, one_line
-from coseek.data.identities import Identities, digest
+from coseek.data.digests import Identities, digest
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.scoring import EpisodeScorer

@@ -4,11 +4,9 @@ from itertools import islice
 from pathlib import Path
 
 from coseek.core.files import JsonObject
-from coseek.data.dataset import Dataset
-from coseek.data.gold_path import gold_path
+from coseek.data.dataset import Dataset, draw
 from coseek.data.passage import Corpus
-from coseek.data.question import Question, save_questions
-from coseek.data.selection import draw
+from coseek.data.question import Question, gold_path, save_questions
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import make_data
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError
+from coseek.data.dataset import draw
 from coseek.data.question import Question, load_questions, save_questions
-from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines, is_closed, unsolved_by_rag
 from coseek.graders.scoring import EpisodeScorer

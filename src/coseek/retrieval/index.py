@@ -43,9 +43,7 @@ from coseek.core.files import (
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.corpus_file import STAMP, CorpusFile
-from coseek.data.corpus_scan import DIGESTS
-from coseek.data.digest_table import as_digests
+from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here
 from coseek.retrieval.index_files import CHECKSUMS, INDEX_CARD, Checksums, Report, build_resumably, silent

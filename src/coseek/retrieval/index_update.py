@@ -17,9 +17,7 @@ from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
 from coseek.data.array_file import read_array
-from coseek.data.corpus_file import IDS, SPANS, CorpusFile
-from coseek.data.corpus_scan import DIGESTS
-from coseek.data.digest_table import Digests, DigestTable, as_digests, first_rows
+from coseek.data.corpus_file import DIGESTS, IDS, SPANS, CorpusFile, Digests, DigestTable, as_digests, first_rows
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import (
     IndexCard,

@@ -12,9 +12,8 @@ from itertools import islice, zip_longest
 
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import Json, JsonObject
-from coseek.data.gold_path import plain_name
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plain_name
 from coseek.graders.generator import Generator
 from coseek.retrieval.lexical.analyzer import has_words
 from coseek.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search

@@ -17,8 +17,7 @@ from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
-from coseek.data.question import Question, save_questions
-from coseek.data.unanswerable import twins, withhold
+from coseek.data.question import Question, save_questions, twins, withhold
 from coseek.graders.generator import Generator
 from coseek.synthesis.graph import HopGraph
 from coseek.synthesis.maker import SPLITS, QuestionMaker, Tell, by_hops

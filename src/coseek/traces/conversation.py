@@ -17,7 +17,6 @@ from coseek.agents.actions import texts_of
 from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
-from coseek.data.evidence import met_passages, ranked
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import (
@@ -31,6 +30,8 @@ from coseek.data.trajectory import (
     StopReason,
     Trajectory,
     Visit,
+    met_passages,
+    ranked,
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer

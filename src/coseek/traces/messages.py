@@ -14,8 +14,7 @@ from typing import cast
 from coseek.agents.actions import texts_of
 from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
-from coseek.data.evidence import evidence_of
-from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory
+from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory, evidence_of
 from coseek.models.written import calls_in
 
 OF_RESULT = ("hits", "fault", "selected")

@@ -7,8 +7,7 @@ from typing import cast
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.record import Record
-from coseek.data.gold_path import PathStep, gold_path
-from coseek.data.question import Question
+from coseek.data.question import PathStep, Question, gold_path
 from coseek.world.passages import spaced
 
 

@@ -14,8 +14,7 @@ from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
-from coseek.data.question import Question, save_questions
-from coseek.data.unanswerable import twins, withhold
+from coseek.data.question import Question, save_questions, twins, withhold
 from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import make_facts
 from coseek.world.oracle import Oracle

@@ -7,9 +7,8 @@ from typing import ClassVar, cast
 
 from coseek.agents.tool import DocumentPage, ParsedCall, ToolContext, ToolRequest, ToolSettings
 from coseek.core.files import JsonObject
-from coseek.data.evidence import met_passages
-from coseek.data.neighbours import Way, neighbours
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Hit, Passage, Way, neighbours
+from coseek.data.trajectory import met_passages
 from coseek.retrieval.retriever import fault_of_hits
 
 

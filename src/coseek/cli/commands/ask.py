@@ -11,10 +11,17 @@ from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settled_for
 from coseek.agents.sources import cited_answer, holds, reply_in_words, sources_of
 from coseek.cli.agent_options import agent_with_limits
-from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
-from coseek.cli.server_options import at_server, takes_servers
-from coseek.cli.terminal import AsJson, new_app, print_json, say, stderr_console, tell
-from coseek.cli.volume import Volume, volume
+from coseek.cli.options import (
+    DeviceName,
+    PromptTemplateName,
+    ProtocolName,
+    RetrieverName,
+    Temperature,
+    TokenizerName,
+    at_server,
+    takes_servers,
+)
+from coseek.cli.terminal import AsJson, Volume, new_app, print_json, say, stderr_console, tell, volume
 from coseek.core.errors import SettingError
 from coseek.core.text import as_written, without_repetition
 from coseek.data.passage import Hit, Passage

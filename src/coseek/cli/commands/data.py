@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
-from coseek.cli.options import CacheFile, DeviceName
-from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.options import CacheFile, DeviceName, at_servers, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
@@ -28,7 +27,7 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.core.text import counted
 from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
-from coseek.data.imports._published import Deal
+from coseek.data.imports._sources import Deal
 from coseek.data.pool import make_pool, parse_source
 from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator

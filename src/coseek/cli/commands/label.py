@@ -6,8 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume
-from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,

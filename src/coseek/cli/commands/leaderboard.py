@@ -16,8 +16,7 @@ from coseek.cli.grader_options import (
     ask,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, split_names
-from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json

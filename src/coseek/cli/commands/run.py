@@ -18,8 +18,9 @@ from coseek.cli.options import (
     Split,
     Temperature,
     TokenizerName,
+    at_server,
+    takes_servers,
 )
-from coseek.cli.server_options import at_server, takes_servers
 from coseek.cli.tables import print_tables
 from coseek.cli.terminal import (
     AsJson,

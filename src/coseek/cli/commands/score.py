@@ -18,8 +18,17 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, ClusterName, DeviceName, Select, question_filter, split_names
-from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.options import (
+    BootstrapSeed,
+    CacheFile,
+    ClusterName,
+    DeviceName,
+    Select,
+    at_servers,
+    question_filter,
+    split_names,
+    takes_servers,
+)
 from coseek.cli.tables import show_tables
 from coseek.cli.terminal import AsJson, new_app, print_json
 from coseek.core.cluster import cluster_at

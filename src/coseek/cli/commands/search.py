@@ -10,8 +10,7 @@ from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.text import as_written
-from coseek.data.neighbours import Way, neighbours
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Corpus, Hit, Passage, Way, neighbours
 from coseek.retrieval.factory import open_retriever
 
 GROUP = "Agents"

@@ -18,8 +18,10 @@ from coseek.cli.options import (
     RetrieverName,
     Temperature,
     TokenizerName,
+    at_server,
+    at_servers,
+    takes_servers,
 )
-from coseek.cli.server_options import at_server, at_servers, takes_servers
 from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import real_path

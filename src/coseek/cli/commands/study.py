@@ -20,8 +20,7 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, split_names
-from coseek.cli.server_options import at_servers, takes_servers
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
 from coseek.cli.tables import show_tables
 from coseek.cli.terminal import AsJson, new_app, note, print_json
 from coseek.core.errors import SettingError

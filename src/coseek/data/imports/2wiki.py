@@ -1,7 +1,7 @@
 """2WikiMultihopQA: questions with their own passages, and optionally a corpus of distractors.
 
 Reads the data set's own fields only. Distractor files hold `{"title", "text"}` rows; repeated passages count once. The
-evidence triples of a question, [subject, relation, object], become its gold path (`coseek.data.gold_path`).
+evidence triples of a question, [subject, relation, object], become its gold path (`coseek.data.question`).
 """
 
 from collections import Counter
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coseek.core.files import Json
-from coseek.data.gold_path import plain_name
 from coseek.data.imports._contexts import contexts, own_gold, question_of
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
-from coseek.data.question import Question
+from coseek.data.question import Question, plain_name
 
 
 class Evidence(NamedTuple):

@@ -21,9 +21,7 @@ from coseek.core.plugins import PluginSpec, plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
-from coseek.data.imports._checks import checked_splits
-from coseek.data.imports._published import Deal, origin_of
-from coseek.data.imports._sources import ImportedData, expand
+from coseek.data.imports._sources import Deal, ImportedData, checked_splits, expand, origin_of
 from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
-from coseek.data.gold_answers import read_text
+from coseek.data.answers import read_text
 from coseek.data.imports._sources import PassageCollector, SourceRow
 from coseek.data.question import Question
 

@@ -1,18 +1,23 @@
-"""Import sources: rows of the files of a data set, and the passages and questions read from them."""
+"""Import sources: rows of the files of a data set, and the passages and questions read from them.
+
+At the end: checks for questions and gold answers that can teach and measure nothing, and the data sets and splits of
+published files, with the deal of their questions to train, dev and test.
+"""
 
 import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import LONGEST_LINE, Json, JsonObject, open_text, read_json, read_jsonl, read_lines
 from coseek.core.strict_json import InvalidJson, fault_in, parse_strict
-from coseek.data.gold_answers import read_answers, read_text
+from coseek.data.answers import normalise, read_answers, read_text
+from coseek.data.dataset import draw
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
@@ -273,3 +278,105 @@ class PassageCollector:
             count = f"{len(idents)} passages" if idents else "no passage"
             raise DataError(f"{where}: the gold title {title!r} names {count} of the corpus; one is needed")
         return idents[0]
+
+
+NO_TEXT = "questions without a text, left out"
+EMPTY = "empty gold answers, left out"
+UNMATCHED = (
+    "questions whose gold answers no answer can match (nothing is left of them without articles and punctuation)"
+)
+NO_GOLD = "questions without a gold answer, which no answer metric counts"
+
+
+def checked_splits(
+    splits: Mapping[str, Sequence[Question]], notes: Mapping[str, int]
+) -> tuple[dict[str, list[Question]], dict[str, int]]:
+    """The splits without empty questions and empty gold answers, and `notes` with what was counted."""
+    counts = Counter(notes)
+    kept = {
+        name: [_checked(one, counts) for one in questions if _has_text(one, counts)]
+        for name, questions in splits.items()
+    }
+    asked = [one for questions in kept.values() for one in questions if one.answerable]
+    without = [one for one in asked if not one.answers]
+    if len(without) < len(asked) or not all("relevance" in one.meta for one in asked):
+        counts[NO_GOLD] += len(without)  # a set for retrieval alone has none, and needs none
+    return {name: questions for name, questions in kept.items() if questions}, {
+        name: count for name, count in counts.items() if count or name in notes
+    }
+
+
+def _has_text(question: Question, counts: Counter[str]) -> bool:
+    has = bool(question.question.strip())
+    counts[NO_TEXT] += not has
+    return has
+
+
+def _checked(question: Question, counts: Counter[str]) -> Question:
+    """The question without empty gold answers."""
+    answers = tuple(one for one in question.answers if one.strip())
+    counts[EMPTY] += len(question.answers) - len(answers)
+    if answers and not any(map(normalise, answers)):
+        counts[UNMATCHED] += 1
+    return question if len(answers) == len(question.answers) else replace(question, answers=answers)
+
+
+SPLITS = ("train", "dev", "test")
+Published: TypeAlias = Mapping[tuple[str, str], Sequence[Question]]
+"""(data set, split of the publisher) → questions."""
+
+
+def origin_of(path: Path) -> tuple[str, str] | None:
+    """Data set and split of a file `SET/SPLIT.jsonl` (or another kind); `None` for a file of another name."""
+    split = path.name.partition(".")[0]
+    return (path.absolute().parent.name, split) if split in SPLITS and kind_of(path) in KINDS else None
+
+
+def published_files(folder: Path) -> list[Path]:
+    """The files `SET/SPLIT.jsonl` in a folder, by name."""
+    return sorted(path for path in folder.glob("*/*") if path.is_file() and origin_of(path) is not None)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Which published data sets become our splits."""
+
+    train: tuple[str, ...] = ()
+    """Data sets whose training questions become `train` and `dev`."""
+    test: tuple[str, ...] = ()
+    """Data sets whose test questions become `test`; dev questions where a set has no test questions."""
+    dev_share: float = 0.01
+    """Share of the training questions that becomes `dev`, drawn with every data set in its share."""
+
+    def __post_init__(self) -> None:
+        if not (self.train or self.test):
+            raise SettingError("name the data sets of --train or --test, such as --train nq,hotpotqa")
+        if not 0 <= self.dev_share < 1:
+            raise SettingError(f"--dev-share is a share from 0 to below 1, not {self.dev_share:g}")
+
+    def leaves_alone(self, sources: Sequence[Path]) -> set[Path]:
+        """The published files in folders among `sources` that are of no set of the deal."""
+        files = [path for source in sources if source.is_dir() for path in published_files(source)]
+        return {path for path in files if path.parent.name not in (*self.train, *self.test)}
+
+    def apply(self, published: Published) -> dict[str, list[Question]]:
+        """Split → questions, set by set. Raises `SettingError` for a set that the sources do not hold."""
+        training = [one for name in self.train for one in _questions(published, name, ("train",))]
+        dev = {one.id for one in draw(training, round(self.dev_share * len(training)), 0)}
+        splits = {
+            "train": [one for one in training if one.id not in dev],
+            "dev": [one for one in training if one.id in dev],
+            "test": [one for name in self.test for one in _questions(published, name, ("test", "dev"))],
+        }
+        return {name: questions for name, questions in splits.items() if questions}
+
+
+def _questions(published: Published, name: str, splits: Sequence[str]) -> Sequence[Question]:
+    for split in splits:
+        if found := published.get((name, split)):
+            return found
+    known = sorted({one for one, split in published if split in splits})
+    has = ", ".join(known) or "none"
+    raise SettingError(
+        f"the sources hold no {splits[0]} questions of {name!r}{nearest(name, known)} They have those of: {has}"
+    )

@@ -20,9 +20,17 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.data.gold_answers import read_text
-from coseek.data.imports._published import origin_of, published_files
-from coseek.data.imports._sources import KINDS, ImportedData, SourceRow, expand, kind_of, read_rows
+from coseek.data.answers import read_text
+from coseek.data.imports._sources import (
+    KINDS,
+    ImportedData,
+    SourceRow,
+    expand,
+    kind_of,
+    origin_of,
+    published_files,
+    read_rows,
+)
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.files import Json
-from coseek.data.gold_answers import read_text
+from coseek.data.answers import read_text
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.question import Question
 

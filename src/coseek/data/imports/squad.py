@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coseek.core.files import Json, read_json
-from coseek.data.gold_answers import read_answers
+from coseek.data.answers import read_answers
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
 from coseek.data.question import Question
 

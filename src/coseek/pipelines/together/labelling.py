@@ -16,9 +16,9 @@ from coseek.core.files import JsonObject, read_json, write_json
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
 from coseek.core.settings import dump_settings
+from coseek.data.dataset import draw
 from coseek.data.question import Question, save_questions
 from coseek.data.run import RowKey, Run
-from coseek.data.selection import draw
 from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import Placement

@@ -9,10 +9,9 @@ from typing import Literal
 from coseek.agents.run_questions import identities_of, run_questions
 from coseek.core.errors import RunError
 from coseek.core.files import JsonObject
-from coseek.data.dataset import Dataset
+from coseek.data.dataset import Dataset, draw
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.selection import draw
 from coseek.measure.score import METRICS, ScoredRun, summarise
 from coseek.pipelines.agent_results import scored
 from coseek.pipelines.table_rows import metric_of

@@ -8,7 +8,7 @@ from typing import cast
 from coseek.agents.drivers import Agent
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings, merge_settings
-from coseek.data.identities import Identities
+from coseek.data.digests import Identities
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 
 from coseek.agents.search_turns import TurnId
 from coseek.data.documents.worker import TITLE_STEP
-from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, gold_path
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.query import Query
