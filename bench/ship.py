@@ -32,7 +32,7 @@ from coseek.data.digests import KEY
 from coseek.hub.card import FILE as CARD
 from coseek.hub.card import ModelCard
 from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models
-from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.pipelines.reader_recipes import BaseRecipe
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
 from coseek.training.trainer.policy import ADAPTER

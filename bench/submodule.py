@@ -33,9 +33,9 @@ from coseek.measure.table import show
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.generator_table import naive_rag, scored_by_generator
 from coseek.pipelines.grader_settings import GraderSettings, open_graders
-from coseek.pipelines.question_sets import QuestionSet
 
 FEW, METRIC = 3, "gen_acc"
 """Passages served that count as few, and what is compared."""

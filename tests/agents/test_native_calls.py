@@ -31,7 +31,7 @@ from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.stored_runs import in_tokens_of
+from coseek.pipelines.demonstrations import in_tokens_of
 from coseek.retrieval.query import Query
 from coseek.retrieval.views import render_view
 from coseek.traces.calls import calls_in

@@ -26,8 +26,7 @@ from coseek.hub.card import (
 )
 from coseek.measure.table import Table
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
-from coseek.pipelines.base_recipe import BaseRecipe
-from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 HOSTILE = [

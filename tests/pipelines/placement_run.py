@@ -160,8 +160,8 @@ def a_retriever_is_trained_and_measured(given: Material) -> None:
 def a_generator_is_trained_and_measured(given: Material) -> None:
     from tests.pipelines.test_generator import TINY
 
-    from coseek.pipelines.generator import GeneratorTraining
-    from coseek.pipelines.generator_recipe import GeneratorRecipe
+    from coseek.pipelines.reader import GeneratorTraining
+    from coseek.pipelines.reader_recipes import GeneratorRecipe
 
     less = {
         "worlds": 1, "max_answer_tokens": 2,

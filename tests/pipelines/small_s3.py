@@ -13,9 +13,9 @@ from coseek.core.progress import Progress
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import measure, write_results
-from coseek.pipelines.generator import GeneratorTraining
-from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.grader_settings import CACHE
+from coseek.pipelines.reader import GeneratorTraining
+from coseek.pipelines.reader_recipes import GeneratorRecipe
 
 SMALL = (
     "data.world={seed: 3, size: tiny, train: 80, dev: 8, test: 8, hop_mix: [0.5, 0.5]}",

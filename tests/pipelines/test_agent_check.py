@@ -14,8 +14,7 @@ from coseek.core.settings import MOST, Settings, make_settings
 from coseek.pipelines.agent_check import check_recipe, checked_recipe
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.estimate import shape_of
-from coseek.pipelines.together.checks import check_together
-from coseek.pipelines.together_recipe import load_together_recipe
+from coseek.pipelines.together_recipe import check_together, load_together_recipe
 from coseek.training.encoder.recipe import retriever_recipe_names
 
 PROGRAM = """

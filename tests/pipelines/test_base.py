@@ -16,7 +16,7 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.library import make_world
 from coseek.models.model_folder import model_path
-from coseek.pipelines.base_recipe import BaseRecipe, CorpusSettings, corpus_recipe
+from coseek.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
 
 TINY = {
     "tasks": {"worlds": 4, "world": {"size": "tiny", "lexicon": "drawn", "train": 20, "dev": 0, "test": 0}},
@@ -116,7 +116,7 @@ def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
 def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
     from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
     from coseek.models.tokenizer import ByteTokenizer
-    from coseek.pipelines.base_abilities import facts_read
+    from coseek.pipelines.base import facts_read
     from coseek.training.sft.base_tasks import BaseTasks
     from coseek.training.sft.synthetic import WorldSampler
 

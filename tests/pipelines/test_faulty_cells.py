@@ -29,9 +29,9 @@ from coseek.pipelines import agent_results
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_results import answer_cell, cell_folder
-from coseek.pipelines.question_sets import QuestionSet
+from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.table_rows import TableRow, identities_of_row
-from coseek.pipelines.together.pairs import Pair, Pairs
+from coseek.pipelines.together.results import Pair, Pairs
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 

@@ -9,7 +9,7 @@ from tests.pipelines.card_check import checked_card
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings, make_settings
 from coseek.hardware.placement import FLOAT32
-from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.reader_recipes import GeneratorRecipe
 from coseek.world.settings import WorldSettings
 
 TINY = {
@@ -44,7 +44,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     from coseek.graders.factory import open_generator
     from coseek.graders.generator import GeneratorSettings, ReadingInput
     from coseek.models.pretrained import load_model
-    from coseek.pipelines.generator import GeneratorTraining
+    from coseek.pipelines.reader import GeneratorTraining
 
     training = GeneratorTraining(tiny(), tmp_path / "g")
     training.begin(resume=False)
@@ -79,7 +79,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
 def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_whole(tmp_path: Path) -> None:
     from coseek.models.model_folder import model_path
     from coseek.models.tokenizer import HfTokenizer
-    from coseek.pipelines.generator import GeneratorTraining
+    from coseek.pipelines.reader import GeneratorTraining
 
     training = GeneratorTraining(make_settings(GeneratorRecipe, {**TINY, "start": "base", "words": 30}), tmp_path / "g")
     training.make_start()

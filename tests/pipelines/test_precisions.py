@@ -14,7 +14,7 @@ from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.precision import named
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names
 from coseek.pipelines.estimate import memory_of, shape_of
-from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.run_record import FILE, begin, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names

@@ -22,9 +22,9 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, measure
 from coseek.pipelines.agent_run import RunSettings, load_asked
-from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
+from coseek.pipelines.training_callbacks import dev_metrics
 from coseek.training.trainer.workers import Workers
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import pytest
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.pipelines.retriever_schedule import check_in_turn, schedule_of, tell_step
+from coseek.pipelines.training_callbacks import check_in_turn, schedule_of, tell_step
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings

@@ -22,9 +22,9 @@ from coseek.data.run import Run
 from coseek.labels.maker import PACKAGE, RolloutMaker
 from coseek.labels.resources import LabelResources
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.together.checks import maker_module
 from coseek.pipelines.together.labelling import label_round, labelled
 from coseek.pipelines.together.paths import CoTrainingPaths
+from coseek.pipelines.together_recipe import maker_module
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 

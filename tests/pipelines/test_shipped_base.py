@@ -10,7 +10,7 @@ from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.models.model_folder import model_path
 from coseek.pipelines.base import BaseTraining
-from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.pipelines.reader_recipes import BaseRecipe
 from coseek.training.sft.synthetic import WorldSampler
 
 BASE = model_path("base")

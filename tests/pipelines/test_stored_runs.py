@@ -17,7 +17,7 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.stored_runs import in_tokens_of, stored_demonstrations
+from coseek.pipelines.demonstrations import in_tokens_of, stored_demonstrations
 from coseek.training.sft.settings import KeptRunsSettings
 
 FAST = train_tokenizer(

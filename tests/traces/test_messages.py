@@ -26,8 +26,8 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.score import score_trajectory
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.audit import audit_run
+from coseek.pipelines.demonstrations import in_tokens_of
 from coseek.pipelines.generator_table import identities_of, naive_rag
-from coseek.pipelines.stored_runs import in_tokens_of
 from coseek.retrieval.query import QueryLike
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL

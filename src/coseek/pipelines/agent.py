@@ -33,22 +33,24 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.data_folder import make_data
+from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
 from coseek.pipelines.demonstrations import demonstrate, left_to_ask
-from coseek.pipelines.dev_metrics import dev_metrics
 from coseek.pipelines.fitting import check_fits
 from coseek.pipelines.grader_settings import Graders, open_graders
-from coseek.pipelines.kept_rollouts import rollout_writer
-from coseek.pipelines.part_identities import agent_identities, policy_identities
-from coseek.pipelines.policy_card import HEALTHY, write_policy_card
-from coseek.pipelines.question_sets import QuestionSet, question_sets
-from coseek.pipelines.resumption import MoreSteps, bound
-from coseek.pipelines.retriever_schedule import RetrieverSchedule, SharedSchedule, check_in_turn, schedule_of
+from coseek.pipelines.policy_folders import HEALTHY, write_policy_card, write_start
+from coseek.pipelines.resumption import MoreSteps, agent_identities, bound, policy_identities
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, right_runs, select, stages_of
-from coseek.pipelines.start import write_start
-from coseek.pipelines.verl.stage import reinforced_in_verl
+from coseek.pipelines.training_callbacks import (
+    RetrieverSchedule,
+    SharedSchedule,
+    check_in_turn,
+    dev_metrics,
+    rollout_writer,
+    schedule_of,
+)
+from coseek.pipelines.verl.launch import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever

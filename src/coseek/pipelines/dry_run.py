@@ -29,13 +29,12 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe, RecipePath, paths_of
-from coseek.pipelines.data_folder import make_data
+from coseek.pipelines.data_folder import make_data, small_data, small_data_settings
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, shown_gib, work_of
 from coseek.pipelines.fitting import FULL, started_with, way_out_here, with_processes
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
-from coseek.pipelines.small_data import settings_of, small_data
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.training.trainer.settings import GIB
@@ -296,7 +295,7 @@ def small_recipe(recipe: AgentRecipe, folder: Path, data: Path | None = None) ->
     tree = dump_settings(recipe)
     small = _small(recipe, str(folder / "model"))
     if data is not None:
-        small["data"] = {**cast(JsonObject, small["data"]), **settings_of(recipe, data)}
+        small["data"] = {**cast(JsonObject, small["data"]), **small_data_settings(recipe, data)}
     elif recipe.warm_start is not None:  # a tiny world's questions have no path to rename along, nor enough to make
         cast(JsonObject, small["warm_start"]).update({"renamed": 0, "made": None})
     stages = {

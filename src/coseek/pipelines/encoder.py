@@ -38,7 +38,7 @@ from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
-from coseek.pipelines.part_identities import retriever_identities
+from coseek.pipelines.resumption import retriever_identities
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query

@@ -1,7 +1,12 @@
-"""Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes."""
+"""Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes.
+
+*Logged searches* are those of a run or a label folder, each as a question of its own with its relevant passages. Of a
+run, these are the gold passages that no search of an earlier turn returned; of a label folder, the search's positives.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -9,7 +14,7 @@ from typing import cast
 from coseek.agents.drivers import Limits
 from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
-from coseek.agents.search_turns import SearchTurn, search_turns
+from coseek.agents.search_turns import SearchTurn, TurnId, search_turns
 from coseek.core.cluster import Cluster
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, SettingError, nearest
@@ -27,12 +32,14 @@ from coseek.labels.cluster_labelling import ClusterMaker, LabelJob
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, check_distinct, digests_of, make_labels
 from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker
+from coseek.labels.makers.gold import unseen
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.stored_turns import StoredTurns
 from coseek.models.model_folder import model_path, shipped_models
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import IndexCard
+from coseek.retrieval.query import Query
 
 
 class LabelSettings(Settings):
@@ -302,3 +309,80 @@ def identity_of(agent: AgentSettings) -> str:
         if name.endswith((".yaml", ".yml")) or is_plugin_path(name):
             parts.append(Path(name).read_text(encoding="utf-8"))
     return digest_of("agent", *parts)
+
+
+OF_RUN = "Relevant to a search: the gold passages that no search of an earlier turn had returned."
+OF_LABELS = "Relevant to a search: the positives of its label."
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSearch:
+    """One search that an agent made."""
+
+    turn: TurnId
+    owner: Question
+    """The question that the agent was answering."""
+    query: Query
+    relevant: tuple[str, ...]
+
+    @property
+    def question(self) -> Question:
+        """The search as a question with an id of its own, and the owner's answers."""
+        grades = self.owner.meta.get("relevance")
+        meta = {name: value for name, value in self.owner.meta.items() if name != "relevance"}
+        if isinstance(grades, dict):
+            meta["relevance"] = {ident: grade for ident, grade in grades.items() if ident in self.relevant}
+        return replace(self.owner, id="/".join(self.turn.key), gold_ids=self.relevant, meta=meta)
+
+
+@dataclass(frozen=True)
+class LoggedSearches:
+    """The searches of some questions."""
+
+    searches: tuple[LoggedSearch, ...]
+    rule: str
+    """Which passages are relevant."""
+
+    @property
+    def owners(self) -> list[Question]:
+        """The different questions, in order."""
+        return list({one.owner.id: one.owner for one in self.searches}.values())
+
+    def of(self, owners: Iterable[Question]) -> "LoggedSearches":
+        """The searches of these questions only."""
+        idents = {owner.id for owner in owners}
+        return LoggedSearches(tuple(one for one in self.searches if one.owner.id in idents), self.rule)
+
+
+def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | None:
+    """The searches of a run or label folder; `None` for any other path. Raises `DataError` for one without searches,
+    `SettingError` for a `split`."""
+    readers: dict[str, tuple[Callable[[Path], Iterator[LoggedSearch]], str]] = {
+        "run.yaml": (_of_run, OF_RUN),
+        "labels.yaml": (_of_labels, OF_LABELS),
+    }
+    for name, (read, rule) in readers.items():
+        if (folder / name).is_file():
+            if split is not None:
+                raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
+            found = LoggedSearches(tuple(read(folder)), rule)
+            if not found.searches:
+                raise DataError(f"{folder} holds no search, so there is nothing to measure")
+            return found
+    return None
+
+
+def _of_run(folder: Path) -> Iterator[LoggedSearch]:
+    for turn in turns_of(Run(folder)):
+        yield LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
+
+
+def _of_labels(folder: Path) -> Iterator[LoggedSearch]:
+    """A turn with several positives has a label set for each."""
+    positives: dict[TurnId, LoggedSearch] = {}
+    for label in LabelFolder(folder).sets():
+        known = positives.get(label.turn)
+        before = () if known is None else known.relevant
+        relevant = tuple(dict.fromkeys((*before, label.positive)))
+        positives[label.turn] = LoggedSearch(label.turn, label.question, label.query, relevant)
+    yield from positives.values()

@@ -1,4 +1,5 @@
 """Train a laptop model that reads passages: examples from worlds → supervised training → a model folder and a table.
+`GeneratorTraining` trains a laptop generator on examples from throw-away worlds of the laptop lexicon.
 
     OUT/recipe.yaml      the recipe, versions and commit
     OUT/start            the model that training begins with: an untrained one, or `start` with new words
@@ -46,16 +47,16 @@ from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, claims_between, group_table, main_table, scores_json, verdict
 from coseek.models.laptop import make_policy
 from coseek.models.model_folder import missing, model_path, shipped_models
-from coseek.models.new_tokens import add_tokens
+from coseek.models.new_tokens import add_tokens, spelt_words
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.text_model import LocalTextModel
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.generator_recipe import ReaderRecipe
+from coseek.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import Draw
-from coseek.training.sft.synthetic import ExampleSampler, WorldSampler
+from coseek.training.sft.synthetic import ExampleSampler, ExampleWriter, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
 from coseek.world.world import World, make_world
@@ -269,3 +270,42 @@ def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutp
         answer=written.answer,
         valid=written.answer is not None,
     )
+
+
+TOKENIZER_WORLDS = 6
+"""Worlds whose text the tokenizer learns from: every word of the language is in them."""
+
+
+class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
+    """The training of one laptop generator."""
+
+    NAME, TITLE = "generator", "A laptop generator"
+
+    def draw(self, generator: Generator) -> Draw:
+        recipe = self.recipe
+        return ExampleWriter(self.samplers, generator, self.tokenizer, recipe.sft.curriculum, recipe.passages).draw
+
+    @cached_property
+    def samplers(self) -> list[WorldSampler]:
+        """The throw-away worlds."""
+        samplers = []
+        self.progress.stage("worlds", self.recipe.worlds)
+        for number in range(self.recipe.worlds):
+            seed = derive_seed(self.recipe.seed, "generator world", number) % 2**31
+            samplers.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
+            self.progress.advance(number + 1)
+        return samplers
+
+    def texts(self) -> Iterable[str]:
+        """Passages, questions and examples."""
+        texts: list[str] = []
+        rng = random.Random(f"{self.recipe.seed}/texts")
+        for sampler in self.samplers[:TOKENIZER_WORLDS]:
+            texts += [f"{passage.title} :{passage.text}" for passage in sampler.world.corpus]
+            for question in sampler.questions:
+                example = sampler.example_of(question, 2, rng)
+                texts += [f" Question : {question.question} So", example.written]
+        return texts
+
+    def new_words(self, start: Path) -> list[str]:
+        return spelt_words(start, self.texts(), self.recipe.words)

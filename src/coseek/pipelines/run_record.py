@@ -33,7 +33,7 @@ from coseek.hardware.speed import resolve_here, warning
 from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
 from coseek.models.model_folder import hidden_size, model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.training.trainer.workers import ALONE, Workers
 

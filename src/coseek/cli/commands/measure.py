@@ -35,7 +35,7 @@ from coseek.measure.searched import (
 )
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
-from coseek.pipelines.logged_searches import LoggedSearches, logged_searches
+from coseek.pipelines.labelling import LoggedSearches, logged_searches
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
 

@@ -28,12 +28,11 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, parent_of, recipe_names, recipe_path
-from coseek.pipelines.base_recipe import BaseRecipe, corpus_recipe
-from coseek.pipelines.generator_recipe import GeneratorRecipe, ReaderRecipe
+from coseek.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe, ReaderRecipe, corpus_recipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
-from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import (
     TogetherRecipe,
+    check_together,
     load_together_recipe,
     together_recipe_names,
     together_recipe_path,
@@ -126,7 +125,7 @@ def train_generator(
     same result as without the stop.
     """
     if (recipe := reader_recipe(GeneratorRecipe(), settings, show, as_json)) is not None:
-        from coseek.pipelines.generator import GeneratorTraining  # torch
+        from coseek.pipelines.reader import GeneratorTraining  # torch
 
         train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 

@@ -17,8 +17,7 @@ from coseek.measure.table import Table
 from coseek.models.model_folder import model_path, shape_of_config
 from coseek.pipelines.dry_run import DryRun, dry_run
 from coseek.pipelines.estimate import encoder_memory, shape_of_folder, shown_gib
-from coseek.pipelines.together.checks import check_labels, own_settings, terms_of
-from coseek.pipelines.together_recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, own_settings, terms_of
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.trainer.settings import GIB
 

@@ -13,11 +13,9 @@ from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.grader_settings import ORACLE
-from coseek.pipelines.part_identities import together_identities
-from coseek.pipelines.resumption import FREE
+from coseek.pipelines.resumption import FREE, together_identities
 from coseek.pipelines.run_record import TrainingRun
-from coseek.pipelines.together.checks import check_together
-from coseek.pipelines.together_recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe, check_together
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe

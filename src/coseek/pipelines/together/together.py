@@ -22,8 +22,8 @@ import torch
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.together.labelling import label_round
-from coseek.pipelines.together.pairs import Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
+from coseek.pipelines.together.results import Pairs
 from coseek.retrieval.index import build_index
 from coseek.retrieval.index_files import INDEX_CARD
 

@@ -22,7 +22,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import ChatTemplate
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.grader_settings import GraderSettings, open_graders
-from coseek.pipelines.retriever_schedule import schedule_of, tell_step
+from coseek.pipelines.training_callbacks import schedule_of, tell_step
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.episodes import EpisodeBatch, score

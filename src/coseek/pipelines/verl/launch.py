@@ -1,4 +1,4 @@
-"""Launch: writes the files of a training in verl, starts it, and takes over the weights that it ends with.
+"""Launch: writes the files of a stage's training in verl, starts it, and takes over the weights that it ends with.
 
 FOLDER/verl.yaml                    verl's configuration, over its own defaults
 FOLDER/agent_loops.yaml             names our agent loop and its settings
@@ -18,15 +18,22 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, atomic_path, atomic_write, write_yaml
+from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
+from coseek.graders.scoring import EpisodeScorer
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.stages import Stage
 from coseek.pipelines.verl.config import AGENT, LOOP, verl_config
 from coseek.pipelines.verl.episodes import EPISODES, FAULTS, EpisodeSettings
-from coseek.training.rl.backends.verl import VerlSettings, verl_settings
+from coseek.training.rl.backends.verl import NAME, VerlSettings, verl_settings
+from coseek.training.trainer.workers import Workers
 
 CONFIG = "verl"
 _FIND = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('verl', 'transfer_queue', 'coseek'))))"
@@ -164,3 +171,54 @@ def take_weights(source: Path, target: Path, complete: Callable[[Path], None]) -
         complete(part)
 
     atomic_folder(target, fill)
+
+
+class Training(Protocol):
+    """What a stage asks of the training that it is part of."""
+
+    recipe: AgentRecipe
+    folder: Path
+    workers: Workers
+    progress: Progress
+
+    @property
+    def data_folder(self) -> Path: ...
+
+    def policy_folder(self, name: str) -> Path: ...
+
+    def scoring(self, recipe: AgentRecipe) -> EpisodeScorer: ...
+
+    def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]: ...
+
+    def dev_questions(self, recipe: AgentRecipe) -> list[Question]: ...
+
+
+def reinforced_in_verl(training: Training, stage: Stage, complete: Callable[[Path, str], None]) -> bool:
+    """Write the files of the stage, run verl, and keep its last weights; `complete` adds a policy's tokenizer and
+    cards. A training that verl has ended is not started again. Returns False for a stage of another backend."""
+    if stage.recipe.rl.backend != NAME:
+        return False
+    if training.workers.world > 1:
+        raise SettingError("verl starts its own processes; start coseek without torchrun")
+    recipe, data = stage.recipe, training.recipe.data
+    settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
+    index = training.folder / "data.index" if data.index is None else data.index
+    local = not is_url(str(index))
+    run = VerlTraining(
+        recipe.model_copy(update={"rl": settings}),
+        stage.folder.resolve(),
+        model_path(str(training.policy_folder(stage.begins))).resolve(),
+        training.policy_folder("start").resolve(),
+        str(Path(index).resolve()) if local else str(index),
+        training.data_folder.resolve() if data.world is not None else None,
+    )
+    script = run.write(training.training_questions(stage, training.scoring(recipe)), training.dev_questions(recipe))
+    training.progress.say(f"verl: its configuration, data and {script.name} are in {run.folder}")
+    if run.weights() is None:
+        run.start(script)
+    weights = run.weights()
+    if weights is None:
+        raise SettingError(f"verl ended before step {settings.steps}; start {script}, and go on here with --resume")
+    training.progress.say(f"verl: {run.faults} episodes had a fault, and are in no loss and no baseline")
+    take_weights(weights, training.policy_folder(stage.ends), lambda part: complete(part, stage.ends))
+    return True
