@@ -251,10 +251,10 @@ def test_the_token_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.Monke
 def test_a_mistake_in_the_settings_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSEEK_TEST_TOKEN", "two\nlines")
     for settings, sentence in (
-        ({"url": "ftp://x"}, "no address of a server"),
-        ({"url": "http://"}, "no address of a server"),
-        ({"url": "http://[::1"}, "no address of a server"),
-        ({"url": "http://x/?a=b"}, "no address of a server"),
+        ({"url": "ftp://x"}, "is not a server address"),
+        ({"url": "http://"}, "is not a server address"),
+        ({"url": "http://[::1"}, "is not a server address"),
+        ({"url": "http://x/?a=b"}, "is not a server address"),
         ({"url": "http://me:pw@x"}, "must not hold a password"),
         ({"url": "http://x", "token_env": "COSEEK_NO_TOKEN"}, "holds no token"),
         ({"url": "http://x", "token_env": "COSEEK_TEST_TOKEN"}, "holds no token"),

@@ -312,7 +312,7 @@ def test_scores_that_are_no_numbers_are_a_fault_and_not_broken_json() -> None:
     with live({"odd": Odd()}) as url:
         reply = ask(url)
     assert reply.status_code == 502
-    assert "no number" in reply.json()["error"]
+    assert "not a number" in reply.json()["error"]
 
 
 def test_many_passages_are_given_whole() -> None:

@@ -78,7 +78,9 @@ def test_when_no_checkpoint_is_whole_that_is_said(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_version_is_named_and_left_alone(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, state(1))
     (path / "manifest.json").write_text('{"schema": 1, "step": 1, "sha256": ""}')
-    with pytest.raises(RunError, match=r"step-000001 was written by an earlier version .* start the run anew"):
+    with pytest.raises(
+        RunError, match=r"step-000001 was written by an earlier version .* start again in another folder"
+    ):
         load_checkpoint(tmp_path)
 
 

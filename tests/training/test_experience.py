@@ -74,7 +74,7 @@ def test_rows_are_silent_where_nothing_but_their_advantage_could_move_them(
     changes: dict[str, object], silent: bool
 ) -> None:
     policy = TableLearner([[7.0, -1.0, -1.0, 7.0, 7.0]] * 3)
-    reference = TableLearner([[0.0, -1.0, -1.0, -1.0, -1.0]] * 3) if "kl" in changes else None
+    reference = TableLearner([[0.0, -1.0, -1.0, -1.0, -1.0]] * 3) if "kl_coef" in changes else None
     critic = TableLearner([[0.0] * 5] * 3) if "algorithm" in changes else None
     found = made(TableBackend(policy, critic, reference), 1.0, 1.0, 1.0, **changes)  # type: ignore[arg-type]
     assert found.silent_B.tolist() == [silent] * 3

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol, TypeAlias
 
+from coseek.core.text import visible
+
 Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
 """(finished steps) → named metrics of the current model."""
 
@@ -59,13 +61,13 @@ class PrintedProgress:
     def advance(self, done: int, note: str = "") -> None:
         if done >= self._total or time.monotonic() - self._printed >= self._every_s:
             self._printed = time.monotonic()
-            print(f"{self._name} {done}/{self._total}{f': {note}' if note else ''}", flush=True)
+            print(visible(f"{self._name} {done}/{self._total}{f': {note}' if note else ''}"), flush=True)
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        print(visible(line), flush=True)
 
     def warn(self, line: str) -> None:
-        print(f"warning: {line}", flush=True)
+        print(visible(f"warning: {line}"), flush=True)
 
 
 # Stops: Ctrl-C and SIGTERM that wait for the end of a training step, so that the step can be saved.
