@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.hardware.host import Host
+from coseek.hardware.device import Host
 from coseek.retrieval.vectors.exact import ExactSearch, fastest_method
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
 from coseek.retrieval.vectors.shortlist import ScanSearch

@@ -36,7 +36,7 @@ from coseek.agents.limits import Limits
 from coseek.core.errors import UserError
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.hardware.host import Host
+from coseek.hardware.device import Host
 from coseek.models.model import EpisodeState, Model, Request
 from coseek.models.pretrained import DTYPES
 from coseek.models.sampler import Sampler, SamplerSettings

@@ -40,7 +40,7 @@ from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.hardware.host import Host
+from coseek.hardware.device import Host
 from coseek.hardware.placement import FLOAT32, Placement
 from coseek.models import sampler as sampler_module
 from coseek.models.laptop import LaptopSettings, make_policy

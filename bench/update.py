@@ -35,7 +35,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.hardware.host import Host
+from coseek.hardware.device import Host
 from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward

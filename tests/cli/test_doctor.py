@@ -12,7 +12,7 @@ from tests.hardware.paces import FAST, SLOW, begun_anew, kept
 
 from coseek.cli.commands.doctor import CHECKS, CheckStatus, Finding, as_table, check, exact_search, precision
 from coseek.core.errors import EXTRA_OF
-from coseek.hardware.host import Host
+from coseek.hardware.device import Host
 from coseek.hardware.precision import Use
 
 

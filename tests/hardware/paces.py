@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coseek.hardware import speed
-from coseek.hardware.host import Host
+from coseek.hardware import precision
+from coseek.hardware.device import Host
 
 FAST, SLOW = 2.5, 0.02
 """How many times as fast bfloat16 is on a processor that multiplies it, and on one that does not."""
@@ -18,7 +18,7 @@ def kept(
 ) -> Path:
     """A user's cache folder with these speed-ups of this machine. The process knows of none yet."""
     stored = {"many_rows": many_rows, "few_rows": few_rows, "int8_search": int8_search}
-    path = folder / "coseek" / speed.FILE
+    path = folder / "coseek" / precision.FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"schema": 2, "hosts": {Host.here().digest: stored}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
@@ -33,7 +33,7 @@ def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> No
 
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process of a machine without an accelerator: nothing is known or said."""
-    speed._speedups.cache_clear()
-    speed._warned.clear()
+    precision._speedups.cache_clear()
+    precision._warned.clear()
     if find_spec("torch"):
         monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)

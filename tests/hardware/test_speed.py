@@ -8,10 +8,9 @@ import pytest
 from tests.hardware.paces import FAST, SLOW, begun_anew, kept, processor
 
 from coseek.core.files import read_json
-from coseek.hardware import speed
-from coseek.hardware.host import Host
-from coseek.hardware.precision import Use
-from coseek.hardware.speed import WIDE, cache_file, fastest, precision_of, speedups, warning
+from coseek.hardware import precision
+from coseek.hardware.device import Host
+from coseek.hardware.precision import WIDE, Use, cache_file, fastest, precision_of, speedups, warning
 from coseek.training.trainer.settings import LearnerSettings
 
 
@@ -61,14 +60,14 @@ def test_other_instructions_are_another_host(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_an_invalid_file_is_ignored(tmp_path: Path, text: str) -> None:
-    path = tmp_path / speed.FILE
+    path = tmp_path / precision.FILE
     path.write_text(text.replace("HOST", Host.here().digest))
-    assert speed._read(path) == {}
+    assert precision._read(path) == {}
 
 
 @pytest.mark.slow
 def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "coseek" / speed.FILE
+    path = tmp_path / "coseek" / precision.FILE
     path.parent.mkdir()
     other = {"many_rows": 2.0, "few_rows": 3.0, "int8_search": 4.0}
     path.write_text(json.dumps({"schema": 2, "hosts": {"another": other}}))

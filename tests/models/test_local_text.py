@@ -8,7 +8,7 @@ from tests.models.networks import SMALL, TEXTS
 from tests.scripted import ScriptedModel
 
 from coseek.core.errors import DataError, ModelError
-from coseek.hardware import speed
+from coseek.hardware import precision
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.text_model import (
@@ -103,7 +103,7 @@ def test_an_identity_holds_the_precision_that_auto_came_to(
     plain = open_local_text_model(folder, TextModelSettings(precision="float32")).identity
     rough = open_local_text_model(folder, TextModelSettings(precision="bfloat16")).identity
     assert plain != rough
-    monkeypatch.setattr(speed, "WIDE", 1)  # the test's model is narrow
+    monkeypatch.setattr(precision, "WIDE", 1)  # the test's model is narrow
     for ratio, taken in ((SLOW, plain), (FAST, rough)):
         processor(tmp_path, monkeypatch, ratio)
         assert open_local_text_model(folder, TextModelSettings(precision="auto")).identity == taken

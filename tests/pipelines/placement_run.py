@@ -33,8 +33,7 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.hardware.device import device_of
-from coseek.hardware.precision import Use
-from coseek.hardware.speed import described
+from coseek.hardware.precision import Use, described
 from coseek.models.laptop import make_policy
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer

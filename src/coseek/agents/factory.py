@@ -33,8 +33,7 @@ from coseek.core.settings import make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author
 from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Place, S
-from coseek.hardware.speed import resolve_here, warning
+from coseek.hardware.precision import Place, S, resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import ServerTurn, dialect_of
 from coseek.models.model import Model, Tokenizer

@@ -6,14 +6,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
 from shlex import quote
 from types import TracebackType
-from typing import Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -34,6 +34,10 @@ from typer.core import TyperCommand, TyperGroup
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, apply_overrides
 from coseek.core.text import visible, visible_json
+
+if TYPE_CHECKING:
+    from coseek.measure.score import Scores
+    from coseek.measure.table import Table
 
 C = TypeVar("C")
 
@@ -188,6 +192,25 @@ class _Stdout(_Console):
 def stdout_console() -> Console:
     """A console for tables. Made for each use, so that it writes to the current `sys.stdout`."""
     return _uncut(_Stdout(highlight=False))
+
+
+def show_tables(tables: Mapping[str, "Table"]) -> None:
+    """Print tables, without headings."""
+    console = stdout_console()
+    for table in tables.values():
+        console.print(table.rich())
+
+
+def print_tables(scores: "Scores", metrics: list[str], main: "Table | None" = None) -> None:
+    """Print the main table, the first metric by group, and the differences from the first run."""
+    # numpy, which no help needs
+    from coseek.measure.table import abstention_tables, comparison_table, grouped_tables, main_table
+
+    tables = {"Runs": main or main_table(scores, metrics), **grouped_tables(scores, metrics[0])}
+    tables |= abstention_tables(scores)
+    if scores.comparisons:
+        tables["Run against run"] = comparison_table(scores, metrics)
+    show_tables(tables)
 
 
 def stderr_console(quiet: bool = False) -> Console:

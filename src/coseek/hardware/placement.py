@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from coseek.core.files import JsonObject
 from coseek.core.settings import Settings
 from coseek.hardware.device import AUTO, device_of
-from coseek.hardware.precision import Precision, PrecisionSetting, Use
-from coseek.hardware.speed import WIDE, precision_of
+from coseek.hardware.precision import WIDE, Precision, PrecisionSetting, Use, precision_of
 
 if TYPE_CHECKING:
     import torch

@@ -28,8 +28,8 @@ from coseek.core.settings import Settings, changed_settings, check_same_settings
 from coseek.data.dataset import QUESTIONS
 from coseek.data.digests import KEY, Identities, check_identities
 from coseek.data.run import provenance
-from coseek.hardware.precision import AUTO, Place, Use, named
-from coseek.hardware.speed import resolve_here, warning
+from coseek.hardware.device import AUTO
+from coseek.hardware.precision import Place, Use, named, resolve_here, warning
 from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
 from coseek.models.model_folder import hidden_size, model_path
 from coseek.pipelines.agent_recipe import AgentRecipe

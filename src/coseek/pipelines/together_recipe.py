@@ -76,10 +76,9 @@ class IndexSettings(Settings):
     @classmethod
     def _built_here(cls, name: object) -> object:
         if is_url(name):
-            raise SettingError(
-                f"a trained retriever is searched through an index of its own vectors, which is built here; {name} can "
-                "be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
-            )
+            built = "a trained retriever is searched through an index of its own vectors, which is built here"
+            other = "can be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
+            raise SettingError(f"{built}; {name} {other}")
         return name
 
 
@@ -106,10 +105,8 @@ class LabellingSettings(Settings):
     @model_validator(mode="after")
     def _runs_differ(self) -> "LabellingSettings":
         if self.samples > 1 and self.temperature == 0:
-            raise SettingError(
-                f"labels.samples={self.samples} at labels.temperature=0 would be one run {self.samples} times; raise "
-                "labels.temperature"
-            )
+            same = f"labels.samples={self.samples} at labels.temperature=0 would be one run {self.samples} times"
+            raise SettingError(f"{same}; raise labels.temperature")
         return self
 
 

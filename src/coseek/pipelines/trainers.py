@@ -12,12 +12,13 @@ import inspect
 import shutil
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from coseek.agents import factory
 from coseek.agents.tool import ToolLike, tool_name
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from coseek.training.rl.algorithm import StepRewards
     from coseek.training.rl.policy_loss import LossBatch
 
+T = TypeVar("T")
 PathLike: TypeAlias = str | Path
 QuestionsLike: TypeAlias = PathLike | Sequence[Question] | Mapping[str, Sequence[Question]]
 """A data-set folder, questions of the split `train`, or split → questions."""
@@ -87,7 +89,31 @@ class TrainedRetriever:
         return f"<p>{escape(str(self.encoder))}</p>{table_html(self.table)}"
 
 
-class AgentTrainer:
+class _Trainer(ABC, Generic[T]):
+    """What both trainers share: how they are shown, and `train`."""
+
+    recipe: Settings
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in flat(self.recipe))})"
+
+    def _repr_html_(self) -> str:
+        return settings_html(type(self).__name__, self.recipe)
+
+    def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> T:
+        """Train into the folder `out`, then measure (`coseek train agent`, `coseek train retriever`).
+
+        A stopped training goes on with `resume=True`, to the same result.
+        """
+        run = in_python_words(self.run)
+        return run(as_path(out, "a training folder"), resume=resume, progress=progress or PrintedProgress())
+
+    @abstractmethod
+    def run(self, out: Path, resume: bool, progress: Progress) -> T:
+        """The same, with advice in the words of the command line."""
+
+
+class AgentTrainer(_Trainer[TrainedAgent]):
     """Trains an agent by reinforcement learning, and measures it before and after.
 
     `model` is a model folder, and may be left out where a `recipe` names one. `protocol` and budgets are by default
@@ -103,6 +129,7 @@ class AgentTrainer:
     Raises `SettingError`, `UnknownName` or `DataError`, all mistakes at once and before torch is imported.
     """
 
+    recipe: AgentRecipe
     training: "AgentTraining | None" = None
     """The training under way or done."""
 
@@ -147,20 +174,6 @@ class AgentTrainer:
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
 
-    def __repr__(self) -> str:
-        return f"AgentTrainer({', '.join(f'{name}={value}' for name, value in flat(self.recipe))})"
-
-    def _repr_html_(self) -> str:
-        return settings_html("AgentTrainer", self.recipe)
-
-    def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> TrainedAgent:
-        """Train into the folder `out`, then measure, and write table and report (`coseek train agent`).
-
-        A stopped training goes on with `resume=True`, to the same result.
-        """
-        run = in_python_words(self.run)
-        return run(as_path(out, "a training folder"), resume=resume, progress=progress or PrintedProgress())
-
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedAgent:
         """The same, with advice in the words of the command line."""
         _check_offered(self._functions)
@@ -189,13 +202,14 @@ class AgentTrainer:
                 return _evaluate(training, "start")
 
 
-class RetrieverTrainer:
+class RetrieverTrainer(_Trainer[TrainedRetriever]):
     """Trains the encoder of a retriever on labels, and measures what it finds for held-out turns.
 
     `labels` are label folders (`coseek.label`), in place of those of the `recipe`; `encoder` is the encoder to start
     from, a folder or a shipped one. All other settings are a recipe's: `training={"steps": 500}`, `view="query"`.
     """
 
+    recipe: RetrieverRecipe
     training: "RetrieverTraining | None" = None
     """The training under way or done."""
 
@@ -223,17 +237,6 @@ class RetrieverTrainer:
         self.recipe = load_retriever_recipe("" if recipe is None else str(recipe), words, paths)
         check_retriever_recipe(self.recipe)
         self._functions = _functions_of(self.recipe)
-
-    def __repr__(self) -> str:
-        return f"RetrieverTrainer({', '.join(f'{name}={value}' for name, value in flat(self.recipe))})"
-
-    def _repr_html_(self) -> str:
-        return settings_html("RetrieverTrainer", self.recipe)
-
-    def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> TrainedRetriever:
-        """Train into the folder `out`, and measure on held-out turns (`coseek train retriever`)."""
-        run = in_python_words(self.run)
-        return run(as_path(out, "a training folder"), resume=resume, progress=progress or PrintedProgress())
 
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedRetriever:
         """The same, with advice in the words of the command line."""

@@ -45,7 +45,7 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, as_digests
 from coseek.data.passage import Corpus
-from coseek.hardware.speed import resolve_here
+from coseek.hardware.precision import resolve_here
 from coseek.retrieval.index_files import CHECKSUMS, INDEX_CARD, Checksums, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views

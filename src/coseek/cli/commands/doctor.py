@@ -155,9 +155,8 @@ def precision() -> str:
     """Time bfloat16 against float32, or read an earlier measurement: the choice of `auto`, and its reason."""
     import torch
 
-    from coseek.hardware.host import Host
-    from coseek.hardware.precision import Use
-    from coseek.hardware.speed import WIDE, described
+    from coseek.hardware.device import Host
+    from coseek.hardware.precision import WIDE, Use, described
 
     ones = torch.ones(64, 64, dtype=torch.bfloat16)
     if float((ones @ ones)[0, 0]) != 64.0:
@@ -169,7 +168,7 @@ def precision() -> str:
 
 def exact_search() -> str:
     """Time exact search against int8, or read an earlier measurement."""
-    from coseek.hardware.host import Host
+    from coseek.hardware.device import Host
     from coseek.retrieval.vectors.exact import chosen
 
     importlib.import_module("torch")

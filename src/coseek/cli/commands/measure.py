@@ -9,8 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from coseek.cli.options import Count, Select, Split, question_filter, split_names
-from coseek.cli.tables import print_tables
-from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
+from coseek.cli.terminal import AsJson, new_app, print_json, print_tables, progress_bar, say
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, write_jsonl
 from coseek.core.lock import lock_if_named

@@ -21,12 +21,12 @@ from coseek.cli.options import (
     at_server,
     takes_servers,
 )
-from coseek.cli.tables import print_tables
 from coseek.cli.terminal import (
     AsJson,
     assignments,
     new_app,
     print_json,
+    print_tables,
     progress_bar,
     resumable,
     say,

@@ -29,8 +29,7 @@ from coseek.cli.options import (
     split_names,
     takes_servers,
 )
-from coseek.cli.tables import show_tables
-from coseek.cli.terminal import AsJson, new_app, print_json
+from coseek.cli.terminal import AsJson, new_app, print_json, show_tables
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder

@@ -21,8 +21,7 @@ from coseek.cli.grader_options import (
     warn_of_cuts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
-from coseek.cli.tables import show_tables
-from coseek.cli.terminal import AsJson, new_app, note, print_json
+from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
 from coseek.core.lock import lock_if_named
