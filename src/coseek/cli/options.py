@@ -4,8 +4,9 @@ every command that can name a model server by its URL, and `~/` in paths that no
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 
@@ -15,6 +16,9 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, as_path, expand_home
 from coseek.core.settings import apply_overrides, make_settings
 from coseek.data.dataset import QuestionFilter
+
+if TYPE_CHECKING:
+    from coseek.core.cluster import Cluster
 
 RetrieverName: TypeAlias = Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")]
 Temperature: TypeAlias = Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")]
@@ -51,6 +55,15 @@ ClusterName: TypeAlias = Annotated[
         help="Work on a Ray cluster: local, auto or ray://HOST:PORT, optionally followed by ?cpus=2&gpus=1 a process.",
     ),
 ]
+
+
+def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
+    """The cluster that `--cluster` names, for a block; `None` without one."""
+    if address is None:
+        return nullcontext()
+    from coseek.core.cluster import cluster_at  # no run on one machine needs it
+
+    return cluster_at(address)
 
 
 def question_filter(given: Sequence[str] | None) -> QuestionFilter:

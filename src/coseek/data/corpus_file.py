@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast, overload
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -385,13 +385,7 @@ class CorpusFile(Corpus):
     def __len__(self) -> int:
         return len(self._spans_N2)
 
-    @overload
-    def __getitem__(self, row: int) -> Passage: ...
-    @overload
-    def __getitem__(self, row: slice) -> tuple[Passage, ...]: ...
-    def __getitem__(self, row: int | slice) -> Passage | tuple[Passage, ...]:
-        if isinstance(row, slice):
-            return tuple(self._read(each) for each in range(*row.indices(len(self))))
+    def _at(self, row: int) -> Passage:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a corpus of {len(self)} passages")
         return self._read(row % len(self))

@@ -148,6 +148,12 @@ class Corpus(Sequence[Passage]):
     @overload
     def __getitem__(self, row: slice) -> tuple[Passage, ...]: ...
     def __getitem__(self, row: int | slice) -> Passage | tuple[Passage, ...]:
+        if isinstance(row, slice):
+            return tuple(map(self._at, range(*row.indices(len(self)))))
+        return self._at(row)
+
+    def _at(self, row: int) -> Passage:
+        """The passage in a row; negative rows count from the end."""
         return self._passages[row]
 
     def __iter__(self) -> Iterator[Passage]:

@@ -152,10 +152,6 @@ class Run:
     def trajectories_path(self) -> Path:
         return self.folder / "trajectories.jsonl"
 
-    @property
-    def metrics_path(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
     def trajectories(self) -> Iterator[Trajectory]:
         """The stored trajectories: those of a closed run by question, of another one in the order they ended."""
         path = self.trajectories_path

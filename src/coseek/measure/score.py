@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, UnknownName, UserError
 from coseek.data.answers import cover_match, exact_match, f1
-from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.data.trajectory import MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
@@ -31,13 +30,16 @@ from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, macro_mean, paired_difference
 from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
 
+if TYPE_CHECKING:
+    from coseek.data.grade_cache import Verdict
+
 EVIDENCE_CUTS = (5, 10)
 """Depths k of the evidence metrics."""
 JUDGED = ("judge_acc", "gen_acc")
 """The metrics that need a judge."""
 UNREAD = "unread_verdicts"
 
-Verdicts: TypeAlias = Mapping[tuple[str, str], Verdict]
+Verdicts: TypeAlias = Mapping[tuple[str, str], "Verdict"]
 """A judge's verdicts by question id and response."""
 
 

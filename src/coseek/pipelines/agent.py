@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
-import torch
 from transformers import PreTrainedModel
 
 from coseek.agents.agent_card import CARD, AgentCard
@@ -49,6 +48,7 @@ from coseek.pipelines.training_callbacks import (
     dev_metrics,
     rollout_writer,
     schedule_of,
+    threads_and_trackers,
 )
 from coseek.pipelines.verl.launch import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
@@ -62,7 +62,6 @@ from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.sft.settings import draw_by_hops
-from coseek.training.tracker import tracked
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
@@ -99,10 +98,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def train(self) -> None:
         """Make the data, the warm start and every stage; finished parts are skipped."""
-        if self.recipe.threads is not None:
-            torch.set_num_threads(self.recipe.threads)
-        trackers = self.recipe.track if self.workers.first else ()
-        with tracked(trackers, self.folder, dump_settings(self.recipe), self.progress.say):
+        with threads_and_trackers(self):
             self._train()
 
     def _train(self) -> None:

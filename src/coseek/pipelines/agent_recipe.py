@@ -189,10 +189,8 @@ class WarmStartSettings(Settings):
                 "renamed: only the expert demonstrates renamed questions, and not in throw-away worlds; set worlds=0"
             )
         if self.demonstrated < 1 and (self.uses_worlds or self.demonstrator == "runs"):
-            raise ValueError(
-                "demonstrated: a share of the training questions is left out only where they are demonstrated; set "
-                "worlds=0 and a demonstrator other than runs"
-            )
+            why = "a share of the training questions is left out only where they are demonstrated"
+            raise ValueError(f"demonstrated: {why}; set worlds=0 and a demonstrator other than runs")
         return self
 
     @property

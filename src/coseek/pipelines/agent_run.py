@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from coseek.agents.drivers import Limits
 from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import rows_of, run_questions
-from coseek.core.cluster import Cluster, shares_of
 from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
@@ -21,6 +21,9 @@ from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
 from coseek.models.remote import RemoteModel
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
+
+if TYPE_CHECKING:
+    from coseek.core.cluster import Cluster
 
 
 class RunSettings(Settings):
@@ -67,7 +70,7 @@ def run_agent(
     resume: bool,
     tell: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
-    cluster: Cluster | None = None,
+    cluster: "Cluster | None" = None,
 ) -> tuple[Run, list[Question]]:
     """Answer the questions that the run folder `out` does not hold yet, and with `resume` those with a fault.
     Returns the run and all its questions.
@@ -141,13 +144,15 @@ class RunJob:
 
 
 def answer_over(
-    cluster: Cluster,
+    cluster: "Cluster",
     run: Run,
     settings: RunSettings,
     questions: Sequence[Question],
     tell: Callable[[int, int], None],
 ) -> None:
     """`run_questions` over a cluster, with `repeat_faults`; sorts the rows by question, then by seed."""
+    from coseek.core.cluster import shares_of  # no run on one machine needs it
+
     drop_partial_line(run.trajectories_path)
     order, done = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
     left = [row for row in order if row not in done]

@@ -40,6 +40,7 @@ from coseek.models.pretrained import quiet
 from coseek.pipelines.resumption import retriever_identities
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, write_tables
+from coseek.pipelines.training_callbacks import threads_and_trackers
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard, check_prompts, encoder_folder, load_encoder, most_read
@@ -72,7 +73,7 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimizer_of,
 )
-from coseek.training.tracker import find_tracker, tracked
+from coseek.training.tracker import find_tracker
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.policy import attach
@@ -235,10 +236,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def train(self) -> None:
         """Train and save the encoder; does nothing where it exists."""
-        if self.recipe.threads is not None:
-            torch.set_num_threads(self.recipe.threads)
-        trackers = self.recipe.track if self.workers.first else ()
-        with tracked(trackers, self.folder, dump_settings(self.recipe), self.progress.say):
+        with threads_and_trackers(self):
             self._train()
 
     def _train(self) -> None:

@@ -65,13 +65,11 @@ PROMPT = "generator-laptop"
 BATCH = 64
 """Questions answered at once."""
 
-
+R = TypeVar("R", bound=ReaderRecipe)
 LIMITS = (
     "It reads short generated English. It knows no facts and follows no instructions. Text by people is outside its "
     "training, and its answers there were not measured."
 )
-
-R = TypeVar("R", bound=ReaderRecipe)
 
 
 class ReaderTraining(TrainingRun[R], ABC):

@@ -57,10 +57,8 @@ class StartSettings(Settings):
                 "start.encoder beside it, and leave start.recipe and start.index out"
             )
         if (self.encoder is None) == (self.recipe is None):
-            raise SettingError(
-                "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both; "
-                "`start=!replace {encoder: …}` replaces what the recipe says"
-            )
+            one = "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both"
+            raise SettingError(f"{one}; `start=!replace {{encoder: …}}` replaces what the recipe says")
         return self
 
 

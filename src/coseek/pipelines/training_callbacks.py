@@ -1,9 +1,12 @@
-"""What an agent's training does beside its steps: tells a retriever that changes, keeps rollouts, measures on dev."""
+"""What an agent's training does beside its steps: tells a changing retriever, keeps rollouts, measures, tracks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+
+import torch
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
@@ -13,11 +16,15 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.question_groups import MACRO, datasets_of
 from coseek.measure.retrieval import run_recall
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.stages import Stage
 from coseek.retrieval.retriever import Retriever, ScheduledRetriever, with_all_under
 from coseek.rewards.reward import Reward
+from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.rollout_writer import RolloutWriter
+from coseek.training.tracker import tracked
 from coseek.training.trainer.workers import Workers
 
 
@@ -109,3 +116,14 @@ def dev_metrics(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str,
             means[f"{name}/{MACRO}"] = fmean(means.values())
         metrics |= {**({name: fmean(value for _, value in known)} if known else {}), **means}
     return metrics
+
+
+@contextmanager
+def threads_and_trackers(training: TrainingRun[AgentRecipe] | TrainingRun[RetrieverRecipe]) -> Iterator[None]:
+    """For a block, torch's threads as the recipe says, and its trackers, which the first worker tells."""
+    recipe = training.recipe
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    trackers = recipe.track if training.workers.first else ()
+    with tracked(trackers, training.folder, dump_settings(recipe), training.progress.say):
+        yield

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from coseek.core import plugins
 from coseek.core.connections import is_url
@@ -26,12 +26,14 @@ from coseek.core.plugins import PluginSpec, called, check_takes, identify, is_fu
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.models.model_folder import shipped_models
-from coseek.models.text_model import TextModel, TextModelSettings, open_text_model
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.index_files import INDEX_CARD
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
+
+if TYPE_CHECKING:
+    from coseek.models.text_model import TextModel, TextModelSettings
 
 # Function retriever: a function of the user, or an object with `search`, as a retriever.
 
@@ -131,7 +133,7 @@ class OpenContext:
     """The folder that relative paths in settings start from."""
     corpus: Corpus | None = None
     """The corpus of an index, if it has been read already."""
-    model: Callable[[str], TextModel] | None = None
+    model: "Callable[[str], TextModel] | None" = None
     """Opens a language model by name; `models.text_model.open_text_model` if not set."""
     above: tuple[Path, ...] = ()
     """The YAML files that are being opened, outermost first."""
@@ -155,12 +157,16 @@ class OpenContext:
             return inside._part(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
-    def writer(self, name: str, local: TextModelSettings) -> TextModel:
+    def writer(self, name: str, local: "TextModelSettings") -> "TextModel":
         """Open a language model by name, a shipped one or a folder with the settings `local`. Its path is relative to
         `folder`."""
         path = self.path(name)
         name = str(path.absolute()) if path.is_dir() and name not in shipped_models() else name
-        return open_text_model(name, local) if self.model is None else self.model(name)
+        if self.model is not None:
+            return self.model(name)
+        from coseek.models.text_model import open_text_model  # few retrievers write
+
+        return open_text_model(name, local)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         module, settings = self.check(tree, where)
@@ -244,7 +250,7 @@ def _named(source: Source, folder: Path, above: tuple[Path, ...] = ()) -> list[P
 
 
 def open_retriever(
-    source: Source, corpus: Corpus | None = None, model: Callable[[str], TextModel] | None = None
+    source: Source, corpus: Corpus | None = None, model: "Callable[[str], TextModel] | None" = None
 ) -> Retriever:
     """Open an index folder, a URL, a YAML file, or a mapping of settings."""
     return OpenContext(corpus=corpus, model=model).open(source)

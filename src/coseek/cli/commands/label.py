@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, takes_servers
+from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, cluster_of, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
@@ -18,7 +18,6 @@ from coseek.cli.terminal import (
     shell_word,
     tell,
 )
-from coseek.core.cluster import cluster_at
 from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
 from coseek.data.kept_files import check_output_file
@@ -89,7 +88,7 @@ def label(
     scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)
-    with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
+    with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
         done = label_runs(chosen, own, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)

@@ -19,6 +19,7 @@ from coseek.cli.options import (
     Temperature,
     TokenizerName,
     at_server,
+    cluster_of,
     takes_servers,
 )
 from coseek.cli.terminal import (
@@ -33,7 +34,6 @@ from coseek.cli.terminal import (
     shell_word,
     tell,
 )
-from coseek.core.cluster import cluster_at
 from coseek.core.plugins import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
@@ -96,7 +96,7 @@ def run(
         seed=seed,
     )
     chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given), kind=RunSettings))
-    with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
+    with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
         kept, asked = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): kept.trajectories()}, questions=asked)
     if as_json:

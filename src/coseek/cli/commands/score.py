@@ -25,12 +25,12 @@ from coseek.cli.options import (
     DeviceName,
     Select,
     at_servers,
+    cluster_of,
     question_filter,
     split_names,
     takes_servers,
 )
 from coseek.cli.terminal import AsJson, new_app, print_json, show_tables
-from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_if_named
@@ -108,7 +108,7 @@ def score(
     chosen = chosen_metrics(metrics, bool(judges))
     check_groups(split_names(by))
     some = question_filter(select)
-    with cluster_at(cluster) as nodes, lock_if_named(out):
+    with cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
         asked = [ask(Run(run), str(run), parts, some) for run in runs]
         questions = intended([Run(run) for run in runs], some)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, language_of, stemmer, units, words
 from coseek.retrieval.lexical.postings import ArrayWriter, Ints, Postings, Rows32, Sums
 from coseek.retrieval.lexical.word_counts import (
@@ -42,6 +41,9 @@ from coseek.retrieval.lexical.word_counts import (
 from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import Scores, top_rows
 from coseek.retrieval.views import View, find_view, render_view
+
+if TYPE_CHECKING:
+    from coseek.retrieval.index_update import OldIndex
 
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
@@ -309,7 +311,7 @@ UNREAD = frozenset(["weights.npy", "maxima.npy"])
 """Computed again by `update`."""
 
 
-def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
+def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: "OldIndex", report: Report) -> None:
     """Write the files that `build` writes. Only new texts are tokenised; all weights are computed again, since they
     depend on the whole corpus. An index of an earlier tokenisation is rebuilt."""
     if _version(old.folder) != ANALYZER:
