@@ -1,7 +1,6 @@
 """Policy losses: each beside a worked example of its paper, by hand; TRL's are in `test_parity.py`."""
 
 import math
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,7 +114,6 @@ def unclipped(batch: LossBatch) -> Tensor:
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo", "sapo", unclipped])
 def test_a_policy_learns_under_every_loss(loss: str | Callable[[LossBatch], Tensor], tmp_path: Path) -> None:
-    random.seed(0)
     name = loss if isinstance(loss, str) else policy_loss_name(loss)
     clips = {"clip_ratio_low": 0.003, "clip_ratio_high": 0.004} if loss == "gspo" else {}
     _, rows = train(tmp_path, settings_of("grpo", policy_loss=name, loss_agg_mode="sequence", steps=12, **clips))

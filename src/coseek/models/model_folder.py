@@ -5,7 +5,7 @@ name the folder. Imports no torch and downloads nothing.
 folder with float16 weights and a model card (README.md). `python -m bench.ship` writes them.
 
 Four libraries read weights, configuration, architecture and tokenizer, and each passes on what a broken file makes its
-own code raise: any `Exception`, and for panics of Rust code one that is none. All become a `DataError`.
+own code raise: any `Exception`, and for panics of Rust code a `BaseException`. All become a `DataError`.
 """
 
 import os

@@ -61,7 +61,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
     done: "SimpleQueue[EndedCall[AnswerT] | None]"
     """Rows with their ended calls; `None` wakes `step`."""
     failures: ClassVar[tuple[type[Exception], ...]]
-    """What a call raises when it fails, and `ValueError` for an answer that is none."""
+    """What a call raises when it fails, and `ValueError` for text that is not an answer."""
 
     def __init__(self) -> None:
         self._rows: dict[int, RowT] = {}
@@ -78,7 +78,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
 
     @abstractmethod
     def _read(self, key: int, row: RowT, answer: AnswerT) -> Turn:
-        """The turn in an answer, whose ids are added to the row. Raises `ValueError` for an answer that is none."""
+        """The turn in an answer, whose ids are added to the row. Raises `ValueError` for text that is not an answer."""
 
     def _why(self, row: RowT, error: Exception) -> str:
         """The fault of a row whose call failed."""

@@ -138,7 +138,7 @@ def audits_of(folder: Path, retriever: str | None = None, model: str | None = No
     compute log-probabilities with again. Raises `UserError` if there is none, or if one of these cannot be opened."""
     runs = sorted(path.parent for path in folder.rglob("run.yaml"))
     labels = sorted(path.parent for path in folder.rglob("labels.yaml"))
-    for inner in runs or ([] if labels else [folder]):  # a folder that is none is refused
+    for inner in runs or ([] if labels else [folder]):  # what is not a run folder is refused
         yield audit_run(inner, retriever, model)
     for inner in labels:
         yield audit_labels(inner, retriever)
@@ -251,7 +251,7 @@ class _Rows:
 
 def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
     """Audit a label folder. `retriever` names the one that found its candidates, if it is no index folder: a server is
-    asked only then. Raises `DataError` for a folder that is none."""
+    asked only then. Raises `DataError` for what is not a run folder."""
     labels, audit = LabelFolder(folder), Audit(folder, "label rows")
     try:
         record = labels.record

@@ -1,7 +1,7 @@
 """Demonstrations: trajectories in the policy's token ids, for supervised training: those of scripted agents, and stored
 runs of any agent, kept by their outcome.
 
-A run that was sampled in the policy's own tokens keeps its ledger. Another one is written anew, segment by segment, and
+A run that was sampled in the policy's own tokens keeps its ledger. Others are tokenised again, by segment, and
 every segment keeps its author, so that the loss masks what the environment wrote. The prompt is the recipe's own.
 """
 
@@ -72,7 +72,7 @@ def stored_demonstrations(
 
 
 def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
-    """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of a run that is written anew are 0."""
+    """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of text tokenised again are 0."""
     same = all(tokenizer.decode(segment.ids) == segment.text for segment in run.segments)
     if protocol.grammar.native_calls:
         return _native_in_tokens_of(run, protocol, tokenizer, same)

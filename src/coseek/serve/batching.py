@@ -91,7 +91,7 @@ class Batcher:
         return job
 
     def _expected_s(self, retriever: Retriever, queries: int, k: int) -> float:
-        """Seconds until so many queries are searched: in turns of their group, each shared equally among its requests,
+        """Seconds until this many queries are searched: in turns of a group, each shared equally among its requests,
         between turns of the other groups."""
         group = (id(retriever), k)
         beside = sum(min(queries, job.left) for job in self._groups.get(group, ()))

@@ -1,7 +1,7 @@
 """Readers of HTML, and of what becomes HTML: Markdown (by markdown-it) and reStructuredText.
 
-HTML has a reader of its own, over the standard library's parser: trafilatura, made for news pages, loses 4 to 57 % of
-the words of documentation (docs/explanation/own-mechanisms.md).
+HTML has a reader of its own, over the standard library's parser: trafilatura, made for news pages, drops parts of
+documentation (docs/explanation/own-mechanisms.md).
 """
 
 import datetime

@@ -29,7 +29,7 @@ from coseek.retrieval.lexical.postings import Ints, Rows32
 _BETWEEN = b'", "'
 _KEY_BYTES = 8
 _MASKS = np.array([(1 << 64) - (1 << 8 * (_KEY_BYTES - size)) for size in range(_KEY_BYTES + 1)], dtype=np.uint64)
-"""Keeps so many first bytes of a key."""
+"""Keeps the first bytes of a key, this many."""
 
 
 class WordList(Sequence[bytes]):

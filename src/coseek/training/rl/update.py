@@ -158,8 +158,8 @@ def _policy_loss(
     updates: int,
     record: TokenRecord | None,
 ) -> Loss:
-    """Return the policy loss, with β KL if it is charged to the loss, and the entropy bonus, after so many
-    updates of the step."""
+    """Return the policy loss, with β KL if it is charged to the loss, and the entropy bonus, after this
+    many updates of the step."""
 
     def loss(outputs: Tensor, rows_b: Tensor) -> Tensor:
         new_bt, entropy_bt = outputs if _entropy(settings) != "no" else (outputs, None)
