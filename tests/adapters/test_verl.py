@@ -47,9 +47,8 @@ from coseek.pipelines.verl.launch import VerlTraining
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import open_algorithm
-from coseek.training.rl.episodes import score
+from coseek.training.rl.episodes import charge_overlong, score
 from coseek.training.rl.experience import make_experience
-from coseek.training.rl.overlong import charge_overlong
 from coseek.training.rl.rows import TrainingRow, rows_of
 
 QUESTIONS, GROUP = 42, 5

@@ -20,12 +20,19 @@ from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe, score
+from coseek.training.rl.episodes import (
+    EpisodeBatch,
+    SampledStep,
+    ScoredEpisode,
+    charge_overlong,
+    describe,
+    overlong,
+    sample_step,
+    score,
+)
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import leave_one_out, rewards_to_come
-from coseek.training.rl.overlong import charge_overlong, overlong
-from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.logprobs import entropies, logprobs_and_entropy, target_logprobs

@@ -21,10 +21,9 @@ from coseek.data.run import Run
 from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.callbacks import Callback, StepReport
+from coseek.training.rl.callbacks import Callback, RolloutWriter, StepReport
 from coseek.training.rl.episodes import score
 from coseek.training.rl.loop import train_rl
-from coseek.training.rl.rollout_writer import RolloutWriter
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy

@@ -17,9 +17,8 @@ from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import StepRewards, open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, score
-from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.experience import Experience, TokenRecord, make_experience
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.token_record import TokenRecord
 from coseek.training.rl.update import MetricAverager, logprob_gap, minibatches, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy

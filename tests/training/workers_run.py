@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from coseek.core.errors import DiskFault
 from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.callbacks import RolloutWriter
 from coseek.training.rl.loop import train_rl
-from coseek.training.rl.rollout_writer import RolloutWriter
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any

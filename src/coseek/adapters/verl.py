@@ -28,8 +28,7 @@ from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.episodes import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe
-from coseek.training.rl.experience import is_flat, row_rewards
+from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe, is_flat, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):

@@ -22,8 +22,7 @@ from coseek.pipelines.stages import Stage
 from coseek.retrieval.retriever import Retriever, ScheduledRetriever, with_all_under
 from coseek.rewards.reward import Reward
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.rollout_writer import RolloutWriter
+from coseek.training.rl.callbacks import Callback, RolloutWriter, StepReport
 from coseek.training.tracker import tracked
 from coseek.training.trainer.workers import Workers
 

@@ -25,8 +25,7 @@ from coseek.pipelines.grader_settings import GraderSettings, open_graders
 from coseek.pipelines.training_callbacks import schedule_of, tell_step
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import RewardSpec, make_reward
-from coseek.training.rl.episodes import EpisodeBatch, score
-from coseek.training.rl.overlong import charge_overlong
+from coseek.training.rl.episodes import EpisodeBatch, charge_overlong, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.data_order import derive_seed
 

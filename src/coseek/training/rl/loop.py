@@ -31,15 +31,12 @@ from coseek.training.rl.callbacks import (
     ProgressLine,
     StepReport,
 )
-from coseek.training.rl.episodes import RolloutFunction, ScoreFunction, describe
-from coseek.training.rl.experience import make_experience
-from coseek.training.rl.likelihood_probe import LikelihoodProbe, right_rows
+from coseek.training.rl.episodes import RolloutFunction, SampledStep, ScoreFunction, describe, sample_step
+from coseek.training.rl.experience import StepTokens, TokenRecord, make_experience
 from coseek.training.rl.monitor import Monitor
-from coseek.training.rl.rollout_ahead import RolloutAhead
-from coseek.training.rl.sampling import SampledStep, sample_step
+from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.token_record import StepTokens, TokenRecord
-from coseek.training.rl.update import counted_rows, logprob_gap, update_weights
+from coseek.training.rl.update import LikelihoodProbe, counted_rows, logprob_gap, right_rows, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.checkpoint import RunState
 from coseek.training.trainer.data_order import QuestionStream

@@ -19,10 +19,15 @@ from coseek.core.record import Record, Schema, TokenIds
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, ScoreFunction, score
+from coseek.training.rl.episodes import (
+    EpisodeBatch,
+    ScoredEpisode,
+    ScoreFunction,
+    charge_overlong,
+    groups_with_spread,
+    score,
+)
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.overlong import charge_overlong
-from coseek.training.rl.sampling import groups_with_spread
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import counted_rows, minibatch_weights
 from coseek.training.trainer.batch import FILLER_ID, Batch

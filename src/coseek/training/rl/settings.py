@@ -57,7 +57,7 @@ class MonitorSettings(Settings):
 
 
 class OverlongSettings(Settings):
-    """A soft penalty on long runs, a part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/overlong.py`."""
+    """A soft penalty on long runs, a part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/episodes.py`."""
 
     max_tokens: int = Field(ge=1)
     """Tokens after the prompt, observations included, from which the full penalty applies."""
