@@ -25,7 +25,7 @@ from coseek.measure.intervals import Difference
 from coseek.measure.score import QuestionScores
 from coseek.measure.table import Table, show
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.results import Pair, Pairs, compared_pairs
+from coseek.pipelines.together.together import Pair, Pairs, compared_pairs
 from coseek.pipelines.together_recipe import load_together_recipe
 
 DOCS = ROOT / "bench" / "results" / "co-training.md"

@@ -42,8 +42,7 @@ from coseek.data.trajectory import StopReason
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.verl.episodes import EpisodeSettings, Place
-from coseek.pipelines.verl.launch import VerlTraining
+from coseek.pipelines.verl.launch import EpisodeSettings, Place, VerlTraining
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import open_algorithm
@@ -83,8 +82,9 @@ def written(recipe: AgentRecipe, folder: Path) -> VerlTraining:
     training.make_policy()
     start = training.policy_folder("start").resolve()
     world = training.data_folder.resolve()
-    run = VerlTraining(recipe, (folder / "rl").resolve(), start, start, str(folder / "run" / "data.index"), world)
-    run.write(training.questions("train"), training.questions("dev"))
+    index, train, dev = str(folder / "run" / "data.index"), training.questions("train"), training.questions("dev")
+    run = VerlTraining(recipe, (folder / "rl").resolve(), start, start, index, world, train, dev)
+    run.write()
     return run
 
 

@@ -15,7 +15,7 @@ from coseek.data.digests import changed_parts
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.labelling import identity_of
-from coseek.pipelines.resumption import agent_identities
+from coseek.pipelines.run_record import agent_identities
 
 CALCULATOR = Path(__file__).parents[2] / "examples" / "tools" / "calculator.py"
 AGENT = """

@@ -14,7 +14,7 @@ from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.shared_run import share_run
+from coseek.pipelines.agent_run import share_run
 
 LIMITS = {"max_turn_tokens": 4000, "max_observation_tokens": 8000, "max_tokens": 64000}
 

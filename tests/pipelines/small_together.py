@@ -9,8 +9,7 @@ from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
 from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.results import Pairs, Results
-from coseek.pipelines.together.together import CoTraining
+from coseek.pipelines.together.together import CoTraining, Pairs, Results
 from coseek.pipelines.together_recipe import TogetherRecipe, load_together_recipe
 
 SMALL = """

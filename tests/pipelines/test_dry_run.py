@@ -11,8 +11,7 @@ from coseek.models.model_folder import model_path
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.dry_run import dry_run, rehearse
-from coseek.pipelines.estimate import memory_of, shape_of, shape_of_folder
-from coseek.pipelines.fitting import FULL, check_fits, share_of
+from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, shape_of_folder, share_of
 from coseek.pipelines.stages import stages_of
 from coseek.training.trainer.settings import GIB
 

@@ -6,8 +6,7 @@ import pytest
 from tests.pipelines.counted_memory import BAR, counted_rows, make_model
 
 from coseek.pipelines.agent_recipe import RECIPES, load_recipe
-from coseek.pipelines.estimate import memory_of, shape_of
-from coseek.pipelines.fitting import FULL, share_of, ways_out
+from coseek.pipelines.estimate import FULL, memory_of, shape_of, share_of, ways_out
 
 PAPERS = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if (RECIPES / f"{path.stem}-laptop.yaml").exists()]
 """The recipes of papers: those with a laptop version."""

@@ -31,7 +31,7 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_results import answer_cell, cell_folder
 from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.table_rows import TableRow, identities_of_row
-from coseek.pipelines.together.results import Pair, Pairs
+from coseek.pipelines.together.together import Pair, Pairs
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 

@@ -12,7 +12,7 @@ from coseek.core.errors import SettingError
 from coseek.core.progress import NoProgress
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.resumption import bound
+from coseek.pipelines.run_record import bound
 
 MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
 """A cost of length, which differs from run to run of a policy that has learnt nothing, so that its weights move."""

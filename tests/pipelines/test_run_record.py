@@ -83,7 +83,7 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     from coseek.models.laptop import LaptopSettings, make_policy
     from coseek.pipelines.agent import AgentTraining
     from coseek.pipelines.agent_recipe import load_recipe
-    from coseek.pipelines.resumption import agent_identities
+    from coseek.pipelines.run_record import agent_identities
     from coseek.retrieval.index import build_index
     from coseek.world.settings import WorldSettings
     from coseek.world.world import make_world

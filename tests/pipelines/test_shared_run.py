@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from coseek.core.errors import SettingError
 from coseek.core.files import json_line
 from coseek.data.run import Run
-from coseek.pipelines.shared_run import take_over_runs
+from coseek.pipelines.agent_run import take_over_runs
 
 LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
 

@@ -33,7 +33,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import checked_recipe
 from coseek.pipelines.agent_recipe import paths_of
 from coseek.pipelines.estimate import local_graders, shape_of
-from coseek.pipelines.resumption import agent_identities, retriever_identities
+from coseek.pipelines.run_record import agent_identities, retriever_identities
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together_recipe import load_together_recipe

@@ -297,7 +297,7 @@ def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: 
 
 
 def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
-    from coseek.pipelines.together.results import Pair, compared_pairs, way
+    from coseek.pipelines.together.together import Pair, compared_pairs, way
 
     assert way(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
     assert compared_pairs(1, beside=True) == [
@@ -309,7 +309,7 @@ def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
 
 
 def test_no_two_pairs_share_a_folder_or_a_name() -> None:
-    from coseek.pipelines.together.results import Pair
+    from coseek.pipelines.together.together import Pair
 
     pairs = [Pair(agent, other) for agent in range(3) for other in (None, 0, 1, 2)]
     assert len({pair.folder for pair in pairs}) == len({pair.name("bm25") for pair in pairs}) == 12
@@ -326,8 +326,7 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     from coseek.core.progress import NoProgress
     from coseek.data.run import Run
     from coseek.pipelines.together.paths import CoTrainingPaths
-    from coseek.pipelines.together.results import Pairs, Results
-    from coseek.pipelines.together.together import CoTraining
+    from coseek.pipelines.together.together import CoTraining, Pairs, Results
 
     torch.set_num_threads(1)
     policy, out = begins_with(first), one_round

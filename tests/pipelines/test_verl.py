@@ -14,9 +14,9 @@ from coseek.core.strict_json import Json
 from coseek.data.question import Question
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.policy_folders import take_weights
 from coseek.pipelines.verl.config import check_verl, verl_config
-from coseek.pipelines.verl.episodes import EpisodeSettings, Place
-from coseek.pipelines.verl.launch import VerlTraining, take_weights
+from coseek.pipelines.verl.launch import EpisodeSettings, Place, VerlTraining
 
 NO_VERL = "rl.backend_settings={python: /no/python, overrides: [trainer.device=npu]}"
 
@@ -90,8 +90,9 @@ def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> No
 def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_named(tmp_path: Path) -> None:
     questions = [Question("a", "Who?", ("Ada",)), Question("b", "Where?", ("here", "there"))]
     recipe = paper("search-r1-grpo", "rl.questions_per_step=5", "rl.num_minibatches=1", NO_VERL)
-    run = VerlTraining(recipe, tmp_path / "rl", Path("/models/m"), Path("/models/m"), "http://host:8080")
-    script = run.write(questions, questions[:1])
+    model, dev = Path("/models/m"), questions[:1]
+    run = VerlTraining(recipe, tmp_path / "rl", model, model, "http://host:8080", None, questions, dev)
+    script = run.write()
     with pytest.raises(SettingError, match=r"/no/python has no verl; start .*launch\.sh"):
         run.start(script)
     assert "'trainer.device=npu'" in script.read_text() or "trainer.device=npu" in script.read_text()
@@ -101,8 +102,8 @@ def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_n
     opened = make_settings(EpisodeSettings, read_yaml(run.folder / "episodes.yaml", "settings"))
     assert (opened.retriever, opened.limits, opened.rl) == ("http://host:8080", recipe.limits, recipe.rl)
     noisy = paper("search-r1-grpo", "data.training_retriever={retriever: noisy}", NO_VERL)
-    other = VerlTraining(noisy, tmp_path / "noisy", Path("/models/m"), Path("/models/m"), "http://host:8080")
-    other.write(questions, questions[:1])
+    other = VerlTraining(noisy, tmp_path / "noisy", model, model, "http://host:8080", None, questions, dev)
+    other.write()
     found = make_settings(EpisodeSettings, read_yaml(other.folder / "episodes.yaml", "settings"))
     assert found.training_retriever == {"over": "http://host:8080", "retriever": "noisy"}
     seeds = {Place(step, row, 0).seed(questions[0], opened) for step in (1, 2) for row in (0, 1)}

@@ -22,7 +22,7 @@ from tests.training.tiny_labels import write_labels
 from coseek.cli.main import main
 from coseek.core.errors import MissingExtra, SettingError, UnknownName
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.resumption import bound
+from coseek.pipelines.run_record import bound
 from coseek.training import tracker as tracker_module
 from coseek.training.tracker import ADAPTERS, find_tracker, tracked
 from coseek.training.trainer.metrics import MetricsLog

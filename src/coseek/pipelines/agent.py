@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol
+from coseek.core.connections import is_url
+from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset, draw
@@ -32,15 +34,14 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.agent_run import share_run
 from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
 from coseek.pipelines.demonstrations import demonstrate, left_to_ask
-from coseek.pipelines.fitting import check_fits
+from coseek.pipelines.estimate import check_fits
 from coseek.pipelines.grader_settings import Graders, open_graders
-from coseek.pipelines.policy_folders import HEALTHY, write_policy_card, write_start
-from coseek.pipelines.resumption import MoreSteps, agent_identities, bound, policy_identities
-from coseek.pipelines.run_record import TrainingRun
-from coseek.pipelines.shared_run import share_run
-from coseek.pipelines.stages import Stage, accuracy_of, candidates, right_runs, select, stages_of
+from coseek.pipelines.policy_folders import HEALTHY, take_weights, write_policy_card, write_start
+from coseek.pipelines.run_record import MoreSteps, TrainingRun, agent_identities, bound, policy_identities
+from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, right_runs, select, stages_of
 from coseek.pipelines.training_callbacks import (
     RetrieverSchedule,
     SharedSchedule,
@@ -50,12 +51,11 @@ from coseek.pipelines.training_callbacks import (
     schedule_of,
     threads_and_trackers,
 )
-from coseek.pipelines.verl.launch import reinforced_in_verl
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import make_reward
-from coseek.training.rl.backend import TrainingBackend, open_backend
+from coseek.training.rl.backend import EpisodeLoop, TrainingBackend, episode_loop, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
@@ -114,8 +114,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.warm_start()
         for stage in self.stages:
             self.train_stage(stage)
-
-    # --- data
 
     def prepare_data(self) -> None:
         """Make, import or open the data sets, and index them."""
@@ -179,8 +177,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def sets(self) -> list[QuestionSet]:
         """The columns of the table."""
         return question_sets(self.recipe, self.set_folders, self.retrievers)
-
-    # --- policy
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -257,8 +253,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self._card.write(folder)
         if name:
             write_policy_card(self, name, folder, self.data_folder)
-
-    # --- training
 
     def warm_start(self) -> SftOutcome | None:
         """Train on demonstrations until the gate is passed; returns `None` when the warm start exists."""
@@ -371,14 +365,33 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
         if stage.recipe.learn == "rejection":
             self.rejection_sampling(stage)
-        elif not reinforced_in_verl(self, stage, self._add_cards):
+        elif (loop := episode_loop(stage.recipe.rl)) is not None:
+            self.hand_over(stage, loop)
+        else:
             self.reinforce(stage)
         self.workers.wait()
 
+    def hand_over(self, stage: Stage, loop: EpisodeLoop) -> None:
+        """Reinforcement learning in a backend's own loop, whose last weights are kept."""
+        if self.workers.world > 1:
+            raise SettingError(f"{stage.recipe.rl.backend} starts its own processes; start coseek without torchrun")
+        recipe, index = stage.recipe, self.recipe.data.index or str((self.folder / "data.index").resolve())
+        task = LoopTask(
+            recipe.model_copy(update={"rl": stage.settings}),
+            stage.folder.resolve(),
+            model_path(str(self.policy_folder(stage.begins))).resolve(),
+            self.policy_folder("start").resolve(),
+            index if is_url(index) else str(Path(index).resolve()),
+            self.data_folder.resolve() if self.recipe.data.world is not None else None,
+            self.training_questions(stage, self.scoring(recipe)),
+            self.dev_questions(recipe),
+        )
+        weights = loop.train(task, self.progress.say)
+        take_weights(weights, self.policy_folder(stage.ends), lambda part: self._add_cards(part, stage.ends))
+
     def reinforce(self, stage: Stage) -> None:
         """Reinforcement learning on the training questions."""
-        recipe = stage.recipe
-        settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
+        recipe, settings = stage.recipe, stage.settings
         backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
         callbacks: list[Callback] = []
         if recipe.rollout.servers:

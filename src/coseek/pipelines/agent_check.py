@@ -31,15 +31,13 @@ from coseek.pipelines.data_folder import check_data_folder, missing_splits
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
 from coseek.pipelines.table_settings import RULES
-from coseek.pipelines.verl.config import check_verl
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
-from coseek.training.rl.backend import check_backend
-from coseek.training.rl.backends.verl import NAME as VERL
+from coseek.training.rl.backend import check_backend, episode_loop
 from coseek.training.rl.policy_loss import open_policy_loss
 from coseek.training.tracker import find_tracker
 from coseek.training.trainer.settings import LearnerSettings
@@ -102,8 +100,8 @@ def check_settings(recipe: AgentRecipe) -> None:
             wrong.of(open_algorithm, stage.recipe.rl)
             wrong.of(open_policy_loss, stage.recipe.rl)
             wrong.of(check_backend, stage.recipe.rl)
-            if stage.recipe.rl.backend == VERL:
-                wrong.of(check_verl, stage.recipe)
+            if (loop := wrong.of(episode_loop, stage.recipe.rl)) is not None:
+                wrong.of(loop.check, stage.recipe)
     wrong.of(taught, recipe)
     wrong.of(check_baselines, recipe)
     for name in recipe.track:

@@ -51,10 +51,10 @@ from coseek.measure.table import (
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.agent_run import share_run
 from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.run_record import write_tables
-from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage
 from coseek.pipelines.table_rows import (
     TableRow,

@@ -1,5 +1,6 @@
 """Agent run: the settings of `coseek run`, its questions, and the run folder that it writes."""
 
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -7,12 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from coseek.agents.drivers import Limits
+from coseek.agents.drivers import Agent
 from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import rows_of, run_questions
 from coseek.core.errors import DataError, ErrorList, SettingError
-from coseek.core.files import check_output_folder
+from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, draw
@@ -24,6 +26,7 @@ from coseek.retrieval.retriever import Retriever, shortfalls_of
 
 if TYPE_CHECKING:
     from coseek.core.cluster import Cluster
+    from coseek.training.trainer.workers import Workers
 
 
 class RunSettings(Settings):
@@ -203,3 +206,74 @@ def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) 
     if retriever.corpus is not None:
         where = f"the corpus that {index} searches"
         check_gold_ids(questions, retriever.corpus, where, "use the index of these questions' own corpus")
+
+
+# Shared run: all workers answer their share of a run's questions, and the first merges: the rows of one worker.
+#
+# A run depends on its own seed alone, so the stored rows depend neither on the number of workers nor on a kill.
+
+PARTS = "parts"
+"""The folder of the other workers' parts, in a run or label folder."""
+
+
+def share_run(
+    workers: "Workers",
+    folder: Path,
+    settings: JsonObject,
+    agent: Agent,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    limits: Limits,
+    *,
+    seed: int,
+    samples: int,
+    concurrency: int = 256,
+    overlap: bool = False,
+    repeat_faults: bool = False,
+    tell: Callable[[int, int], None],
+) -> Run:
+    """Answer the questions that the run in `folder` does not hold yet; returns it with its rows by question, then seed.
+
+    The first worker writes into the run, the others into `parts` in it, which the first takes over at the end, or at
+    the next start with any number of workers. `repeat_faults` repeats the runs with a fault. `tell` is called
+    with (ended, total) of this worker's share. All workers call this.
+    """
+    order = rows_of(questions, seed, samples)
+
+    def left() -> list[RowKey]:
+        run = Run.begin(folder, settings, resume=True)
+        take_over_runs(run, folder / PARTS)
+        if repeat_faults:
+            run.drop_faults()
+        done = run.done()
+        return [row for row in order if row not in done]
+
+    share = frozenset(workers.mine(workers.agree(left)))
+    over = -(-len(order) // workers.world) - len(share)  # about as many of this worker's rows were there
+    own = Run(folder) if workers.first else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
+    run_questions(
+        own,
+        agent,
+        retriever,
+        questions,
+        limits,
+        seed=seed,
+        samples=samples,
+        concurrency=concurrency,
+        overlap=overlap,
+        only=share,
+        tell=lambda ended, total: tell(over + ended, over + total),
+    )
+    workers.wait()
+    if workers.first:
+        take_over_runs(own, folder / PARTS)
+        own.arrange(ident for ident, _ in order)
+    workers.wait()
+    return Run(folder)
+
+
+def take_over_runs(run: Run, parts: Path) -> None:
+    """Append the rows of the runs below `parts` to a run, and remove them."""
+    for path in sorted(parts.rglob("run.yaml")):
+        run.absorb(Run(path.parent))
+    shutil.rmtree(parts, ignore_errors=True)

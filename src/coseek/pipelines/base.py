@@ -39,8 +39,7 @@ from coseek.pipelines.data_folder import check_data_folder
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.reader import ReaderTraining
 from coseek.pipelines.reader_recipes import BaseRecipe
-from coseek.pipelines.resumption import data_set_identities
-from coseek.pipelines.run_record import write_tables
+from coseek.pipelines.run_record import data_set_identities, write_tables
 from coseek.synthesis.synthesis import synthesize
 from coseek.training.sft.base_tasks import BaseExample, BaseTasks, Task
 from coseek.training.sft.loop import repeat_batch

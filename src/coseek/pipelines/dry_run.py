@@ -31,8 +31,18 @@ from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.data_folder import make_data, small_data, small_data_settings
 from coseek.pipelines.demonstrations import texts_in
-from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, shown_gib, work_of
-from coseek.pipelines.fitting import FULL, started_with, way_out_here, with_processes
+from coseek.pipelines.estimate import (
+    FULL,
+    Memory,
+    Work,
+    memory_of,
+    shape_of,
+    shown_gib,
+    started_with,
+    way_out_here,
+    with_processes,
+    work_of,
+)
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of

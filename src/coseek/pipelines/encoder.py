@@ -37,9 +37,8 @@ from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
-from coseek.pipelines.resumption import retriever_identities
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
-from coseek.pipelines.run_record import TrainingRun, write_tables
+from coseek.pipelines.run_record import TrainingRun, retriever_identities, write_tables
 from coseek.pipelines.training_callbacks import threads_and_trackers
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder

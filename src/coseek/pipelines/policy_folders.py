@@ -1,9 +1,12 @@
 """Policy folders of an agent's training: the one it begins from, and in each a card, with figures once measured."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from coseek.core.errors import DataError
+from coseek.core.files import atomic_folder
 from coseek.core.fingerprint import file_digest
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
@@ -102,3 +105,17 @@ def _taught(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
         yield f"{LEARNT[stage.recipe.learn]}{named}{early}"
         if stage.ends == name.removesuffix(HEALTHY):
             return
+
+
+def take_weights(source: Path, target: Path, complete: Callable[[Path], None]) -> None:
+    """Copy the weights that a backend's own loop saved into a policy's folder; `complete` adds tokenizer and cards."""
+    if not any(source.glob("*.safetensors")):
+        raise DataError(f"{source} holds no weights; it must be of a training by this recipe's rl.backend")
+
+    def fill(part: Path) -> None:
+        for path in source.iterdir():
+            if path.suffix in (".safetensors", ".json") and "token" not in path.name:
+                shutil.copy2(path, part / path.name)
+        complete(part)
+
+    atomic_folder(target, fill)

@@ -15,6 +15,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import Reward, make_reward
+from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.settings import KeepSettings
 from coseek.training.trainer.data_order import derive_seed
 
@@ -44,6 +45,11 @@ class Stage:
         """A seed of this stage; stages share no randomness."""
         return derive_seed(self.recipe.seed, *parts, *([self.name] if self.name else []))
 
+    @property
+    def settings(self) -> RlSettings:
+        """The settings of its reinforcement learning, with a seed of its own."""
+        return self.recipe.rl.model_copy(update={"seed": self.seed(self.recipe.rl.seed, "rl")})
+
     # The choice is stored: a baseline that was a fault at the start and is known on resume would change it.
 
     def chosen(self) -> list[Question] | None:
@@ -55,6 +61,26 @@ class Stage:
         """Store the choice; returns it."""
         save_questions(self.folder / CHOSEN, questions)
         return questions
+
+
+@dataclass(frozen=True)
+class LoopTask:
+    """What a backend with a loop of its own trains: a stage, with absolute paths that all of its machines see."""
+
+    recipe: AgentRecipe
+    """The stage's, with the seed of its reinforcement learning."""
+    folder: Path
+    """Where its files are."""
+    policy: Path
+    """The model folder that it starts from."""
+    tokenizer: Path
+    """The folder of its tokenizer."""
+    retriever: str
+    """An index folder, a URL or a YAML file."""
+    world: Path | None = None
+    """The laptop world whose oracle judges."""
+    train: Sequence[Question] = ()
+    dev: Sequence[Question] = ()
 
 
 def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:

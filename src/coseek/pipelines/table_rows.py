@@ -14,7 +14,7 @@ from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.resumption import policy_identities
+from coseek.pipelines.run_record import policy_identities
 from coseek.pipelines.table_settings import RULES
 from coseek.rewards.reward import make_reward
 

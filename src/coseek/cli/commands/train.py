@@ -277,8 +277,7 @@ def train_together(
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
     check_encoder_libraries()
     from coseek.pipelines.together.paths import CoTrainingPaths  # torch
-    from coseek.pipelines.together.results import Results
-    from coseek.pipelines.together.together import CoTraining
+    from coseek.pipelines.together.together import CoTraining, Results
 
     with resumable_training(folder) as bar:
         training = CoTraining(CoTrainingPaths(read, folder, bar))
@@ -386,7 +385,7 @@ def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
     """Print the dry run of a co-training, and refuse where something is missing."""
     check_settings(recipe.agent)
     check_encoder_libraries()
-    from coseek.pipelines.together.dry_run import together_dry_run  # torch
+    from coseek.pipelines.retriever_dry_run import together_dry_run  # torch
 
     found = together_dry_run(recipe)
     print_estimate(found.tables(), found.to_json(), as_json)

@@ -27,8 +27,8 @@ from coseek.labels.labelling import check_distinct, digests_of, label_turns, sum
 from coseek.labels.maker import RUN, LabelMaker, RolloutMaker
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.stored_turns import StoredTurns
+from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.grader_settings import CACHE
-from coseek.pipelines.shared_run import PARTS, share_run
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.pipelines.together_recipe import maker_module, own_settings, terms_of
 from coseek.training.trainer.data_order import derive_seed

@@ -13,8 +13,7 @@ from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.grader_settings import ORACLE
-from coseek.pipelines.resumption import FREE, together_identities
-from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.run_record import FREE, TrainingRun, together_identities
 from coseek.pipelines.together_recipe import TogetherRecipe, check_together
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever

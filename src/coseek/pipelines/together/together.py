@@ -14,18 +14,375 @@
 A part whose result exists is skipped, and the trainings write checkpoints, so a killed run resumes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal, cast
 
 import torch
 
+from coseek.agents.run_questions import identities_of, run_questions
+from coseek.core.errors import RunError
+from coseek.core.files import JsonObject, read_json
+from coseek.data.dataset import Dataset, draw
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.measure.intervals import Interval
+from coseek.measure.plots import Series, Svg, line_plot
+from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
+from coseek.measure.score import METRICS, ScoredRun, Scores, summaries_of, summarise
+from coseek.measure.table import PairedClaim, Table, claims_between, dataset_table, scores_json, show, verdict
+from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences, scored
 from coseek.pipelines.encoder import RetrieverTraining
-from coseek.pipelines.together.labelling import label_round
+from coseek.pipelines.policy_folders import write_policy_card
+from coseek.pipelines.run_record import write_tables
+from coseek.pipelines.table_rows import by_generator, metric_of
+from coseek.pipelines.together.labelling import label_round, labelled
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.results import Pairs
 from coseek.retrieval.index import build_index
 from coseek.retrieval.index_files import INDEX_CARD
+
+# Results of co-training: runs of every agent over every retriever, the decision to go on with another round, and the
+# table and report of runs, rounds and labels.
+
+Split = Literal["test", "dev"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An agent over a retriever."""
+
+    agent: int
+    retriever: int | None
+    """`None` for the retriever of the agent's recipe, which no round trains."""
+    split: Split = "test"
+
+    def name(self, beside: str) -> str:
+        return f"agent {self.agent}, {beside if self.retriever is None else f'retriever {self.retriever}'}"
+
+    @property
+    def folder(self) -> str:
+        searched = "beside" if self.retriever is None else f"retriever-{self.retriever}"
+        return f"agent-{self.agent}.{searched}" + ("" if self.split == "test" else f".{self.split}")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a co-training."""
+
+    course: CoTrainingPaths
+
+    @cached_property
+    def metric(self) -> str:
+        """The headline metric."""
+        stop = self.course.recipe.stop
+        return (stop.metric if stop is not None else None) or metric_of(self.course.agent(1))
+
+    @cached_property
+    def beside(self) -> str:
+        """The name of the recipe's own retriever in the table."""
+        return self.course.search(None).name
+
+    def columns(self, rounds: int) -> list[int | None]:
+        """The retrievers of the table."""
+        return [*([None] if self.course.recipe.pairs.beside else []), *range(rounds + 1)]
+
+    def of(self, rounds: int) -> list[Pair]:
+        """The pairs of the table."""
+        return [Pair(agent, retriever) for agent in range(rounds + 1) for retriever in self.columns(rounds)]
+
+    def measure(self, rounds: int) -> None:
+        """Run the unfinished pairs after round `rounds`."""
+        deciding = [Pair(rounds, rounds, "dev")] if self.course.recipe.stop is not None else []
+        wanted = [*self.of(rounds), *deciding]
+        self.course.progress.stage(f"pairs after round {rounds}", sum(len(self.questions(one.split)) for one in wanted))
+        done = 0
+        for pair in wanted:
+            self._run(pair, done)
+            done += len(self.questions(pair.split))
+
+    def _run(self, pair: Pair, done: int) -> None:
+        course, questions = self.course, self.questions(pair.split)
+        data = course.recipe.agent.data
+        split = data.test if pair.split == "test" else data.dev
+        named: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
+        asked: JsonObject = {**named, "select": {}, "seed": course.recipe.pairs.seed}
+        settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
+        training, turn_identities = course.agent(pair.agent), course.turn_identities(pair.agent, 0.0)
+        protocol, framed = training.protocol, training.protocol.template.framed(training.tokenizer)
+        retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
+        identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed, framed)
+        run = Run.made_with(self.path(pair), settings, identities)
+        run.drop_faults()
+        if run.is_closed and len(run.done()) == len(questions):
+            return
+        run_questions(
+            run,
+            course.speaker(pair.agent, 0.0),
+            retriever,
+            questions,
+            limits,
+            seed=seed,
+            tell=lambda ended, _: course.progress.advance(done + ended, pair.name(self.beside)),
+        )
+
+    def path(self, pair: Pair) -> Path:
+        return self.course.folder / "pairs" / pair.folder
+
+    def questions(self, split: Split) -> Sequence[Question]:
+        """The questions of a split, as many as the recipe takes."""
+        return self._questions[split]
+
+    @cached_property
+    def _questions(self) -> dict[Split, list[Question]]:
+        recipe, dataset = self.course.recipe, Dataset(self.course.data_folder)
+        data = recipe.agent.data
+        pairs, seed = recipe.pairs, recipe.pairs.seed
+        test = draw(dataset.questions(data.test), pairs.questions, seed, pairs.per_set)
+        found: dict[Split, list[Question]] = {"test": test}
+        if recipe.stop is not None:
+            found["dev"] = draw(dataset.questions(data.dev), recipe.stop.questions, seed)
+        return found
+
+    def scored(self, pair: Pair) -> ScoredRun:
+        """The scored run of a pair."""
+        return scored(self.course.first, pair.name(self.beside), self.path(pair))
+
+    # --- whether to go on
+
+    def decided_by(self, rounds: int) -> list[float | None]:
+        """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
+        asked, seed = [question.id for question in self.questions("dev")], self.course.recipe.pairs.seed
+        runs = [self.scored(Pair(number, number, "dev")) for number in range(rounds + 1)]
+        found = [summarise(run, "all", asked, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
+        return [None if one is None else one.mean for one in found]
+
+    def helped(self, rounds: int) -> bool:
+        """Whether the last round raised the headline metric by at least `stop.least`.
+
+        Raises `RunError` where faults left nothing to decide by.
+        """
+        stop = self.course.recipe.stop
+        if stop is None:
+            return True
+        for number in (rounds - 1, rounds):
+            self._check_whole(Pair(number, number, "dev"))
+        before, after = self.decided_by(rounds)[-2:]
+        return before is None or after is None or after - before >= stop.least
+
+    def _check_whole(self, pair: Pair) -> None:
+        """Refuse a pair of which every run has a fault."""
+        if all(run.fault is not None for run in Run(self.path(pair)).trajectories()):
+            raise RunError(
+                f"every run in {self.path(pair)} has a fault, so round {pair.agent} cannot be judged; see to the "
+                "retriever and go on with --resume, which runs them again"
+            )
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a co-training after `rounds` rounds."""
+
+    course: CoTrainingPaths
+    pairs: Pairs
+    rounds: int
+    scores: Scores
+    """Of every pair, on the test split."""
+
+    @classmethod
+    def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
+        asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
+        metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
+        by = served.GROUPS if by_generator(course.first) else ("hops",)
+        runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
+        compared = [(runs[one], runs[other]) for one, other in compared_pairs(rounds, course.recipe.pairs.beside)]
+        scored = summaries_of(list(runs.values()), asked, by, metrics, seed, pairs=compared)
+        return cls(course, pairs, rounds, scored)
+
+    # --- tables
+
+    def mean(self, pair: Pair, metric: str) -> Interval | None:
+        return self.scores.of(pair.name(self.pairs.beside)).metrics.get(metric)
+
+    def grid(self, metric: str, decimals: int = 3) -> Table:
+        """Agents by retrievers, in one metric."""
+        columns = self.pairs.columns(self.rounds)
+        names = [self.pairs.beside if one is None else f"retriever {one}" for one in columns]
+        rows = [
+            (f"agent {agent}", *(show(self.mean(Pair(agent, one), metric), decimals) for one in columns))
+            for agent in range(self.rounds + 1)
+        ]
+        return Table((metric, *names), tuple(rows))
+
+    def headline(self) -> Table:
+        """The grid of the headline metric, with its notes."""
+        grid = self.grid(self.pairs.metric)
+        note = (
+            f"Greedy, on {len(self.pairs.questions('test'))} questions of the test split, with 95 % bootstrap "
+            "intervals over questions. Agent N was trained over retriever N-1, retriever N on the runs of agent N."
+        )
+        return Table(grid.columns, grid.rows, (verdict(self.claims()), note, *self.decisions()))
+
+    def claims(self) -> list[PairedClaim]:
+        """Whether the last pair is better than the first, and than the last agent over the recipe's own retriever."""
+        steps = [Pair(*place).name(self.pairs.beside) for place in way(self.rounds)]
+        beside = [Pair(self.rounds, None).name(self.pairs.beside)] if self.course.recipe.pairs.beside else []
+        return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *beside)], self.pairs.metric)
+
+    def decisions(self) -> list[str]:
+        """Sentences about early stopping and the best round."""
+        recipe = self.course.recipe
+        if recipe.stop is None:
+            return [f"Rounds: {self.rounds}, without early stopping."]
+        readings = self.pairs.decided_by(self.rounds)
+        shown = " → ".join("–" if one is None else f"{one:.3f}" for one in readings)
+        dev = len(self.pairs.questions("dev"))
+        said = [f"On {dev} questions of the dev split, {self.pairs.metric} from round to round: {shown}."]
+        if self.rounds < recipe.rounds:
+            said.append(
+                f"Stopped early: round {self.rounds} did not raise it by {recipe.stop.least:g}, so there is no round "
+                f"{self.rounds + 1}."
+            )
+        return [*said, f"The best round on the dev split: {self.best}."]
+
+    @property
+    def best(self) -> int:
+        """The first round with the highest headline metric on dev; the last round without early stopping."""
+        if self.course.recipe.stop is None:
+            return self.rounds
+        readings = [float("-inf") if one is None else one for one in self.pairs.decided_by(self.rounds)]
+        return readings.index(max(readings))
+
+    def label_table(self) -> Table:
+        """Counts of the labels of each round."""
+        columns = ("turns", "labelled", "sets")
+        rows = []
+        for number in range(1, self.rounds + 1):
+            found = labelled(self.course, number)
+            dropped = cast(dict[str, int], found["dropped"])
+            why = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+            rows.append((str(number), *(str(found[name]) for name in columns), why or "–"))
+        return Table(("round", *columns, "without a label"), tuple(rows), ("Search turns of the round's runs.",))
+
+    def retriever_table(self) -> Table | None:
+        """Each retriever's metrics on held-out turns."""
+        rows: list[tuple[str, ...]] = []
+        readings: list[str] = []
+        for number in range(1, self.rounds + 1):
+            path = self.course.round(number).retriever / "table.json"
+            if not path.exists():
+                continue
+            found = cast(JsonObject, read_json(path))
+            searchers = cast(dict[str, dict[str, float]], found["searchers"])
+            readings = readings or list(next(iter(searchers.values())))
+            for name, values in searchers.items():
+                cells = (f"{values[one]:.3f}" if one in values else "–" for one in readings)
+                rows.append((str(number), name, str(found["turns"]), *cells))
+        return Table(("round", "searcher", "turns", *readings), tuple(rows)) if rows else None
+
+    def tables(self) -> dict[str, Table]:
+        """Heading → table."""
+        found = {"Every pair": self.headline(), "Searches a question": self.grid("searches", 2)}
+        if self.pairs.metric != "recall":
+            found["Gold passages found"] = self.grid("recall")
+        if self.scores.by_dataset:
+            found["By data set"] = dataset_table(self.scores, self.pairs.metric)
+        found |= {**means_and_differences(self.course.first, self.scores), "Labels": self.label_table()}
+        held_out = self.retriever_table()
+        return found if held_out is None else {**found, "Held-out turns": held_out}
+
+    # --- files
+
+    def write(self) -> Table:
+        """`table.md`, `table.json` and `report.html`; returns the headline."""
+        tables, folder = self.tables(), self.course.folder
+        title = self.course.recipe.about or "An agent and a retriever, trained together"
+        parts = [f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]
+        self.write_cards(tables["Every pair"])
+        write_tables(folder, "\n".join(parts), self.to_json())
+        write_report(folder / "report.html", title, self.sections(tables))
+        return tables["Every pair"]
+
+    def write_cards(self, table: Table) -> None:
+        """Write the figures of the pairs into the agents' model cards; encoders have those of held-out turns."""
+        course = self.course
+        for number in range(self.rounds + 1):
+            name, training = "trained" if number else "warm", course.agent(number)
+            folder = course.policy(number)
+            write_policy_card(training, name, folder, course.data_folder, table, f"agent {number}")
+
+    def to_json(self) -> JsonObject:
+        recipe = self.course.recipe
+        return {
+            "rounds": self.rounds,
+            "stopped_early": self.rounds < recipe.rounds,
+            "best_round": self.best,
+            "metric": self.pairs.metric,
+            "dev": [*self.pairs.decided_by(self.rounds)] if recipe.stop is not None else [],
+            "labels": [labelled(self.course, number) for number in range(1, self.rounds + 1)],
+            **scores_json(self.scores),
+        }
+
+    def sections(self, tables: dict[str, Table]) -> list[ReportSection]:
+        captions = {self.pairs.metric: "Greedy, on the test split.", "searches": "Searches a question."}
+        plots: list[ReportSection] = [
+            PlotSection(
+                f"Round by round: {metric}",
+                self.plot(metric),
+                f"{text} At .5 the agent of the next round has been trained, at the whole number its retriever, too.",
+            )
+            for metric, text in captions.items()
+        ]
+        shown: list[ReportSection] = [TableSection(name, table) for name, table in tables.items()]
+        command = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
+        return [shown[0], *plots, *shown[1:], *closing_sections(self.course.recipe, self.files(), command)]
+
+    def plot(self, metric: str) -> Svg:
+        """One metric over (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
+        points = [
+            (agent / 2 + retriever / 2, found)
+            for agent, retriever in way(self.rounds)
+            if (found := self.mean(Pair(agent, retriever), metric)) is not None
+        ]
+        banded = all(one.low is not None and one.high is not None for _, one in points)
+        line = Series(
+            "agent and retriever as they stood",
+            tuple(at for at, _ in points),
+            tuple(one.mean for _, one in points),
+            tuple(one.low or 0.0 for _, one in points) if banded else (),
+            tuple(one.high or 0.0 for _, one in points) if banded else (),
+            markers=True,
+        )
+        return line_plot([line], "round", metric)
+
+    def files(self) -> dict[str, str]:
+        """Path → description of the result files."""
+        course, best = self.course, self.best
+        return {
+            **{str(course.folder / name): what for name, what in RESULT_FILES.items()},
+            str(course.folder / "pairs"): "a run folder for every pair",
+            str(course.policy(best)): f"agent {best}, of the best round on the dev split",
+            course.encoder(best): f"encoder {best}, of the same round",
+            course.searched(best): "the corpus in its vectors, for --retriever",
+            str(course.folder / "recipe.yaml"): "the recipe, with versions and commit",
+        }
+
+
+def way(rounds: int) -> list[tuple[int, int]]:
+    """The (agent, retriever) pairs in the order of training."""
+    return [(0, 0), *(step for number in range(1, rounds + 1) for step in ((number, number - 1), (number, number)))]
+
+
+def compared_pairs(rounds: int, beside: bool) -> Sequence[tuple[Pair, Pair]]:
+    """The paired comparisons: each pair of `way` with the one before, the last with the first, and the last retriever
+    with the one of the agent's recipe."""
+    steps = [Pair(agent, retriever) for agent, retriever in way(rounds)]
+    compared = list(zip(steps[1:], steps, strict=False))
+    compared.append((steps[-1], steps[0]))
+    return [*compared, (steps[-1], Pair(rounds, None))] if beside else compared
 
 
 @dataclass

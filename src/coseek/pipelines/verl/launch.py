@@ -1,4 +1,4 @@
-"""Launch: writes the files of a stage's training in verl, starts it, and takes over the weights that it ends with.
+"""Launch: plays episodes for verl's workers, writes the files of a stage's training in verl, and starts it.
 
 FOLDER/verl.yaml                    verl's configuration, over its own defaults
 FOLDER/agent_loops.yaml             names our agent loop and its settings
@@ -9,61 +9,207 @@ FOLDER/checkpoints, metrics.*.jsonl verl's own
 FOLDER/rollouts, faults.jsonl       episodes that are kept, and a line for each that failed
 """
 
+import asyncio
 import importlib.util
 import json
+import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from coseek.core.connections import is_url
+from coseek.agents.drivers import AsyncDriver, Generate
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import load_protocol
+from coseek.agents.run_questions import storable
 from coseek.core.errors import DataError, RunError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, atomic_path, atomic_write, write_yaml
-from coseek.core.progress import Progress
-from coseek.core.settings import dump_settings, make_settings
+from coseek.core.files import JsonObject, atomic_path, atomic_write, json_line, write_yaml
+from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
 from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
-from coseek.models.model_folder import model_path
-from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.stages import Stage
+from coseek.models.chat import ChatTemplate
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.grader_settings import GraderSettings, open_graders
+from coseek.pipelines.stages import LoopTask
+from coseek.pipelines.training_callbacks import schedule_of, tell_step
 from coseek.pipelines.verl.config import AGENT, LOOP, verl_config
-from coseek.pipelines.verl.episodes import EPISODES, FAULTS, EpisodeSettings
-from coseek.training.rl.backends.verl import NAME, VerlSettings, verl_settings
-from coseek.training.trainer.workers import Workers
+from coseek.retrieval.factory import open_retriever
+from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.training.rl.backends.verl import VerlSettings, verl_settings
+from coseek.training.rl.episodes import EpisodeBatch, charge_overlong, score
+from coseek.training.rl.settings import RlSettings
+from coseek.training.trainer.data_order import derive_seed
+
+# Episodes for verl's workers: played by the asynchronous driver, scored, and kept, in any number of processes.
+#
+# `EpisodeSettings` is the file that a worker opens; nothing here imports verl.
+
+EPISODES = "episodes.yaml"
+"""The file of `EpisodeSettings`, beside that of agent loops."""
+FAULTS = "faults.jsonl"
+"""One line for each episode in which a part failed."""
+
+
+class EpisodeSettings(Settings):
+    """All that a worker needs to play and score the episodes of a stage."""
+
+    folder: str
+    """The folder of what is kept."""
+    tokenizer: str
+    """The model folder that the training starts from."""
+    protocol: str
+    """The agent's protocol."""
+    prompt_template: str
+    """Its prompt template."""
+    chat_template: ChatTemplate = "auto"
+    """Whether prompts stand in the model's chat template."""
+    limits: Limits
+    """Budgets of an episode."""
+    retriever: str
+    """An index folder, a URL or a YAML file, for evaluation, and for training unless `training_retriever` is set."""
+    training_retriever: dict[str, object] | None = None
+    """The retriever of training episodes, as in a recipe."""
+    reward: RewardSpec
+    """The reward's parts and weights."""
+    graders: GraderSettings = GraderSettings()
+    """The servers that the reward asks."""
+    world: str | None = None
+    """The laptop world whose oracle judges."""
+    rl: RlSettings
+    """Reinforcement learning: seed, algorithm, group size, treatment of truncated and of overlong episodes."""
+    seed: int
+    """The recipe's seed, from which those of evaluations follow."""
+    workers: int
+    """Processes that play episodes, which share the disk space of what is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an episode stands in a training."""
+
+    step: int
+    """From 1."""
+    row: int
+    """Its question's row in the data file."""
+    sample: int
+    """Its number among the runs of the question."""
+    training: bool = True
+    """False in an evaluation."""
+
+    def seed(self, question: Question, settings: EpisodeSettings) -> int:
+        if not self.training:
+            return derive_seed(settings.seed, "look", question.id)
+        return derive_seed(settings.rl.seed, "rollout", self.step, self.row, self.sample)
+
+
+class EpisodeHost:
+    """Plays and scores episodes in one event loop. Parts are opened once."""
+
+    def __init__(self, settings: EpisodeSettings) -> None:
+        self.settings = settings
+        protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
+        self.tokenizer = HfTokenizer.load(Path(settings.tokenizer))
+        usual = open_retriever(settings.retriever)
+        training = usual if settings.training_retriever is None else open_retriever(settings.training_retriever)
+        self._schedule = schedule_of(training)
+        self._drivers = {
+            for_training: AsyncDriver(protocol, self.tokenizer, retriever, settings.limits)
+            for for_training, retriever in ((True, training), (False, usual))
+        }
+        reward = make_reward(settings.reward)
+        world = None if settings.world is None else Path(settings.world)
+        graders = open_graders(settings.graders, Path(settings.folder), world) if reward.needs else None
+        self._scoring = EpisodeScorer(reward) if graders is None else graders.scoring(reward)
+        self._kept = KeptEpisodes(settings)
+
+    @classmethod
+    async def open(cls, path: Path) -> "EpisodeHost":
+        """The host of a settings file, with its threads, which end with the process."""
+        host = cls(load_settings(EpisodeSettings, path))
+        for driver in host._drivers.values():
+            await driver.__aenter__()
+        return host
+
+    async def play(self, question: Question, place: Place, generate: Generate) -> EpisodeBatch:
+        """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
+        if self._schedule is not None and place.training:
+            tell_step(self._schedule, place.step, self.settings.rl.steps)
+        seed = place.seed(question, self.settings)
+        run = await self._drivers[place.training].run_episode(question, seed, generate)
+        batch = await asyncio.to_thread(score, [0], [run], self._scoring)  # graders are asked over the network
+        if place.training and self.settings.rl.overlong is not None:
+            batch = charge_overlong(batch, self.settings.rl.overlong)
+        if place.training:
+            self._kept.keep(run, place.step, [*batch.faults])
+        return batch
+
+
+class KeptEpisodes:
+    """Keeps the episodes of some steps as run folders, one for each process, and a line for each fault.
+
+    FOLDER/rollouts/step-000010/HOST-PID/run.yaml, trajectories.jsonl
+    """
+
+    def __init__(self, settings: EpisodeSettings) -> None:
+        keep, steps = settings.rl.keep_rollouts, settings.rl.steps
+        self._settings = settings
+        self._folder = Path(settings.folder)
+        due = [step for step in range(1, steps + 1) if step % keep.every == 0 or step == steps] if keep.every else []
+        self._left = dict.fromkeys(due, keep.mb * 1e6 / max(1, len(due)) / settings.workers)
+        """Bytes that this process may still write of a step."""
+        self._runs: dict[int, Run] = {}
+
+    def keep(self, run: Trajectory, step: int, faults: list[str]) -> None:
+        """Write an episode if its step is due and there is room, and its faults in any case."""
+        for part in faults:
+            said: JsonObject = {"step": step, "question": run.question.id, "seed": run.seed, "part": part}
+            with (self._folder / FAULTS).open("a", encoding="utf-8") as file:  # one short write: lines stay whole
+                file.write(json_line({**said, "detail": run.stop_detail[:500]}))
+        if step not in self._left:
+            return
+        line = json_line(storable(run).to_json())
+        self._left[step] -= len(line.encode())
+        if self._left[step] >= 0.0:
+            with self._run(step).trajectories_path.open("a", encoding="utf-8") as file:
+                file.write(line)
+
+    def _run(self, step: int) -> Run:
+        if step not in self._runs:
+            one = self._settings
+            agent: JsonObject = {"name": f"verl before the updates of step {step}", "protocol": one.protocol}
+            agent |= {"prompt_template": one.prompt_template, "chat_template": one.chat_template}
+            agent |= {"temperature": one.rl.temperature, "tokenizer": one.tokenizer}
+            tree = dump_settings(one)
+            described: JsonObject = {"agent": agent, "step": step, "reward": tree["reward"], "limits": tree["limits"]}
+            folder = self._folder / "rollouts" / f"step-{step:06d}" / f"{socket.gethostname()}-{os.getpid()}"
+            self._runs[step] = Run.begin(folder, described, resume=True)
+        return self._runs[step]
+
+
+# Launch: verl's files, and its process.
 
 CONFIG = "verl"
 _FIND = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('verl', 'transfer_queue', 'coseek'))))"
 
 
 @dataclass(frozen=True)
-class VerlTraining:
+class VerlTraining(LoopTask):
     """A stage's training in verl."""
 
-    recipe: AgentRecipe
-    """The stage's, with the seed of its reinforcement learning."""
-    folder: Path
-    """Absolute, and seen under this name by every machine, as are the paths below."""
-    policy: Path
-    """The model folder that it starts from."""
-    tokenizer: Path
-    """The folder of its tokenizer."""
-    retriever: str
-    """An index folder, a URL or a YAML file."""
-    world: Path | None = None
-    """The laptop world whose oracle judges."""
-
-    def write(self, train: Sequence[Question], dev: Sequence[Question]) -> Path:
+    def write(self) -> Path:
         """Write all files; returns the script that starts verl. A second time the files are the same."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # verl drops an incomplete batch: one step at least must be full.
-        times = -(-self.recipe.rl.questions_per_step // len(train))
-        write_questions(self.folder / "train.parquet", [*train] * times, "train")
-        write_questions(self.folder / "dev.parquet", dev, "dev")
-        config = verl_config(self.recipe, self.folder, self.policy, len(train) * times)
+        times = -(-self.recipe.rl.questions_per_step // len(self.train))
+        write_questions(self.folder / "train.parquet", [*self.train] * times, "train")
+        write_questions(self.folder / "dev.parquet", self.dev, "dev")
+        config = verl_config(self.recipe, self.folder, self.policy, len(self.train) * times)
         write_yaml(self.folder / f"{CONFIG}.yaml", config)
         write_yaml(self.folder / EPISODES, dump_settings(self._episodes()))
         loop: JsonObject = {"name": AGENT, "_target_": LOOP, "settings": str(self.folder / EPISODES)}
@@ -159,66 +305,17 @@ def write_questions(path: Path, questions: Sequence[Question], split: str) -> No
         write_table(Table.from_pylist(rows), part)
 
 
-def take_weights(source: Path, target: Path, complete: Callable[[Path], None]) -> None:
-    """Copy the weights that verl saved into a policy's folder, with its tokenizer and cards (`complete`)."""
-    if not any(source.glob("*.safetensors")):
-        raise DataError(f"{source} holds no weights; it must be of a training by rl.backend=verl")
-
-    def fill(part: Path) -> None:
-        for path in source.iterdir():
-            if path.suffix in (".safetensors", ".json") and "token" not in path.name:
-                shutil.copy2(path, part / path.name)
-        complete(part)
-
-    atomic_folder(target, fill)
-
-
-class Training(Protocol):
-    """What a stage asks of the training that it is part of."""
-
-    recipe: AgentRecipe
-    folder: Path
-    workers: Workers
-    progress: Progress
-
-    @property
-    def data_folder(self) -> Path: ...
-
-    def policy_folder(self, name: str) -> Path: ...
-
-    def scoring(self, recipe: AgentRecipe) -> EpisodeScorer: ...
-
-    def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]: ...
-
-    def dev_questions(self, recipe: AgentRecipe) -> list[Question]: ...
-
-
-def reinforced_in_verl(training: Training, stage: Stage, complete: Callable[[Path, str], None]) -> bool:
-    """Write the files of the stage, run verl, and keep its last weights; `complete` adds a policy's tokenizer and
-    cards. A training that verl has ended is not started again. Returns False for a stage of another backend."""
-    if stage.recipe.rl.backend != NAME:
-        return False
-    if training.workers.world > 1:
-        raise SettingError("verl starts its own processes; start coseek without torchrun")
-    recipe, data = stage.recipe, training.recipe.data
-    settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
-    index = training.folder / "data.index" if data.index is None else data.index
-    local = not is_url(str(index))
-    run = VerlTraining(
-        recipe.model_copy(update={"rl": settings}),
-        stage.folder.resolve(),
-        model_path(str(training.policy_folder(stage.begins))).resolve(),
-        training.policy_folder("start").resolve(),
-        str(Path(index).resolve()) if local else str(index),
-        training.data_folder.resolve() if data.world is not None else None,
-    )
-    script = run.write(training.training_questions(stage, training.scoring(recipe)), training.dev_questions(recipe))
-    training.progress.say(f"verl: its configuration, data and {script.name} are in {run.folder}")
+def train_in_verl(task: LoopTask, say: Callable[[str], None]) -> Path:
+    """Write the task's files, run verl unless it has ended, and return its last weights."""
+    run = VerlTraining(**vars(task))
+    script = run.write()
+    say(f"verl: its configuration, data and {script.name} are in {run.folder}")
     if run.weights() is None:
         run.start(script)
     weights = run.weights()
     if weights is None:
-        raise SettingError(f"verl ended before step {settings.steps}; start {script}, and go on here with --resume")
-    training.progress.say(f"verl: {run.faults} episodes had a fault, and are in no loss and no baseline")
-    take_weights(weights, training.policy_folder(stage.ends), lambda part: complete(part, stage.ends))
-    return True
+        raise SettingError(
+            f"verl ended before step {task.recipe.rl.steps}; start {script}, and go on here with --resume"
+        )
+    say(f"verl: {run.faults} episodes had a fault, and are in no loss and no baseline")
+    return weights

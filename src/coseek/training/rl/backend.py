@@ -1,18 +1,22 @@
-"""Backend: holds the weights of a run and updates them. The loop of reinforcement learning uses only this interface.
+"""Backend: holds the weights of a training and updates them: by coseek's loop, or in a loop of its own.
 
 A backend is one file: `rl/backends/NAME.py`, or a user's file whose path the recipe gives
 (`rl.backend: recorder.py`). It defines
 
-    make(network, settings, workers)    → `TrainingBackend`
+    make(network, settings, workers)    → `TrainingBackend`, which samples and updates as coseek's loop asks
+    LOOP                                or the name of a module with a loop of its own (`EpisodeLoop`), which plays
+                                        coseek's episodes
     SETTINGS                            if it has any: a subclass of `Settings` (`rl.backend_settings`)
     check(settings)                     if it cannot do all: raises `SettingError` for what it cannot, before training
+    HERE                                True if this process holds weights, moments and activations
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from coseek.core.errors import SettingError
 from coseek.core.plugins import PluginSpec, find_plugin
@@ -78,6 +82,18 @@ class TrainingBackend(Protocol):
         ...
 
 
+class EpisodeLoop(Protocol):
+    """A module that trains a stage of a recipe in a loop of its own (`pipelines.stages.LoopTask`)."""
+
+    def check(self, recipe: Settings) -> None:
+        """Raise `SettingError` for what a stage's recipe asks and the loop cannot do."""
+        ...
+
+    def train(self, task: object, say: Callable[[str], None]) -> Path:
+        """Train to the last step, or go on from what is there; returns the folder of the trained weights."""
+        ...
+
+
 def check_backend(settings: RlSettings) -> None:
     """Raise `UnknownName` with the nearest name, and `SettingError` for a file that defines no backend and for settings
     that the backend does not know or cannot fulfil."""
@@ -93,7 +109,21 @@ def open_backend(settings: RlSettings, network: "PreTrainedModel", workers: "Wor
     return make(network, settings, workers)
 
 
+def episode_loop(settings: RlSettings) -> EpisodeLoop | None:
+    """The loop of a backend that has one; `None` for one that coseek's loop drives."""
+    name = getattr(_module(settings.backend), "LOOP", None)
+    return None if name is None else cast(EpisodeLoop, importlib.import_module(name))
+
+
+def trains_here(settings: RlSettings) -> bool:
+    """Whether a training needs the memory of this process's device."""
+    return bool(getattr(_module(settings.backend), "HERE", False))
+
+
 def _module(name: str) -> ModuleType:
+    module = find_plugin("training backend", PACKAGE, name, {})
+    if hasattr(module, "LOOP"):
+        return module
     module = find_plugin("training backend", PACKAGE, name, CONTRACT)
     try:
         inspect.signature(module.make).bind("network", "settings", "workers")

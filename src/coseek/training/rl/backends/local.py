@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from coseek.training.trainer.policy import Critic, Policy
     from coseek.training.trainer.workers import Workers
 
+HERE = True
+
 
 class LocalBackend:
     """Implements `TrainingBackend` around a policy. Creates reference and critic if the settings need them."""

@@ -1,19 +1,13 @@
-"""verl backend: the settings of a training that verl runs in processes of its own, from a recipe (`pipelines/verl`)."""
+"""verl backend: verl trains in a loop and processes of its own, whose workers play coseek's episodes."""
 
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal
 
 from pydantic import Field
 
-from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from coseek.training.trainer.workers import Workers
-
-NAME = "verl"
+LOOP = "coseek.pipelines.verl"
 
 
 class VerlSettings(Settings):
@@ -43,8 +37,3 @@ SETTINGS = VerlSettings
 def verl_settings(settings: RlSettings) -> VerlSettings:
     """The settings in `rl.backend_settings`."""
     return make_settings(VerlSettings, settings.backend_settings, "rl.backend_settings")
-
-
-def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> NoReturn:
-    """Raise `SettingError`: verl has a loop of its own, which needs the whole recipe."""
-    raise SettingError("verl trains from a recipe: coseek train agent RECIPE rl.backend=verl")
