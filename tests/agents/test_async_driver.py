@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.agents.async_playing import Improviser, OneRow, asked, ledger, no_pause, play_async, shelf_for
 from tests.agents.playing import OURS, QUESTION, WIDE, Shelf, script, typist
 from tests.agents.test_tools import ECHO, tool, with_tool
-from tests.models.networks import network
 
 from coseek.agents.drivers import Agent, AsyncDriver, Generate, Sampled, Sampling, rollout
 from coseek.agents.episode import Episode
@@ -23,7 +22,6 @@ from coseek.core.errors import ModelError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.models.model import Model, Request, TurnEnd
-from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike
 
@@ -115,21 +113,6 @@ IN_ORDER = batch_ledgers(QAGENT, Improviser(QAGENT), 8)
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40))
 def test_episodes_that_take_turns_in_any_order_do_not_change_each_other(order: list[int]) -> None:
     assert async_ledgers(QAGENT, Improviser(QAGENT), 8, pause=Turnstile(order).pause) == IN_ORDER
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["search-o1", "qagent"])
-def test_a_network_writes_the_same_tokens_and_logprobs_in_both_drivers(name: str, temperature: float) -> None:
-    few = Limits(max_turns=2, max_turn_tokens=24, max_observation_tokens=60, max_tokens=1500)
-    protocol, module = protocol_of(name), network("lfm2")
-
-    def sampler() -> Sampler:
-        tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-        return Sampler(module, tokenizer, protocol.grammar.stops, SamplerSettings(temperature=temperature, max_rows=8))
-
-    expected = batch_ledgers(protocol, sampler(), 6, few, concurrency=1)
-    assert async_ledgers(protocol, sampler(), 6, few) == expected
 
 
 # --- faults
@@ -267,23 +250,6 @@ def test_a_cancelled_episode_leaves_nothing_and_costs_no_other_its_result() -> N
 def open_episodes() -> int:
     gc.collect()
     return sum(isinstance(one, Episode) for one in gc.get_objects())
-
-
-def test_leaving_the_driver_ends_the_episodes_that_wait_for_a_call() -> None:
-    protocol, shelf = protocol_of("search-r1"), Slow()
-
-    async def play() -> list["asyncio.Task[Trajectory]"]:
-        async with AsyncDriver(protocol, ByteTokenizer(protocol.grammar.special_tokens), shelf, WIDE) as driver:
-            engines = [OneRow(typist(protocol, *script("search-r1"))) for _ in range(2)]
-            tasks = [asyncio.create_task(driver.run_episode(QUESTION, 7, engine)) for engine in engines]
-            while len(driver._results) < len(tasks):
-                await asyncio.sleep(0)
-            threading.Timer(0.02, shelf.may_end.set).start()
-        await asyncio.wait(tasks)
-        return tasks
-
-    assert [task.cancelled() for task in asyncio.run(play())] == [True, True]
-    assert len(shelf.asked) == 1
 
 
 def test_a_cancelled_turn_is_cancelled_in_the_engine() -> None:

@@ -13,20 +13,15 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.scripted.expert import ExpertAgent
-from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 CALLS = {
     "search-r1": ("<search>a</search>", "<search>bc</search>", "<search>d", "e</search>", "<answer>a</answer>"),
@@ -261,26 +256,6 @@ def test_a_branch_with_the_runs_own_passages_and_seed_is_the_run(name: str) -> N
         assert replace(again, timings={}) == replace(truth, timings={})
 
 
-@pytest.mark.parametrize("name", ["search-r1", "s3", "qagent", "react", "ircot"])
-def test_a_writer_goes_on_from_what_the_branch_shows_it(name: str) -> None:
-    world = make_world(WorldSettings(size="tiny", seed=2, train=12, dev=0, test=0))
-    protocol, retriever = load_protocol(name, "laptop"), Bm25.over(world.corpus)
-    agent = Agent(protocol, ScriptedAgentModel(ExpertAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
-    limits = protocol.limits_over(WIDE.model_copy(update={"max_turns": 8}))
-    runs = rollout(agent, retriever, world.questions["train"], range(12), limits)
-    branches = [
-        Branch(run, place, tuple(hit.passage for hit in search.hits[:1]), run.seed)
-        for run in runs
-        for place, search in enumerate(run.searches)
-    ]
-    for told, run in zip(branches, branch(agent, retriever, branches, limits), strict=True):
-        assert run.searches[told.search].hits == told.trajectory.searches[told.search].hits[:1]
-        block = told.trajectory.searches[told.search].turn or 0
-        before = [segment for segment in told.trajectory.segments if segment.author is Author.AGENT][:block]
-        assert [segment for segment in run.segments if segment.author is Author.AGENT][:block] == before
-        assert not run.stop.is_fault
-
-
 def test_turns_before_a_branch_count_in_its_budget() -> None:
     """Trap 37: round + extra ≤ budget."""
     agent, _ = sampler("search-r1")
@@ -316,23 +291,6 @@ def test_tokens_before_a_branch_count_in_its_budget() -> None:
             assert run.stop is StopReason.TOKEN_LIMIT and len(run.ids) == _before(told)
 
 
-def test_the_past_is_read_once_and_every_branch_reads_only_what_is_new_to_it() -> None:
-    agent, model = sampler("search-r1", share=False)
-    run = max(finished(agent), key=lambda run: len(run.searches))
-    branches = branches_of([run], count=5)
-    agent, model = sampler("search-r1", share=False)
-    ends = branch(agent, Anything(), branches, LIMITS)
-    lengths = [_before(told) for told in branches]
-    new = sum(
-        len(segment.ids)
-        for length, end in zip(lengths, ends, strict=True)
-        for segment in _after(end, length)
-        if segment.author is Author.ENVIRONMENT
-    )
-    assert len(set(lengths)) > 1
-    assert model.tokens_read == max(lengths) - 1 + new  # the newest token of a row is read when the next is written
-
-
 def _before(told: Branch) -> int:
     """Tokens of a run up to the end of the turn that searched."""
     turn = told.trajectory.searches[told.search].turn or 0
@@ -342,15 +300,6 @@ def _before(told: Branch) -> int:
         if turns == turn and segment.author is Author.AGENT:
             return length
     raise AssertionError
-
-
-def _after(run: Trajectory, length: int) -> list[Segment]:
-    rest, passed = [], 0
-    for segment in run.segments:
-        if passed >= length:
-            rest.append(segment)
-        passed += len(segment.ids)
-    return rest
 
 
 def test_equal_passages_of_one_search_are_written_once_and_each_is_found_under_its_own_id() -> None:
@@ -401,35 +350,6 @@ def test_one_query_of_several_in_a_turn_gets_the_passage_and_the_others_keep_wha
     assert "Eve knows Bob" in end.segments[2].text and "1815" in end.segments[2].text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "concurrency", "max_rows"),
-    [("search-r1", 1, 256), ("search-r1", 256, 2), ("search-o1", 1, 256), ("search-o1", 256, 2), ("search-o1", 3, 5)],
-)
-def test_however_little_room_there_is_every_branch_comes_to_the_same_end(
-    name: str, concurrency: int, max_rows: int
-) -> None:
-    agent, _ = sampler(name)
-    branches = branches_of(finished(agent)[:3])
-    truth = branch(agent, Anything(), branches, LIMITS)
-    tight, model = sampler(name, max_rows=max_rows)
-    for run, other in zip(truth, branch(tight, Anything(), branches, LIMITS, concurrency=concurrency), strict=True):
-        assert_same(run, other)
-    assert not model._table.slot_of
-
-
-def test_a_past_that_the_model_cannot_hold_is_a_fault_of_its_branches_alone() -> None:
-    agent, _ = sampler("search-r1")
-    branches = branches_of(finished(agent))
-    small, model = sampler("search-r1", max_tokens=120, share=False)
-    ends = branch(small, Anything(), branches, LIMITS)
-    slow = branch(Agent(small.protocol, Unforked(model)), Anything(), branches, LIMITS)
-    for run, other in zip(ends, slow, strict=True):
-        assert_same(run, other)
-    faults = [run for run in ends if run.stop is StopReason.MODEL_ERROR]
-    assert 0 < len(faults) < len(ends)
-
-
 def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
     run = play("search-r1", *script("search-r1"))
     for told, protocol, complaint in (
@@ -440,24 +360,3 @@ def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
         named = load_protocol(protocol)
         with pytest.raises(DataError, match=complaint):
             branch(Agent(named, typist(named)), Shelf(), [told], WIDE)
-
-
-def test_every_request_of_a_branch_waits_by_the_rank_of_its_branch() -> None:
-    """Else the longest work comes last at a server, and its other slots stay empty."""
-    protocol = load_protocol("search-r1")
-    run = play("search-r1", *script("search-r1"))
-
-    class Noting(ScriptedModel):
-        def start(self, request: Request) -> None:
-            ranks.setdefault(request.key, []).append(request.rank)
-            super().start(request)
-
-        def extend(self, request: Request) -> None:
-            ranks[request.key].append(request.rank)
-            super().extend(request)
-
-    ranks: dict[int, list[int]] = {}
-    model = Noting({QUESTION.id: script("search-r1")}, ByteTokenizer(protocol.grammar.special_tokens))
-    branches = [Branch(run, 0, (passage,), 7, rank) for rank, passage in zip((4, 9), CORPUS, strict=False)]
-    branch(Agent(protocol, model), Shelf(), branches, WIDE)
-    assert sorted(set(each) for each in ranks.values()) == [{4}, {9}]

@@ -15,8 +15,6 @@ from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
-from coseek.agents.scripted.rules import RuleAgent
-from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template
@@ -175,12 +173,6 @@ def test_off_is_off_where_there_is_a_template_and_text_begins_as_the_tokenizer_b
     assert tokenizer.decode(begun.prompt_ids(tokenizer, QUESTION)[0]).startswith("<s>user: When")  # once
 
 
-@pytest.mark.parametrize("written", ["off", "'off'"])
-def test_off_in_yaml_is_no_boolean(tmp_path: Path, written: str) -> None:
-    (tmp_path / "coseek.yaml").write_text(f"protocol: s3\nchat_template: {written}\n")
-    assert AgentCard.read(tmp_path).chat_template == "off"
-
-
 @pytest.mark.parametrize("mark", ROLE_MARKS)
 @pytest.mark.parametrize("name", ["search-r1", "search-o1", "s3"])
 def test_a_question_or_passage_writes_no_role_mark_not_even_as_plain_text(mark: str, name: str) -> None:
@@ -313,21 +305,6 @@ def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again
     assert not list(check_trajectory(made, decode=tokenizer.decode))
     assert not list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(made))
     assert cast(dict[str, Json], run.record["identities"])["opened_by_prompt"] == "<think>"
-
-
-@pytest.mark.parametrize("name", ["search-r1", "react", "s3-think", "s3", "qagent", "search-o1"])
-def test_a_demonstration_goes_on_in_the_thought_that_the_template_opened(name: str) -> None:
-    tokenizer, protocol = opening(), load_protocol(name)
-    model = ScriptedAgentModel(RuleAgent(), protocol, tokenizer)
-    made = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
-    assert made.valid and "<think>" not in next(one.text for one in made.segments if one.author is Author.AGENT)
-
-
-def test_a_thought_that_is_never_closed_stays_a_fault_of_form() -> None:
-    tokenizer = opening()
-    model = Typist(tokenizer, ["I know it.<answer>Ada</answer>"])
-    made = rollout(Agent(load_protocol("search-r1"), model), Shelf(results={}), [QUESTION], [7], WIDE)[0]
-    assert made.answer == "Ada" and made.format_error == "<think> is not closed"
 
 
 def test_a_question_cannot_open_a_thought() -> None:

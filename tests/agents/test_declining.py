@@ -1,6 +1,5 @@
 """Declining: what is the act and what only looks like it, in every protocol, in files and in logs."""
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +11,9 @@ from tests.agents.playing import CORPUS, OURS, QUESTION, Shelf, play, script
 from coseek.agents.actions import NOT_FOUND, says_one_of
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.gold import GoldAnswerAgent
 from coseek.agents.scripted_agent import Move, move_ids
 from coseek.agents.sources import reply_of, sources_of
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.measure.score import score_trajectory
 from coseek.models.model import EpisodeState
@@ -90,13 +87,6 @@ def test_a_protocol_of_ones_own_declines_in_its_own_words_or_not_at_all(tmp_path
     assert load_protocol("search-r1").identity != protocol.identity
 
 
-def test_the_setting_that_declines_leaves_the_identity_of_a_protocol_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "same.yaml").write_text(
-        f"extends: search-r1\ntags:\n  answer: {{author: agent, action: answer, declines: [{NOT_FOUND}]}}\n"
-    )
-    assert load_protocol(str(tmp_path / "same.yaml")).identity == load_protocol("search-r1").identity
-
-
 @pytest.mark.parametrize("name", ["search-r1", "tongyi"])
 def test_a_declined_run_is_still_one_behind_a_file_and_behind_an_exported_log(name: str) -> None:
     run = declining(name)
@@ -118,12 +108,6 @@ def test_the_prompt_that_tells_to_decline_shows_a_form_that_the_grammar_takes(na
     shown = protocol.template.file.prompt.rpartition("write ")[2].partition(".")[0]
     (span,) = protocol.grammar.parse(shown)
     assert protocol.grammar.is_decline(span)
-
-
-def test_the_gold_agent_declines_what_is_marked_and_nothing_else() -> None:
-    marked = Question("q", "Who?", meta={"unanswerable": True})
-    assert GoldAnswerAgent().write(EpisodeState(marked, ()), random.Random(0)).answer == f" {NOT_FOUND}"
-    assert GoldAnswerAgent().write(EpisodeState(QUESTION, ()), random.Random(0)).answer == " 1815"
 
 
 @given(st.text(alphabet="abAB .,<>/"), st.lists(st.text(alphabet="abAB .!", max_size=5), max_size=3))

@@ -1,8 +1,6 @@
 """Answers without a model: what is quoted, from where, and when nothing is."""
 
-import random
 from dataclasses import replace
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -10,16 +8,13 @@ from hypothesis import strategies as st
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.drivers import rollout
-from coseek.agents.factory import limits_for, limits_of, open_agent, settings_for
-from coseek.agents.scripted.extract import LONGEST, ExtractAgent, extract
-from coseek.agents.scripted_agent import Move
+from coseek.agents.factory import limits_for, open_agent, settings_for
+from coseek.agents.scripted.extract import LONGEST, extract
 from coseek.agents.sources import holds, reply_of, sources_of
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.models.model import EpisodeState
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.serve.agent_chat import details
 
 CORPUS = Corpus(
     [
@@ -102,21 +97,3 @@ def test_whatever_is_found_the_answer_is_a_stretch_of_it_or_a_refusal(
     passage, answer = extract(question, [Passage(str(row), *texts) for row, texts in enumerate(rows)])
     assert 0 < len(answer) <= LONGEST
     assert answer == NOT_FOUND if passage is None else answer in " ".join(passage.text.split())
-
-
-def test_the_command_and_the_library_give_it_equally_many_passages() -> None:
-    settings = settings_for("extract")
-    assert limits_for(settings) == limits_of(open_agent(settings))
-    assert limits_for(settings).passages_per_search == 5
-    assert limits_for(settings_for("rules")).passages_per_search == 3
-
-
-def test_it_can_conclude_before_it_has_searched() -> None:
-    move = ExtractAgent().conclude(EpisodeState(Question("q", "who?"), ()), random.Random(0))
-    assert move == Move(" I found nothing that answers this .", answer=f" {NOT_FOUND}", selected=())
-
-
-def test_a_served_answer_names_the_file_and_page_that_it_stands_in() -> None:
-    (source,) = cast("list[dict[str, str]]", details(ask("What does a berth cost a night?"))["sources"])
-    assert (source["place"], source["title"]) == ("a.pdf#page=3", "Harbour office › Fees")
-    assert details(ask("Who won the 1998 world cup?"))["sources"] == []

@@ -200,9 +200,3 @@ PAPERS = [SearchR1(), QAgent(), S3()]
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_validity_is_the_papers_on_generated_and_mutated_sequences(paper: SearchR1 | QAgent | S3) -> None:
     assert 0.1 < check(paper, 1500, seed=0) < 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_validity_is_the_papers_on_100000_generated_and_mutated_sequences(paper: SearchR1 | QAgent | S3) -> None:
-    assert 0.1 < check(paper, 100_000, seed=1) < 0.9

@@ -254,26 +254,6 @@ def test_a_fault_in_the_second_call_of_a_turn_keeps_the_result_of_the_first() ->
     assert "Ada Lovelace" in run.segments[-1].text
 
 
-def test_what_does_not_fit_is_not_recorded_and_words_that_a_limit_cut_are_no_answer() -> None:
-    room = len(run_of(called(ADA, VISIT), ANSWER).ids) - 60
-    run = run_of(called(ADA, VISIT), ANSWER, limits=WIDE.model_copy(update={"max_tokens": room}))
-    assert run.stop is StopReason.TOKEN_LIMIT and not run.searches and "no room" in run.stop_detail
-    run = run_of(ANSWER, limits=WIDE.model_copy(update={"max_turn_tokens": 3}))
-    assert (run.stop, run.answer) == (StopReason.TOKEN_LIMIT, None)
-
-
-def test_each_call_of_a_turn_counts_for_its_tool_and_the_turn_counts_once(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("extends: tools\ntools: {search: {tool: search, max_calls: 3}}\n")
-    protocol = load_protocol(str(path))
-    one_turn = WIDE.model_copy(update={"max_turns": 2})
-    run = run_of(called(ADA, ADA), called(ADA, ADA, VISIT), ANSWER, protocol=protocol, limits=one_turn)
-    assert run.answer == "1815" and len(run.searches) == 3 and not run.valid
-    tags = [segment.tag for segment in run.segments if segment.author is Author.ENVIRONMENT]
-    assert tags == ["prompt", "tool_response", "tool_response", "tool_response", "retry", "page"]
-    assert "no new passages" in run.segments[3].text and "may be called 3 times" in run.segments[6].text
-
-
 def test_a_branch_from_a_turn_with_several_calls_is_the_run_again() -> None:
     tokenizer = tokenizer_of(STYLES["hermes"])
     texts = [called(ADA, VISIT, ("search", {"query": "Eve"})), called(ADA), ANSWER]

@@ -1,14 +1,12 @@
 """The loop of every protocol: what the environment does with what an agent of that kind writes."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from tests.agents.playing import (
     ADA,
     BOB,
-    CORPUS,
     EVE,
     OURS,
     QUESTION,
@@ -31,7 +29,6 @@ from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Query
 
 ASK = "<plan>a</plan><search>{}</search>"
 SAY = "<reflection>b</reflection><answer>1815</answer>"
@@ -71,19 +68,6 @@ def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(prompt_template:
     assert len({load_protocol(name, prompt_template).template.file.prompt for name in others}) == len(others)
 
 
-@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
-def test_what_a_model_reads_and_writes_in_a_run_is_the_ledger(name: str) -> None:
-    made: list[Typist] = []
-
-    def make(protocol: object) -> Typist:
-        made.append(typist(load_protocol(name), *script(name)))
-        return made[0]
-
-    trajectory = play(name, make=make)
-    last = trajectory.segments[-1]
-    assert made[0].read[0] == trajectory.ids if last.author is Author.AGENT else trajectory.ids[: -len(last.ids)]
-
-
 # --- qagent
 
 
@@ -96,20 +80,6 @@ def test_several_queries_are_searched_in_order_and_their_results_shown_once() ->
     )
     assert block.count("Ada Lovelace") == 1 and "[3] Eve" in block
     assert [passage.id for passage in served_context(trajectory)] == ["p2", "p1", "p3"]
-
-
-def test_a_passage_that_several_queries_found_is_shown_with_the_first_of_them() -> None:
-    shelf = Shelf(CORPUS, {"one": ["p1", "p2"], "two": ["p3", "p1"]})
-    block = observations(play("qagent", ask("one", "two"), SAY, retriever=shelf))[0]
-    assert re.findall(r"\[(\d)\] (\w+)", block) == [("1", "Ada"), ("2", "Bob"), ("3", "Eve")]
-
-
-def test_the_queries_of_one_turn_do_not_look_back_on_each_other() -> None:
-    shelf = Shelf()
-    play("qagent", ask("Ada", "Bob"), "<reflection>r</reflection>" + ask("Eve"), SAY, retriever=shelf)
-    first, second, third = (Query.of(asked) for asked in shelf.asked)
-    assert first.history == second.history == () and first.reasoning == second.reasoning == "a"
-    assert [turn.query for turn in third.history] == ["Ada", "Bob"] and third.reasoning == "r a"
 
 
 def test_one_failed_query_of_several_is_a_failure_block_and_never_evidence() -> None:
@@ -125,11 +95,6 @@ def test_when_all_queries_fail_the_run_ends_with_the_retriever() -> None:
     trajectory = play("qagent", ask("bad", "bad too"), SAY)
     assert trajectory.stop is StopReason.RETRIEVER_ERROR and len(trajectory.searches) == 2
     assert observations(trajectory) == []
-
-
-def test_a_fourth_query_is_not_searched_and_costs_the_form() -> None:
-    trajectory = play("qagent", ask("Ada", "Bob", "Eve", "Ada"), SAY)
-    assert len(trajectory.searches) == 3 and trajectory.format_error.startswith("4 queries in one search")
 
 
 def test_a_turn_without_an_action_is_tried_again_counts_as_a_turn_and_costs_the_form() -> None:
@@ -202,10 +167,6 @@ def test_a_selection_is_of_the_latest_block_alone_and_numbers_begin_anew() -> No
     assert ids(gather("<important_info>[]</important_info>", "")) == ["p1", "t2"]
 
 
-def test_documents_are_one_by_their_content_and_keep_the_order_served() -> None:
-    assert ids(gather("<important_info>[3]</important_info>", "")) == ["t3", "t2"]
-
-
 def test_a_false_flag_without_a_query_and_a_flag_that_says_nothing_end_the_run_as_invalid() -> None:
     for text in ("<search_complete>False</search_complete>", "<search_complete>perhaps</search_complete>"):
         trajectory = play("s3", text)
@@ -222,11 +183,6 @@ def test_the_search_that_opens_a_run_is_no_turn_of_the_agent() -> None:
 def test_a_query_that_is_no_json_is_searched_and_costs_the_form() -> None:
     trajectory = play("s3", "<search_complete>False</search_complete><query>Eve</query>", script("s3")[1])
     assert trajectory.searches[1].query == "Eve" and trajectory.format_error == "the query is no JSON"
-
-
-def test_a_true_flag_ends_the_run_even_in_front_of_a_query() -> None:
-    trajectory = play("s3", '<search_complete>True</search_complete><query>{"query": "Ada"}</query>')
-    assert trajectory.stop is StopReason.COMPLETE and len(trajectory.searches) == 1 and not trajectory.valid
 
 
 def test_a_run_without_selections_serves_the_evidence_that_a_rule_ranked_afterwards() -> None:
@@ -252,23 +208,6 @@ def test_a_visit_opens_a_whole_document_that_was_found_in_pages() -> None:
     assert "".join(pages).rstrip() == long.text.rstrip()
     assert "no page 4 of a document p9" in four and "no page 0 of a document p9" in none
     assert trajectory.valid and len(trajectory.searches) == 1
-
-
-def test_a_document_that_was_not_found_cannot_be_visited() -> None:
-    trajectory = play("react", tool("visit", id="p3"), "<think>b</think><answer>x</answer>")
-    assert "no page 1 of a document p3" in observations(trajectory)[0] and "Eve" not in observations(trajectory)[0]
-    assert [segment.tag for segment in trajectory.segments][2] == "missing" and trajectory.searches == ()
-
-
-def test_visits_and_broken_calls_count_as_turns() -> None:
-    two = WIDE.model_copy(update={"max_turns": 2})
-    trajectory = play("react", tool("visit", id="p1"), "<think>a</think><tool_call>{</tool_call>", tool("search", query="Ada"), limits=two)  # fmt: skip  # noqa: E501
-    assert trajectory.stop is StopReason.TURN_LIMIT and trajectory.searches == ()
-
-
-def test_one_tool_call_may_ask_several_queries() -> None:
-    trajectory = play("react", tool("search", query=["Ada", "Eve"]), "<think>b</think><answer>x</answer>")
-    assert [search.query for search in trajectory.searches] == ["Ada", "Eve"] and trajectory.valid
 
 
 # --- search-o1
@@ -298,22 +237,6 @@ def test_nothing_found_needs_no_notes_and_a_fault_in_them_is_the_models() -> Non
     model = Typist(ByteTokenizer(protocol.grammar.special_tokens), script("search-o1"), note_end=TurnEnd.FAULT)
     trajectory = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
     assert trajectory.stop is StopReason.MODEL_ERROR and trajectory.searches == () and model.count == {}
-
-
-def test_runs_with_notes_open_no_more_contexts_than_they_may() -> None:
-    protocol = load_protocol("search-o1")
-    model = typist(protocol, *script("search-o1"))
-    most = 0
-    start = model.start
-
-    def counted(request: object) -> None:
-        nonlocal most
-        start(request)  # type: ignore[arg-type]
-        most = max(most, len(model.count))
-
-    model.start = counted  # type: ignore[method-assign]
-    rollout(Agent(protocol, model), Shelf(), [QUESTION] * 9, list(range(9)), WIDE, concurrency=4)
-    assert most == 4
 
 
 def test_the_last_boxed_answer_counts_and_may_hold_braces() -> None:

@@ -15,7 +15,7 @@ from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import StopReason, Trajectory
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
@@ -102,27 +102,6 @@ def test_only_what_the_agent_wrote_is_marked_as_the_agents() -> None:
     )
 
 
-def test_the_text_of_every_segment_is_the_decoding_of_its_ids() -> None:
-    for segment in run(LOOK, SAY).segments:
-        assert TOKENIZER.decode(segment.ids) == segment.text
-
-
-def test_a_passage_can_neither_close_a_tag_nor_forge_an_answer() -> None:
-    trajectory = run(LOOK, SAY)
-    block = next(segment for segment in trajectory.segments if segment.tag == "information")
-    closing, opening = TOKENIZER.encode("</information>"), TOKENIZER.encode("<answer>")
-    assert [token for token in block.ids if token in closing] == closing and opening[0] not in block.ids
-    assert trajectory.answer == "1815"
-    assert trajectory.searches[0].hits[0].passage.text == ADA.text  # kept as it was; only its rendering is disarmed
-
-
-def test_documents_are_cut_before_they_are_wrapped() -> None:
-    trajectory = run(LOOK, SAY, limits=Limits(max_tokens=2000, passages_per_search=2, max_observation_tokens=20))
-    block = next(segment for segment in trajectory.segments if segment.tag == "information")
-    assert block.text.startswith("<information>") and block.text.endswith("</information>")
-    assert len(block.ids) == 22
-
-
 def test_one_search_too_many_ends_the_run_at_the_turn_limit() -> None:
     trajectory = run(LOOK, LOOK, LOOK, limits=Limits(max_turns=2, max_tokens=2000))
     assert trajectory.stop is StopReason.TURN_LIMIT and len(trajectory.searches) == 2 and trajectory.truncated
@@ -172,41 +151,6 @@ def test_a_model_fault_is_an_error_and_not_an_answer() -> None:
     assert trajectory.stop is StopReason.MODEL_ERROR and trajectory.stop.is_fault
 
 
-def test_an_empty_query_is_invalid() -> None:
-    trajectory = rollout(Agent(PROTOCOL, Raw("<search>  </search>")), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
-    assert trajectory.stop is StopReason.INVALID and trajectory.stop_detail == "an empty query"
-
-
-def test_an_agent_that_writes_its_own_evidence_is_not_valid() -> None:
-    text = "<think> a</think><information> x</information><think> b</think><answer> x</answer>"
-    trajectory = rollout(Agent(PROTOCOL, Raw(text)), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
-    assert trajectory.stop is StopReason.ANSWERED and not trajectory.valid and trajectory.searches == ()
-
-
-def test_naive_rag_begins_with_the_question_itself_as_the_query() -> None:
-    protocol = load_protocol("rag", "laptop")
-    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    agent = Agent(protocol, ScriptedAgentModel(Played(SAY, SAY), protocol, tokenizer))
-    trajectory = rollout(agent, Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
-    assert trajectory.searches[0].query == QUESTION.question and trajectory.valid and trajectory.answer == "1815"
-    assert trajectory.segments[0].author is Author.ENVIRONMENT and len(trajectory.segments) == 3
-
-
-def test_trajectories_come_back_in_the_order_of_the_questions() -> None:
-    questions = [Question(str(n), f"question {n}") for n in range(9)]
-    agent = Agent(PROTOCOL, ScriptedAgentModel(Played(LOOK, SAY), PROTOCOL, TOKENIZER))
-    heard: list[Trajectory] = []
-    found = rollout(agent, Broken(CORPUS, {}), questions, list(range(9)), WIDE, concurrency=2, on_done=heard.append)
-    assert [t.question.id for t in found] == [str(n) for n in range(9)] and len(heard) == 9
-
-
-def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings() -> None:
-    """A policy that learns several protocols must see from the prompt which one it is to speak."""
-    for prompt_template in ("default", "laptop"):
-        prompts = {load_protocol(name, prompt_template).template.file.prompt for name in ("search-r1", "rag", "direct")}
-        assert len(prompts) == 3
-
-
 # --- searches while the model writes
 
 
@@ -253,25 +197,6 @@ def test_searching_while_the_model_writes_changes_no_run(name: str) -> None:
     assert told(runs[0]) == told(runs[1])
     assert any(run.stop is StopReason.RETRIEVER_ERROR for run in runs[0])
     assert any(run.stop is StopReason.ANSWERED for run in runs[0])
-
-
-def test_a_sampled_row_is_the_same_to_the_token_when_searches_overlap_and_to_the_bit_when_repeated() -> None:
-    model = network("lfm2")
-    questions = [Question(str(n), f"question {n}") for n in range(12)]
-
-    def sampled(overlap: bool) -> list[Trajectory]:
-        settings = SamplerSettings(max_rows=5, patience=0.0)
-        agent = Agent(PROTOCOL, Eager(model, TOKENIZER, PROTOCOL.grammar.stops, settings))
-        limits = Limits(max_turns=3, max_turn_tokens=6, max_tokens=2000, passages_per_search=1)
-        return rollout(agent, Guarded(), questions, range(12), limits, concurrency=5, overlap=overlap)
-
-    waited, overlapped = sampled(False), sampled(True)
-    assert [run.ids for run in waited] == [run.ids for run in overlapped]
-    for one, other in zip(waited, overlapped, strict=True):
-        for mine, theirs in zip(one.segments, other.segments, strict=True):
-            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-    assert told(overlapped) == told(sampled(True))
-    assert max(len(run.searches) for run in overlapped) == 3
 
 
 class Eager(Sampler):

@@ -1,34 +1,22 @@
 import random
 from dataclasses import replace
-from pathlib import Path
-from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.run_questions import run_questions
 from coseek.agents.scripted.rules import RuleAgent, RulesSettings, guess
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.agents.sources import served_context
-from coseek.cli.commands.ask import watched
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason
-from coseek.measure.rankings import Metric
 from coseek.measure.retrieval import all_gold_at, fused, served
-from coseek.measure.score import score_run
-from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.audit import audit_run
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 CORPUS = Corpus(
     [
@@ -84,38 +72,6 @@ def test_it_stops_where_a_passage_leads_nowhere() -> None:
     assert moves[-1].answer == " Guido Brignone"
 
 
-UNTITLED = Bm25.over(Corpus([Passage(one.id, "", f"{one.title}\n{one.text}") for one in CORPUS]))
-
-
-def test_without_titles_the_agent_does_not_stop_at_its_second_search() -> None:
-    titled, _ = play(QUESTION, RuleAgent())
-    searches, moves = play(QUESTION, RuleAgent(), over=UNTITLED)
-    assert len(searches) == len(titled) > 1
-    assert "Guido Brignone" in searches[1].query
-    assert RuleAgent().evidence(QUESTION.question, searches)[:2] == ["film", "man"]
-    assert moves[-1].answer == " Guido Brignone"
-
-
-def test_searches_that_bring_nothing_new_do_not_push_down_what_the_question_found() -> None:
-    """Five passages on one thing, and a question of one step: the second search may not change the first five."""
-    rows = [("rates", "Rates of the ferry"), ("times", "Times of the ferry"), ("boats", "Boats of the ferry")]
-    noise = [Passage(f"noise {row}", "", f"the harbour has a ferry and boats number {row}") for row in range(6)]
-    corpus = Corpus([*(Passage(ident, "", f"{text}: see the harbour office.") for ident, text in rows), *noise])
-    question = Question("q", "what are the rates and times of the boats")
-    searches, _ = play(question, RuleAgent(), k=5, over=Bm25.over(corpus))
-    assert len(searches) > 1
-    found = [hit.passage.id for hit in searches[0].hits]
-    assert {hit.passage.id for hit in searches[1].hits} - set(found)
-    assert RuleAgent().evidence(question.question, searches)[: len(found)] == found
-
-
-def test_passages_of_one_title_do_not_lead_to_one_another() -> None:
-    """The parts of one document share its title, which would tie each to the next for ever."""
-    parts = [Passage(str(row), "Harbour office", f"The harbour office: part {row}, boats.") for row in range(6)]
-    searches, _ = play(Question("q", "boats of the Harbour office"), RuleAgent(), over=Bm25.over(Corpus(parts)))
-    assert len(searches) == 2
-
-
 def test_finding_nothing_ends_in_an_answer() -> None:
     searches, moves = play(Question("q", "zzz yyy?"), RuleAgent())
     assert len(searches) == 1
@@ -132,36 +88,6 @@ def test_its_runs_are_ordinary_valid_trajectories() -> None:
     assert all_gold_at(run, 2)
 
 
-@pytest.mark.slow
-def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path) -> None:
-    """The bench ranks by the agent's own order; the command reads the run. One number for both."""
-    protocol = load_protocol("search-r1", "laptop")
-    agent = Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
-    world = make_world(WorldSettings(size="tiny", train=0, dev=0, test=40))
-    questions = list(world.questions["test"])
-    run = Run.create(tmp_path / "run", {})
-    run_questions(run, agent, Bm25.over(world.corpus), questions, Limits(passages_per_search=5, max_tokens=64_000))
-    measuring = RetrievalMeasure(tuple(map(Metric.named, ("all_gold@5", "all_gold@10", "recall@5", "recall@10"))))
-    found = [
-        (row.question, SearchedQuestion(ids, tuple(-float(rank) for rank in range(len(ids))), None))
-        for row in run.trajectories()
-        for ids in [tuple(RuleAgent().evidence(row.question.question, row.searches))]
-    ]
-    bench = measuring.measure("bench", found)
-    command = score_run("command", run.trajectories())
-    once = search_questions(Bm25.over(world.corpus), questions, 5)
-    shot = measuring.measure("shot", (answer for batch in once for answer in batch))
-    for name in ("all_gold@5", "all_gold@10", "recall@5", "recall@10"):
-        for ident, row in bench.questions.items():
-            assert row.metrics[name] == command.questions[ident].metrics[name]
-    as_met = score_run("old", (replace(row, evidence=None) for row in run.trajectories()))
-    means = [
-        fmean(one.metrics["all_gold@5"] for one in scored.questions.values()) for scored in (shot, as_met, command)
-    ]
-    assert means[0] == means[1] < means[2]  # as they were met, the first five are those of the first search
-    assert audit_run(run.folder).violations == ()
-
-
 def test_a_generator_is_given_what_the_agent_ranked_best_first() -> None:
     protocol = load_protocol("search-r1", "laptop")
     model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
@@ -169,14 +95,6 @@ def test_a_generator_is_given_what_the_agent_ranked_best_first() -> None:
     assert run.evidence is not None
     assert [passage.id for passage in served_context(run)] == list(run.evidence)
     assert [passage.id for passage in served_context(replace(run, evidence=None))] == [one.id for one in served(run)]
-
-
-def test_a_watched_agent_ranks_as_the_agent_does() -> None:
-    protocol = load_protocol("search-r1", "laptop")
-    model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
-    agent = watched(Agent(protocol, model), Console(quiet=True))
-    (run,) = rollout(agent, BM25, [QUESTION], [0], Limits(passages_per_search=3))
-    assert run.evidence == tuple(RuleAgent().evidence(QUESTION.question, run.searches))
 
 
 @pytest.mark.parametrize(

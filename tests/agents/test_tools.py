@@ -13,16 +13,13 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, scri
 from tests.examples_drawn import at_most
 from tests.scripted import ScriptedModel
 
-from coseek.agents.branching import Branch, branch
 from coseek.agents.drivers import Agent, rollout
-from coseek.agents.factory import BYTE_LIMITS
-from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import TOOL, Author, Call, Segment, StopReason, Trajectory
+from coseek.data.trajectory import TOOL, Author, Call, StopReason, Trajectory
 from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_trajectory
@@ -106,18 +103,6 @@ def test_one_call_more_than_max_calls_is_not_carried_out_and_costs_the_form(tmp_
     assert [call.turn for call in trajectory.calls] == [1, 2] and len(trajectory.searches) == 1
     assert "'calculator' may be called 2 times in one run" in observations(trajectory)[2]
     assert trajectory.answer == "1815" and not trajectory.valid and violations(trajectory) == []
-
-
-def test_max_calls_and_max_turns_limit_the_built_in_tools_too(tmp_path: Path) -> None:
-    path = Path(react(tmp_path))
-    once = path.read_text(encoding="utf-8").replace("max_queries: 3", "max_queries: 3, max_calls: 1")
-    path.write_text(once, encoding="utf-8")
-    trajectory = play(str(path), tool("search", query="Ada"), tool("search", query="Eve"), tool("visit", id="p1"), SAY)
-    assert [search.query for search in trajectory.searches] == ["Ada"]
-    assert [segment.tag for segment in trajectory.segments[2::2]] == ["tool_response", "retry", "page"]
-    two = WIDE.model_copy(update={"max_turns": 2})
-    ended = play(with_calculator(tmp_path), *[tool("calculator", expression="1")] * 3, limits=two)
-    assert ended.stop is StopReason.TURN_LIMIT and len(ended.calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -234,16 +219,6 @@ def test_a_long_result_is_cut_to_the_budget_and_one_without_room_is_no_part_of_t
     assert full.stop is StopReason.TOKEN_LIMIT and full.calls == () and violations(full) == []
 
 
-def test_a_branch_keeps_the_calls_in_front_of_its_search(tmp_path: Path) -> None:
-    protocol = load_protocol(with_tool(tmp_path, ECHO), run_files=True)
-    turns = (tool("mine", text="one"), tool("search", query="Ada"), tool("mine", text="two"), SAY)
-    shelf = Shelf()
-    run = rollout(Agent(protocol, typist(protocol, *turns)), shelf, [QUESTION], [7], WIDE)[0]
-    passages = tuple(hit.passage for hit in run.searches[0].hits)
-    (again,) = branch(Agent(protocol, typist(protocol, *turns[2:])), shelf, [Branch(run, 0, passages, 7)], WIDE)
-    assert again.calls == run.calls and again.segments == run.segments and len(run.calls) == 2
-
-
 def test_a_file_that_nobody_vouched_for_is_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "was-run"
     name = with_tool(tmp_path, f"open({str(mark)!r}, 'a').close()\n" + dedent(ECHO))
@@ -280,27 +255,6 @@ def test_a_mistake_in_the_tools_of_a_protocol_is_one_sentence(
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_limit_of_queries_on_a_tool_tag_is_refused_where_it_would_do_nothing(tmp_path: Path) -> None:
-    path = Path(react(tmp_path))
-    path.write_text(path.read_text(encoding="utf-8").replace("action: tool}", "action: tool, max_items: 3}"), "utf-8")
-    with pytest.raises(SettingError, match="max_items has no effect on tool calls; set max_queries"):
-        load_protocol(str(path))
-
-
-def test_an_audit_sees_results_without_calls_and_calls_without_results(tmp_path: Path) -> None:
-    name = with_tool(tmp_path, ECHO)
-    run = play(name, tool("mine", text="one"), tool("mine", text="two"), SAY)
-    assert violations(run) == []
-    assert any("shown behind the turns [1, 2]" in what for what in violations(replace(run, calls=run.calls[:1])))
-    hidden = replace(run.segments[2], tag="tool_response")
-    segments: tuple[Segment, ...] = (*run.segments[:2], hidden, *run.segments[3:])
-    assert any(
-        "calls that worked are of the turns [1, 2]" in what for what in violations(replace(run, segments=segments))
-    )
-    failed = replace(run.calls[0], result=None, fault="gone")
-    assert any("a failed call ends a run" in what for what in violations(replace(run, calls=(failed, run.calls[1]))))
-
-
 # --- long observations of react
 
 
@@ -317,14 +271,6 @@ def test_a_document_has_its_cap_however_many_queries_one_call_has() -> None:
     shared = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found),
                   limits=limits.model_copy(update={"max_document_tokens": None}))  # fmt: skip
     assert len(observations(shared)[0]) < 1300 < 2400 < len(block)
-
-
-def test_react_caps_a_document_at_512_tokens_whatever_its_tokens_are() -> None:
-    protocol = load_protocol("react")
-    assert protocol.limits_over(Limits()).max_document_tokens == 512
-    in_bytes = protocol.limits_over(BYTE_LIMITS)
-    assert in_bytes.max_document_tokens == 3 * 512 and in_bytes.max_observation_tokens == 8000
-    assert load_protocol("search-r1").limits_over(Limits()).max_document_tokens is None
 
 
 def test_a_visit_of_a_page_that_was_not_found_is_told_counted_and_no_evidence() -> None:

@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script, typist
+from tests.agents.playing import QUESTION, WIDE, Shelf, script, typist
 
-from coseek.agents.drivers import Agent, rollout
+from coseek.agents.drivers import Agent
 from coseek.agents.protocol import load_protocol
-from coseek.agents.run_questions import row_seed, run_questions
+from coseek.agents.run_questions import run_questions
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.searched import search_questions
-from coseek.models.model import Request, Turn
 from coseek.pipelines.audit import audit_run
 from coseek.retrieval.query import QueryLike
 
@@ -55,14 +53,6 @@ def test_one_poisonous_question_ends_neither_a_run_nor_a_resume(what: str, tmp_p
     assert audit_run(run.folder).violations == ()
 
 
-def test_what_can_be_kept_of_a_poisonous_question_is_kept(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", {})
-    run_questions(run, agent(), Shelf(), [BAD["NaN"]], WIDE, samples=2)
-    rows = list(run.trajectories())
-    assert [row.seed for row in rows] == [row_seed(0, "bad", sample) for sample in range(2)]
-    assert rows[0].question == replace(BAD["NaN"], meta={"kind": "comparison"})
-
-
 class Broken(Shelf):
     """Gives one hit that no file can hold to whoever asks for Bob."""
 
@@ -97,58 +87,6 @@ def test_a_hit_that_no_file_can_hold_is_a_fault_of_the_retriever(what: str, tmp_
     assert audit_run(run.folder).violations == ()
     (found,) = search_questions(shelf, [*GOOD, bob], 3)
     assert [one.fault is not None for _, one in found] == [False, False, False, True]
-
-
-class NoNumbers(Typist):
-    """Gives a number that is none with its second turn."""
-
-    def __init__(self, turns: Sequence[str], broken: dict[str, float]) -> None:
-        super().__init__(typist(SEARCH_R1).tokenizer, turns)
-        self.broken = broken
-
-    def _write(self, request: Request) -> Turn:
-        turn = super()._write(request)
-        if self.count[request.key] < 2:
-            return turn
-        logprobs = (self.broken.get("logprob", -0.5), *turn.logprobs[1:])
-        return replace(turn, logprobs=logprobs, cost_usd=self.broken.get("cost", 0.0))
-
-
-@pytest.mark.parametrize("broken", [{"logprob": math.nan}, {"logprob": -math.inf}, {"cost": math.inf}])
-def test_a_number_that_is_none_is_a_fault_of_the_model(broken: dict[str, float]) -> None:
-    model = NoNumbers(script("search-r1"), broken)
-    (row,) = rollout(Agent(SEARCH_R1, model), Shelf(), [QUESTION], [7], WIDE)
-    assert row.stop is StopReason.MODEL_ERROR and "no finite number" in row.stop_detail
-    assert row.agent_tokens > 0 and not model.count
-
-
-class Forger(Typist):
-    """Its tokenizer reads half of a pair out of ids."""
-
-    def __init__(self) -> None:
-        super().__init__(typist(SEARCH_R1).tokenizer, script("search-r1"))
-        plain = self.tokenizer
-
-        class Half:
-            eos_id = plain.eos_id
-            encode, encode_data = plain.encode, plain.encode_data
-
-            def decode(self, ids: Sequence[int]) -> str:
-                return plain.decode(ids).replace("1815", "\ud800")
-
-        self.tokenizer = Half()
-
-
-def test_a_run_that_cannot_be_written_is_recorded_as_such(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", {})
-    for _ in range(2):
-        run_questions(run, Agent(SEARCH_R1, Forger()), Shelf(), GOOD, WIDE)
-    rows = list(run.trajectories())
-    assert len(rows) == 3
-    for row in rows:
-        assert row.stop is StopReason.MODEL_ERROR and "UnicodeEncodeError" in row.stop_detail
-        assert [segment.tag for segment in row.segments] == ["prompt"]
-    assert audit_run(run.folder).violations == ()
 
 
 def test_a_query_that_a_model_escapes_as_half_of_a_pair_is_searched_and_kept(tmp_path: Path) -> None:

@@ -64,12 +64,6 @@ def test_search_gives_k_passages_a_query(index: Path, coseek: Type) -> None:
     assert all(len(entry["hits"]) == 2 for entry in found)
 
 
-def test_search_shows_brackets_as_they_are(tmp_path: Path, coseek: Type) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "title": "[red]", "text": "[/] word"}\n', encoding="utf-8")
-    assert coseek("index", tmp_path, "--out", tmp_path / "i").code == 0
-    assert "[red]  [/] word" in coseek("search", tmp_path / "i", "word").out
-
-
 @pytest.mark.slow
 def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source(
     tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
@@ -100,16 +94,6 @@ def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source
     assert (refused.code, "did you mean 'size'" in refused.err) == (2, True)
 
 
-def test_a_search_without_hits_says_so(index: Path, coseek: Type) -> None:
-    outcome = coseek("search", index, "xyzzy")
-    assert (outcome.code, "nothing found" in outcome.out) == (0, True)
-
-
-def test_settings_reach_the_index(world: Path, tmp_path: Path, coseek: Type) -> None:
-    card = json.loads(coseek("index", world, "k1=0.5", "--out", tmp_path / "i", "--json").out)
-    assert card["settings"]["k1"] == 0.5
-
-
 def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     run = tmp_path / "r"
     words = ("run", world, "--split", "test", "--count", 3, "--agent", "expert", "--retriever", index, "--out", run)
@@ -120,16 +104,6 @@ def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, co
     trajectories = list(Run(run).trajectories())
     assert len({(one.question.id, one.seed) for one in trajectories}) == 6
     assert {one.question.id for one in trajectories} == {one.id for one in draw(Dataset(world).questions("test"), 3, 5)}
-
-
-@pytest.mark.slow
-def test_runs_are_paired(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    runs = [tmp_path / agent for agent in ("expert", "faulty-expert")]
-    for run in runs:
-        words = ("run", world, "--split", "test", "--agent", run.name, "--retriever", index, "--out", run)
-        assert coseek(*words).code == 0
-    found = json.loads(coseek("score", *runs, "--metrics", "em", "--json").out)
-    assert found["comparisons"][0]["metrics"]["em"]["mean"] < 0
 
 
 def test_an_unsound_run_ends_with_one_and_is_named(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
@@ -183,16 +157,6 @@ def test_an_export_of_documents_replaces_no_other_file(world: Path, index: Path,
     assert "thesis.tex" in coseek("data", "export", run, "--format", "atif", "--out", out).sentence
 
 
-def test_import_writes_an_ordinary_data_set(tmp_path: Path, coseek: Type) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"id": "7", "contents": "\\"Ada\\"\\nBorn 1815."}\n', encoding="utf-8")
-    row = {"id": "q", "question": "When was Ada born?", "golden_answers": ["1815"]}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    words = ("data", "import", "flashrag", tmp_path / "corpus.jsonl", tmp_path / "train.jsonl")
-    made = json.loads(coseek(*words, "--split", "train", "--out", tmp_path / "set", "--json").out)
-    assert (made["passages"], made["questions"]) == (1, {"train": 1})
-    assert Dataset(tmp_path / "set").questions("train")[0].answers == ("1815",)
-
-
 def test_json_goes_to_stdout_alone(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     words = (
         "run",
@@ -210,12 +174,6 @@ def test_json_goes_to_stdout_alone(world: Path, index: Path, tmp_path: Path, cos
     outcome = coseek(*words)
     assert json.loads(outcome.out)["run"] == str(tmp_path / "r")
     assert not outcome.err
-
-
-def test_a_world_is_not_written_over_something_else(tmp_path: Path, coseek: Type) -> None:
-    (tmp_path / "letters.txt").write_text("dear", encoding="utf-8")
-    assert coseek("world", "make", tmp_path).code == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
 
 
 @pytest.mark.slow
@@ -285,9 +243,3 @@ def test_ask_takes_a_budget_as_run_spells_it(index: Path, coseek: Type) -> None:
         ("limits.max_turns=0", "turn_limit"),
     ):
         assert Trajectory.from_json(json.loads(coseek(*words, typed).out)).stop.value == stop
-
-
-def test_ask_as_json_is_a_trajectory(index: Path, coseek: Type) -> None:
-    outcome = coseek("ask", "Where was Ada born ?", "--agent", "rules", "--retriever", index, "--json")
-    assert not outcome.err
-    assert Trajectory.from_json(json.loads(outcome.out)).protocol == "search-r1"

@@ -94,14 +94,6 @@ def test_a_server_that_samples_is_no_judge(runs: list[Path], tmp_path: Path, cos
     assert "samples at temperature 0.7" in coseek("score", runs[0], "--answer-with", server).sentence
 
 
-@pytest.mark.slow
-def test_prompts_that_a_model_cannot_hold_are_said(runs: list[Path], world: Path, tmp_path: Path, coseek: Type) -> None:
-    texts = [passage.text for passage in Dataset(world).corpus]
-    small = LaptopSettings(hidden=16, feed_forward=16, heads=2, vocabulary=400, max_positions=140)
-    make_policy(small, texts, (), tmp_path / "small", seed=0)
-    assert "12 prompts were too long" in coseek("score", runs[0], "--answer-with", tmp_path / "small").err
-
-
 def test_questions_without_a_data_set_are_in_no_domain(runs: list[Path], coseek: Type) -> None:
     assert "do not say which data set" in coseek("score", runs[0], "--in-domain", "nq").sentence
 

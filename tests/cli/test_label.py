@@ -2,12 +2,10 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
-from tests.cli.test_resume import stop_midway
 from tests.labels.checker import rows_of, violations
 
 from coseek.core.files import write_jsonl
@@ -61,21 +59,6 @@ def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, cos
     assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
     assert "holds labels already" in coseek(*words).sentence
     assert "min_lr = 60, and now 50" in coseek(*words, "min_lr=50", "--resume").sentence
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_stopped_labels_end_as_if_they_had_not_been(
-    how: signal.Signals, ran: Path, tmp_path: Path, coseek: Type
-) -> None:
-    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    words = ["label", str(ran), "--method", "agentic-r", "--scorer", "oracle", "exhaustive=true"]
-    done = stop_midway([*words, "--out", str(stopped)], how, stopped, "scores/gac.*.jsonl")
-    assert done.returncode != 0, "the labels were made before they could be stopped"
-    assert coseek(*words, "--out", stopped, "--resume").code == 0
-    assert coseek(*words, "--out", whole).code == 0
-    for name in ("labels.jsonl", "dropped.jsonl"):
-        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:

@@ -1,13 +1,9 @@
 """What is written into files and pipes: nothing is cut, and a line says when it was written and what is left to do."""
 
 import re
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Type
 
 from coseek.cli.terminal import (
     QUIET_S,
@@ -94,21 +90,3 @@ def test_nothing_is_cut_in_a_file_unless_columns_says_so(monkeypatch: pytest.Mon
     assert stdout_console().width == stderr_console().width == WIDE
     monkeypatch.setenv("COLUMNS", "60")
     assert stdout_console().width == 60
-
-
-@pytest.mark.slow
-def test_a_table_in_a_pipe_holds_every_cell_whole(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    run = tmp_path / ("a-run-with-a-long-name-" * 4)
-    words = ("run", world, "--split", "test", "--count", 3, "--agent", "expert", "--retriever", index, "--out", run)
-    assert coseek(*words).code == 0
-    text = subprocess.run(
-        [sys.executable, "-m", "coseek", "score", run, "--metrics", "em,f1,recall"],
-        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": "/bin"},
-    ).stdout  # fmt: skip
-    assert str(run) in text and "…" not in text
-    assert max(map(len, text.splitlines())) > 120
-    found = subprocess.run(
-        [sys.executable, "-m", "coseek", "search", index, "who was born"],
-        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": "/bin"},
-    ).stdout  # fmt: skip
-    assert len(found.splitlines()) <= 11  # a line a hit, however long its passage is

@@ -116,19 +116,6 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(newcomer: Path, coseek: Type
     assert "Resume with: coseek wait-here --resume" in outcome.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_stop_that_a_finaliser_swallows_stops_all_the_same(tmp_path: Path, name: str, code: int) -> None:
-    stops = f"import signal, time, weakref\n    weakref.finalize(RunError('x'), signal.raise_signal, signal.{name})"
-    put(tmp_path, "end_here", f"{stops}\n    time.sleep(5)\n    print('went on')")
-    start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a shell's job ignores it
-    start += "import sys; from coseek.cli import commands; from coseek.cli.main import main; "
-    start += f"commands.__path__ = [*commands.__path__, {str(tmp_path)!r}]; sys.exit(main(['end-here']))"
-    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr == "\nstopped; the same command starts again\n"
-
-
 def test_a_missing_library_is_a_line_that_installs_it(newcomer: Path, coseek: Type) -> None:
     put(newcomer, "train_here", "raise ModuleNotFoundError(name='transformers.models')")
     outcome = coseek("train-here")

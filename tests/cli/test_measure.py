@@ -11,9 +11,9 @@ from tests.models.http_site import Said, site
 
 from coseek.cli.commands.measure import tags
 from coseek.cli.main import main
-from coseek.core.files import JsonObject, write_jsonl
+from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
-from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
 from coseek.data.trec import read_qrels, read_run
 from coseek.labels.label_folder import LabelFolder
@@ -67,20 +67,6 @@ def test_nobodys_grades_are_replaced_by_others(world: Path, index: Path, tmp_pat
     assert "holds other grades than are measured with" in coseek(*words).sentence
     (out / "qrels.txt").unlink()
     assert ".run without qrels.txt; choose another folder for --trec-out" in coseek(*words).sentence
-
-
-def test_what_lies_beside_a_measurement_for_trec_is_in_nobodys_way(
-    world: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    for name in (".lock", ".a.run.12345678.part", "notes.md"):  # the first two as a kill leaves them
-        (out / name).touch()
-    rows = [question.to_json() | {"gold_ids": []} for question in load_questions(world / "questions.test.jsonl")]
-    write_jsonl(tmp_path / "questions.jsonl", rows)
-    words = ("measure", tmp_path / "questions.jsonl", index, "--count", 3, "--trec-out", out)
-    each = ("--per-question", out / "each.jsonl")
-    assert coseek(*words, *each).code == coseek(*words, *each).code == 0  # again over qrels.txt without a line
 
 
 def test_every_question_has_its_line(world: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type) -> None:
@@ -144,14 +130,6 @@ def test_a_retriever_that_is_away_scores_nothing_and_ends_with_one(
     assert tree["stops"][str(tmp_path / "away.yaml")] == {"fault": 2}
     assert means(outcome.out)[str(tmp_path / "away.yaml")] == {}
     assert means(outcome.out)[str(index)]["mrr"] > 0
-
-
-def test_retrievers_of_one_name_get_files_of_their_own(world: Path, tmp_path: Path, coseek: Type) -> None:
-    for place in ("a", "b"):
-        build_index(world, "random", tmp_path / place / "in dex", {"seed": ord(place)})
-    words = ("measure", world, tmp_path / "a" / "in dex", tmp_path / "b" / "in dex", "--split", "test")
-    assert coseek(*words, "--trec-out", tmp_path / "out", "--count", 2).code == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["in-dex-2.run", "in-dex.run", "qrels.txt"]
 
 
 def test_a_retriever_is_tagged_by_the_last_part_of_its_name() -> None:

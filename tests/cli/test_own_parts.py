@@ -101,11 +101,3 @@ def test_a_retriever_that_lacks_a_part_is_refused_in_one_sentence(tmp_path: Path
     assert coseek("search", tmp_path / "mine.yaml", "words").code == 0
     (tmp_path / "mine.py").write_text(source.replace("    corpus = None\n", ""), encoding="utf-8")
     assert "has no 'corpus'" in coseek("search", tmp_path / "mine.yaml", "words").sentence
-
-
-def test_a_data_set_without_questions_is_not_said_to_have_the_splits_none(
-    world: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "corpus.jsonl").write_bytes((world / "corpus.jsonl").read_bytes())
-    assert "has no questions" in coseek("measure", tmp_path / "data", index).sentence

@@ -73,14 +73,6 @@ def test_a_calculator_of_ones_own_answers_a_run(home: Path, words: tuple[object,
     ]
 
 
-def test_a_misspelt_tool_is_refused_with_the_nearest_name(home: Path, words: tuple[object, ...], coseek: Type) -> None:
-    path = home / "react.yaml"
-    path.write_text(path.read_text(encoding="utf-8").replace("tool: visit", "tool: vist"), encoding="utf-8")
-    outcome = coseek(*words)
-    assert outcome.code == 2 and not (home / "run").exists()
-    assert outcome.sentence == "no tool named 'vist'; did you mean 'visit'? Known: search, visit"
-
-
 def test_a_run_is_audited_and_scored_after_its_tool_is_deleted_and_never_runs_it(
     home: Path, words: tuple[object, ...], coseek: Type
 ) -> None:

@@ -108,38 +108,6 @@ def test_a_run_does_not_go_on_under_another_prompt_or_protocol_of_the_same_name(
     assert coseek(*words, "--resume").code == 0
 
 
-@pytest.mark.slow
-def test_a_run_does_not_go_on_over_what_a_retriever_file_says_now(home: Path, coseek: Type) -> None:
-    words = [*WORDS[:8], "--retriever", "both.yaml", "--out", "out"]
-    both = Path("both.yaml")
-    both.write_text("retriever: hybrid\nparts: [bm25, bm25]\n")
-    assert coseek(*words).code == 0
-    half(Path("out"))
-    both.write_text("retriever: hybrid\nparts: [bm25, bm25]\ndepth: 7\n")
-    assert "out was begun with index.identity" in coseek(*words, "--resume").sentence  # the settings hold it as well
-    both.write_text("retriever: hybrid\nparts: [bm25, bm25]\n")
-    assert coseek(*words, "--resume").code == 0
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_not_gone_on_with_unseen(home: Path, coseek: Type) -> None:
-    assert coseek(*WORDS).code == 0
-    whole = rows(Path("out"))
-    half(Path("out"))
-    record = Path("out/run.yaml")
-    text = record.read_text()
-    record.write_text(text[: text.index("identities:")])
-    outcome = coseek(*WORDS, "--resume")
-    assert outcome.code == 2 and "if nothing has been replaced since, add the line `identities: {}`" in outcome.sentence
-    record.write_text(record.read_text() + "identities: {}\n")
-    assert coseek(*WORDS, "--resume").code == 0
-    assert rows(Path("out")) == whole
-    half(Path("out"))
-    asked = home / "set" / "questions.dev.jsonl"
-    asked.write_bytes(b"".join(asked.read_bytes().splitlines(keepends=True)[::-1]))
-    refused(coseek, "questions")  # from then on it is written down
-
-
 def test_a_start_that_failed_on_a_wrong_path_is_no_run(home: Path, coseek: Type) -> None:
     for wrong in (("--retriever", "bm26"), ("--agent", "nowhere"), ("--protocol", "mine.yaml")):
         assert coseek(*WORDS, *wrong).code == 2

@@ -10,7 +10,6 @@ from tests.models.tiny_policy import tiny_policy
 from tests.models.vllm_server import vllm_server
 
 from coseek.agents.factory import limits_for, open_agent, settings_for
-from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.data.run import Run
@@ -92,12 +91,6 @@ def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str, tmp_path: 
         open_agent(settings_for(str(tmp_path / "a.yaml"), tokenizer="bytes"))
 
 
-@pytest.mark.slow
-def test_a_server_that_is_not_there_is_a_sentence(coseek: Type, index: Path, policy: Path) -> None:
-    words = ("--agent", "http://127.0.0.1:1", "--tokenizer", policy, "--retriever", index)
-    assert "check its address" in coseek("ask", "Who?", *words).sentence
-
-
 def test_an_agent_file_says_what_options_cannot(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: http://x\ntokenizer: bytes\nserver: {dialect: chat, key_env: MY_KEY}\n")
     settings = settings_for(str(tmp_path / "a.yaml"), protocol="rag")
@@ -107,11 +100,3 @@ def test_an_agent_file_says_what_options_cannot(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("tokenizer: bytes\n")
     with pytest.raises(DataError, match="`name` itself"):
         settings_for(str(tmp_path / "a.yaml"))
-
-
-def test_the_stop_string_that_a_server_left_off_is_that_of_the_open_tag() -> None:
-    grammar = load_protocol("search-r1").grammar
-    assert grammar.lost_stop("<think>x</think><search>who") == "</search>"
-    assert grammar.lost_stop("<search>a</search><answer>b") == "</answer>"
-    assert grammar.lost_stop("<search>a</search> nothing more") == ""
-    assert grammar.lost_stop("no tags") == ""

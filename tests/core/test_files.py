@@ -1,9 +1,6 @@
-import errno
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,21 +113,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    write_jsonl(path, [{"old": True}])
-    # In a process of its own a file may grow to 50,000 bytes and no more: writing on fails as on a full disk.
-    program = (
-        "import resource, sys; from pathlib import Path; from coseek.core.files import write_jsonl\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
-        "try: write_jsonl(Path(sys.argv[1]), [{'text': 'x' * 1000}] * 200)\n"
-        "except OSError: sys.exit(7)"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 7
-    assert list(read_jsonl(path)) == [(1, {"old": True})]
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_not_a_number_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_jsonl(tmp_path / "a.jsonl", [{"a": float("nan")}])
@@ -165,16 +147,6 @@ def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path: Path) -> No
         atomic_folder(tmp_path / "index", broken)
     assert (tmp_path / "index" / "deep" / "a.txt").read_text(encoding="utf-8") == "new"
     assert list(tmp_path.iterdir()) == [tmp_path / "index"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="Linux's disk that is always full")
-def test_a_full_disk_is_told_as_one_when_a_library_in_rust_meets_it(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    with pytest.raises(OSError, match="No space left") as told:
-        atomic_folder(tmp_path / "model", lambda part: tokenizer.save("/dev/full"))
-    assert told.value.errno == errno.ENOSPC and told.value.filename == str(tmp_path / "model")
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_replacement_cut_in_two_is_undone(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from coseek.core.errors import InUse, UserError
 from coseek.core.files import atomic_folder, check_output_folder
 from coseek.core.lock import kept_lock, lock_beside, lock_folder
 from coseek.data.grade_cache import GradeCache, Verdict
-from coseek.data.run import Run
-from coseek.labels.label_folder import LabelFolder
 
 HOLDER = """
 import sys
@@ -79,18 +77,6 @@ def test_a_process_takes_its_own_lock_again_and_has_it_until_the_last_claim_is_g
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_stop_that_arrives_while_a_lock_is_released_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), lock_folder(tmp_path / "run"):
-        patch.setattr(Path, "unlink", stop)
-    with holder("folder", tmp_path / "run"):
-        pass
-
-
 def test_a_lock_beside_a_folder_survives_its_replacement(tmp_path: Path) -> None:
     target = tmp_path / "index"
     atomic_folder(target, lambda part: (part / "old").touch())
@@ -106,35 +92,6 @@ def test_a_build_that_must_be_alone_is_alone_in_its_own_process_too(tmp_path: Pa
         lock_beside(tmp_path / "index", again=False)
 
 
-FORKS = """
-import os, subprocess, sys
-from pathlib import Path
-from coseek.core.errors import InUse
-from coseek.core.lock import lock_folder
-folder = Path(sys.argv[1])
-held = lock_folder(folder)
-pid = os.fork()
-if pid == 0:
-    try:
-        lock_folder(folder)
-    except InUse:
-        os._exit(7)
-    os._exit(1)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), (folder / ".lock").exists(), flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_a_fork_does_not_have_what_its_parent_holds_nor_takes_it_away(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FORKS, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "7 True\n"
-        with pytest.raises(InUse):
-            lock_folder(tmp_path / "run")
-        process.communicate("\n")
-
-
 def test_a_start_that_fails_gives_its_folder_back_though_its_error_is_still_looked_at(tmp_path: Path) -> None:
     with pytest.raises(UserError) as failed, kept_lock(tmp_path / "run"):
         raise UserError("a wrong path")
@@ -143,19 +100,6 @@ def test_a_start_that_fails_gives_its_folder_back_though_its_error_is_still_look
         pass
     assert (tmp_path / "run" / ".lock").exists()
     lock.release()
-
-
-@pytest.mark.slow
-def test_the_library_waits_for_nobody_either(tmp_path: Path) -> None:
-    run, labels = Run.create(tmp_path / "run", {}), tmp_path / "labels"
-    with holder("folder", run.folder), holder("folder", labels):
-        with pytest.raises(InUse), run.open_for_append():
-            pass
-        with pytest.raises(InUse):
-            run.drop_faults()
-        with pytest.raises(InUse):
-            LabelFolder.begin(labels, {}, "maker", resume=True)
-        assert list(run.trajectories()) == []
 
 
 def test_a_sheet_beside_a_run_has_one_writer(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Fears about parts: what a kill leaves stays for ever, or a start sweeps away what another process is writing."""
 
-import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +13,6 @@ import pytest
 from coseek.core.files import atomic_folder, write_json
 from coseek.core.lock import lock_folder
 from coseek.core.parts import sweep
-from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import IndexCard, build_index
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="nothing is swept where files have no such locks")
 
@@ -33,9 +29,6 @@ def fill(folder):
         file.write("}")
 atomic_folder(out, fill)
 """
-START = (
-    "import sys; from pathlib import Path; from coseek.core.files import write_json; write_json(Path(sys.argv[1]), 1)"
-)
 
 
 @contextmanager
@@ -86,36 +79,3 @@ def test_a_new_start_in_a_folder_with_a_record_finds_nothing_hidden_left(tmp_pat
         left = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
     assert left == [".lock", "deep/.cached.lock", "deep/.thesis.Chapter1.part", "run.yaml"]
     assert (run / "deep" / "healthy").is_dir()
-
-
-def test_starts_at_the_same_time_never_sweep_each_others_parts(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", START, str(tmp_path / "a.json")]
-    processes = [subprocess.Popen(command) for _ in range(4)]
-    assert [process.wait() for process in processes] == [0, 0, 0, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_a_replaced_index_opens_though_the_old_one_cannot_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    Corpus([Passage("a", "A", "a heron")]).save(corpus)
-    build_index(corpus, "bm25", tmp_path / "index")
-
-    def refused(path: object, *, dir_fd: int | None = None) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    with monkeypatch.context() as patch:  # chmod -R a-w, which root would not notice
-        patch.setattr(os, "unlink", refused)
-        for _ in range(2):
-            build_index(corpus, "bm25", tmp_path / "index", {"k1": 2.0})
-            assert IndexCard.read(tmp_path / "index").settings["k1"] == 2.0
-        kept = [path for path in tmp_path.iterdir() if path.name.startswith(".index.") and path.is_dir()]
-        assert len(kept) == 2 and all(path.suffix == ".part" for path in kept)
-        shutil.copytree(tmp_path / "index", tmp_path / ".index.old")  # of a crash
-        assert IndexCard.read(tmp_path / "index").passages == 1
-    code = "import sys; from pathlib import Path; from coseek.core.files import atomic_folder; " + (
-        "atomic_folder(Path(sys.argv[1]), lambda part: (part / 'a').touch())"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], check=True)
-    assert {path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")} == {"corpus.jsonl", "index"}

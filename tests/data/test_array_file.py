@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError
 from coseek.data.array_file import read_array
@@ -66,26 +63,3 @@ def test_whole_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
         for mapped in (None, "r", "c"):
             found = read_array(path, kind, columns, mapped=mapped)  # type: ignore[arg-type]
             assert found.dtype == array.dtype and np.array_equal(found, array)
-
-
-def test_a_type_by_its_old_name_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "one.npy"
-    path.write_bytes(stored(np.arange(3, dtype="<i8")).replace(b"'<i8'", b"'<a8'"))
-    with pytest.raises(DataError, match="no whole array"):
-        read_array(path, "i")
-
-
-@settings(max_examples=at_most(200))
-@given(at=st.integers(0, 200), bit=st.integers(0, 7), end=st.integers(0, 200))
-def test_a_flipped_bit_or_a_cut_ends_in_no_other_error(
-    at: int, bit: int, end: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    data = bytearray(stored(np.arange(12)))
-    data[at % len(data)] ^= 1 << bit
-    path = tmp_path_factory.mktemp("array") / "one.npy"
-    for content in (bytes(data), bytes(data)[:end]):
-        path.write_bytes(content)
-        try:
-            assert read_array(path, "i").ndim == 1
-        except DataError:
-            continue

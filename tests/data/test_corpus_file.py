@@ -1,6 +1,5 @@
 """A corpus on disk is the same corpus as in memory."""
 
-import json
 import os
 from pathlib import Path
 
@@ -68,14 +67,6 @@ def test_a_broken_corpus_is_refused_with_its_line(data: bytes, says: str, tmp_pa
         CorpusFile.scan(tmp_path / "corpus.jsonl")
 
 
-def test_a_corpus_that_is_replaced_while_in_use_still_reads_what_it_was(tmp_path: Path) -> None:
-    corpus = scanned([Passage("a", "Ada", "wrote")], tmp_path)
-    other = tmp_path / "other"
-    other.write_text(json.dumps({"id": "b", "text": "no"}))
-    os.replace(other, corpus.path)
-    assert corpus[0] == Passage("a", "Ada", "wrote")
-
-
 def test_a_corpus_that_is_written_into_while_in_use_is_noticed(tmp_path: Path) -> None:
     corpus = scanned([Passage("a", "Ada", "wrote")], tmp_path)
     corpus.path.write_text("gone")
@@ -92,9 +83,3 @@ def test_a_file_that_looks_as_when_it_was_scanned_is_not_read_again(tmp_path: Pa
     assert CorpusFile.open(path, tmp_path, "taken on trust").digest == "taken on trust"
     os.utime(path)
     assert CorpusFile.open(path, tmp_path, "no longer").digest == Corpus.load(path).digest
-
-
-def test_a_file_that_was_young_when_it_was_scanned_is_read_again(tmp_path: Path) -> None:
-    made = scanned([Passage("a", "Ada", "wrote")], tmp_path)
-    made.keep(tmp_path)
-    assert CorpusFile.open(made.path, tmp_path, "not on trust").digest == made.digest

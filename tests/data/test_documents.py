@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import sys
 import tarfile
 from collections import Counter
 from email.message import EmailMessage
@@ -20,8 +19,6 @@ from tokenizers import Tokenizer
 from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.documents.archive import DocumentSettings
-from coseek.data.documents.reading import DocumentReader
 from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
 from coseek.models.model_folder import model_path
@@ -132,20 +129,6 @@ def test_an_archive_reads_nothing_outside_and_writes_nothing(tmp_path: Path) -> 
     assert sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "out")) == before
 
 
-def test_a_name_that_stands_twice_costs_no_file(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    twice = [(tarfile.TarInfo("a.md"), b"# A\n\nthe same words")] * 2
-    (folder / "a.tgz").write_bytes(tarred(*twice, (tarfile.TarInfo("2-a.md"), b"# A\n\nthe same words")))
-    (folder / "b.txt").write_text("words")
-    (folder / "b.txt.gz").write_bytes(gzip.compress(b"words"))
-    passages, made = imported(folder, tmp_path / "out")
-    assert [passage.meta["path"] for passage in passages] == [
-        "in/a.tgz/a.md", "in/a.tgz/2-a.md", "in/a.tgz/2-2-a.md", "in/b.txt", "in/b.txt.gz/b.txt",
-    ]  # fmt: skip
-    assert not unread(made)
-
-
 def test_two_documents_of_one_name_keep_their_kind(tmp_path: Path) -> None:
     given = []
     for place in ("one", "two"):
@@ -248,20 +231,6 @@ def test_bombs_and_broken_archives_are_refused_and_the_rest_is_read(
     assert any(reason in why for why in unread(made).values()), unread(made)
 
 
-def test_a_zip_that_lies_about_sizes_is_not_believed(tmp_path: Path) -> None:
-    data = bytearray(zipped({"a.txt": b"x " * 2_000_000}))
-    true = (4_000_000).to_bytes(4, "little")
-    while (place := data.find(true)) >= 0:
-        data[place : place + 4] = (10).to_bytes(4, "little")
-    (tmp_path / "a.zip").write_bytes(data)
-    (tmp_path / "b.txt").write_text("words")
-    made = import_data(
-        "documents", [tmp_path / "a.zip", tmp_path / "b.txt"], tmp_path / "out", settings={"max_file_mb": 1}
-    )
-    assert made.passages == 1
-    assert len(unread(made)) == 1
-
-
 DEEP = b"<div>" * 200_000 + b"deep"
 
 
@@ -300,34 +269,6 @@ def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_
     texts = [passage.text for passage in CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")]
     assert texts[-1] == "behind it"
     assert "longer than 1 second" in unread(made)["a.zip/1.csv"]
-
-
-def test_a_reader_that_is_killed_loses_only_the_file_in_its_hands(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(
-        zipped({"1.txt": b"before it", "2.csv": b"text\n" + b"a b c\n", "3.txt": b"behind it"})
-    )
-    with DocumentReader(DocumentSettings(max_ratio=1e6)) as reader:
-        found = reader.read(tmp_path / "a.zip", "a.zip")
-        next(found)
-        assert reader._process is not None
-        reader._process.kill()
-        reader._process.wait()
-        assert [*found][-1].text == "behind it"
-    assert [(record["path"], record["outcome"]) for record in reader.records] == [
-        ("a.zip/1.txt", "read"), ("a.zip/2.csv", "failed"), ("a.zip/3.txt", "read"),
-    ]  # fmt: skip
-    assert "crashed" in str(reader.records[1]["reasons"])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits memory so")
-def test_a_reader_that_runs_out_of_memory_harms_no_other_file(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(b"[" + b"[],[],[],[],[],[],[],[],[],[]," * 1_500_000 + b"1]")
-    (tmp_path / "b.txt").write_text("behind it")
-    sources = [tmp_path / "a.json", tmp_path / "b.txt"]
-    made = import_data("documents", sources, tmp_path / "out", settings={"max_memory_mb": 256})
-    assert made.passages == 1
-    assert "memory" in unread(made)["a.json"]
 
 
 def folder_of(path: Path, **files: str) -> Path:
@@ -424,10 +365,6 @@ def test_a_passage_without_fields_is_written_as_ever() -> None:
         Passage.from_json({**row, "meta": {"a": deep}})
 
 
-def test_the_settings_say_what_they_are() -> None:
-    assert all(field.description for field in DocumentSettings.model_fields.values())
-
-
 def test_passages_of_at_most_so_many_tokens_lose_nothing(tmp_path: Path) -> None:
     base, padded = model_path("base"), tmp_path / "padded"
     count = Tokenizer.from_file(str(base / "tokenizer.json"))
@@ -446,16 +383,6 @@ def test_passages_of_at_most_so_many_tokens_lose_nothing(tmp_path: Path) -> None
     assert not unread(made)
 
 
-def test_a_tokenizer_that_is_not_there_or_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("words")
-    for folder, holds, said in (("no", None, "holds no tokenizer.json"), ("odd", "{}", "cannot be opened")):
-        (tmp_path / folder).mkdir()
-        if holds:
-            (tmp_path / folder / "tokenizer.json").write_text(holds)
-        with pytest.raises(DataError, match=said):
-            imported(tmp_path / "a.md", tmp_path / "out", tokenizer=str(tmp_path / folder))
-
-
 def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -469,20 +396,3 @@ def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_
     assert sum("Straße führt früh über" in one.text for one in passages) == 6
     assert made.report["guessed_encodings"] == {"windows-1252": 4}
     assert unread(made) == {"notes/f.txt": "in part: 1 bytes are no utf-8 text"}
-
-
-def test_a_mail_that_lost_bytes_is_read_in_part_and_half_a_sign_does_not_cost_the_others(tmp_path: Path) -> None:
-    folder = tmp_path / "mails"
-    folder.mkdir()
-    head = b"From: a@x.org\nSubject: s\nContent-Type: text/%s; charset=%s\n\n"
-    (folder / "a.eml").write_bytes(head % (b"plain", b"utf-8") + "Die Straße führt. ".encode() * 9 + b"\xff")
-    (folder / "b.eml").write_bytes(head % (b"html", b"utf-7") + b"<p>Orlen lies +2AA- on the Tave.</p>")
-    passages, made = imported(folder, tmp_path / "out")
-    assert [one.text.partition("\n")[2].strip()[:9] for one in passages] == ["Die Straß", "Orlen lie"]
-    assert unread(made) == {"mails/a.eml": "in part: 1 bytes are no utf-8 text"}
-
-
-def test_half_a_sign_at_the_end_of_a_text_in_utf_16_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("Orlen lies on the Tave.".encode("utf-16-le") + b"x")
-    _, made = imported(tmp_path / "a.txt", tmp_path / "out")
-    assert unread(made) == {"a.txt": "in part: 1 bytes are no utf-16-le text"}

@@ -115,12 +115,6 @@ def test_rows_of_a_test_split_have_no_gold_and_not_a_wrong_one(tmp_path: Path) -
         assert (question.answers, question.gold_ids) == ((), ()) and 1 in made.notes.values()
 
 
-def test_a_repeated_question_id_is_refused_by_the_import_and_not_later(tmp_path: Path) -> None:
-    row: JsonObject = {"id": "q", "question": "?", "golden_answers": ["x"]}
-    with pytest.raises(DataError, match="question id 'q' stands twice"):
-        imported(tmp_path, row, row)
-
-
 def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_is_gold(tmp_path: Path) -> None:
     row = json.loads(json.dumps(HOTPOT[0]))
     row["context"] = [["Ada", ["Right.", None, "End."]], ["Bob", ["Bob is a man.", "Two."]], ["Ada", ["Wrong."]]]

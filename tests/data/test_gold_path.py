@@ -1,21 +1,15 @@
 """Gold paths of questions: as they were written, and nothing of what others call a path."""
 
 import json
-import random
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coseek.agents.scripted.expert import ExpertAgent
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.data.passage import Hit, Passage
 from coseek.data.question import PathStep, Question, gold_path
-from coseek.data.trajectory import Search
-from coseek.models.model import EpisodeState
 
 STEP: dict[str, Json] = {
     "passage": "a", "from": "Dark Hunter", "to": "Galo ( singer )", "phrase": "with … as voice", "back": False,
@@ -88,13 +82,6 @@ def test_all_facts_about_one_object_stand_behind_it() -> None:
     assert [step.target for step in gold_path(made)] == ["A", "1900", "X", "B"]
 
 
-def test_a_path_without_an_accepted_answer_ends_at_its_last_name() -> None:
-    made = wiki("Who?", [["Up", "director", "A"]], Up="By A.")
-    seen = (Search("Up", (Hit(Passage("Up", "Up", ""), 1.0),)),)
-    move = ExpertAgent.perfect().write(EpisodeState(replace(made, answers=()), seen), random.Random(0))
-    assert move.answer == " A"
-
-
 def test_an_evidence_about_another_passage_leaves_no_path() -> None:
     evidences = [["Up", "director", "A"], ["A", "born", "1900"], ["C", "born", "1901"]]
     assert gold_path(wiki("Who?", evidences, Up="By A.", A="In 1900.")) == ()
@@ -103,14 +90,3 @@ def test_an_evidence_about_another_passage_leaves_no_path() -> None:
 def test_facts_that_name_each_other_end() -> None:
     made = wiki("Who?", [["A", "spouse", "B"], ["B", "spouse", "A"]], A="Wed B.", B="Wed A.")
     assert [step.source for step in gold_path(made)] == ["A", "B"]
-
-
-def test_the_expert_follows_a_real_question_and_gives_its_answer() -> None:
-    made = wiki(
-        "Which is older, Up or Down?", [["Up", "born", "1900"], ["Down", "born", "1901"]], Up="1900", Down="1901"
-    )
-    moves = [ExpertAgent.perfect().write(EpisodeState(made, ()), random.Random(0))]
-    found = tuple(Search(one.source, (Hit(Passage(one.passage, one.passage, ""), 1.0),)) for one in gold_path(made))
-    moves += [ExpertAgent.perfect().write(EpisodeState(made, found[:n]), random.Random(0)) for n in (1, 2)]
-    assert [move.queries for move in moves[:2]] == [(" Up born",), (" Down born",)]
-    assert moves[2].answer == " x"

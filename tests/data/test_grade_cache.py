@@ -68,18 +68,3 @@ def test_a_broken_entry_is_named_with_its_line(tmp_path: Path) -> None:
         file.write('{"question_id": "q", "response": "b", "right": "yes", "text": "", "fault": null}\n')
     with pytest.raises(DataError, match="line 3: not an entry"):
         where.entries()
-
-
-def test_a_sheet_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert sheet(tmp_path / "nowhere").entries() == {}
-
-
-def test_reading_takes_nothing_from_a_line_that_somebody_is_writing(tmp_path: Path) -> None:
-    where = sheet(tmp_path)
-    with where.appending() as file:
-        where.append(file, Verdict("q", "a", True))
-        file.write('{"question_id": "q", "respon')
-        file.flush()
-        assert [entry.response for entry in where.entries().values()] == ["a"]
-        file.write('se": "b", "right": true, "text": "", "fault": null}\n')
-    assert [entry.response for entry in where.entries().values()] == ["a", "b"]

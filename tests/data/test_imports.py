@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.test_lock import holder
 
-from coseek.cli.main import main
-from coseek.core.errors import DataError, SettingError, UnknownName, UserError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
-from coseek.data.imports import format_names, import_data, parse_shares, split_by_shares
+from coseek.data.imports import import_data, parse_shares, split_by_shares
 from coseek.data.imports._sources import PassageCollector
 from coseek.data.question import Question
 
@@ -77,10 +75,6 @@ def only_question(folder: Path) -> Question:
     dataset = Dataset(folder)
     (question,) = dataset.questions(dataset.splits[0])
     return question
-
-
-def test_the_formats_are_found_by_their_files_names() -> None:
-    assert {"hotpotqa", "2wiki", "musique", "squad", "qed", "flashrag", "search-r1"} <= set(format_names())
 
 
 def test_hotpotqa_without_a_corpus_uses_the_questions_own_passages(tmp_path: Path) -> None:
@@ -251,15 +245,6 @@ def test_a_file_of_another_form_ends_in_a_sentence(
         import_data(format_name, [write(tmp_path / "q.json", value)], tmp_path / "out")
 
 
-def test_missing_sources_and_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="no data format named 'hotpot'; did you mean 'hotpotqa'"):
-        import_data("hotpot", [tmp_path], tmp_path / "out")
-    with pytest.raises(DataError, match="there is no file"):
-        import_data("qed", [tmp_path / "nowhere.json"], tmp_path / "out")
-    with pytest.raises(DataError, match=r"holds no \.json"):
-        import_data("qed", [tmp_path], tmp_path / "out")
-
-
 def test_a_folder_gives_the_files_that_begin_with_the_formats_name(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     write(tmp_path / "src" / "hotpotqa_train.json", HOTPOT)
@@ -277,30 +262,6 @@ def test_another_split_joins_a_folder_of_the_same_corpus_and_no_other(tmp_path: 
     with pytest.raises(DataError, match=r"holds [mq]\.json, which is no part of an imported data set"):
         import_data("hotpotqa", [source], tmp_path)
     assert Dataset(tmp_path / "out").splits == ["dev", "test"]
-
-
-def test_a_data_set_without_questions_says_what_makes_some(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "ada"}\n')
-    with pytest.raises(DataError, match="has no questions; make some from its passages with `coseek data synthesize`"):
-        Dataset(tmp_path).questions("dev")
-
-
-def test_a_second_import_into_a_folder_is_refused_and_loses_no_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, source = tmp_path / "race", write(tmp_path / "q.json", HOTPOT)
-    words = ["data", "import", "hotpotqa", str(source), "--out", str(out), "--split"]
-    assert main([*words, "dev"]) == 0
-    with holder("beside", out) as other:  # an import that is under way
-        for command in (
-            [*words, "test"],
-            ["data", "import", "traces", str(source), "--out", str(out)],
-            ["data", "synthesize", str(out), "--out", str(out)],
-        ):
-            assert main(command) == 2
-            assert f"{out} is being written by another process ({other.pid})" in capsys.readouterr().err
-    assert Dataset(out).splits == ["dev"]
-    assert main([*words, "test"]) == 0 and Dataset(out).splits == ["dev", "test"]
 
 
 @pytest.mark.parametrize("split", ["", "a/b", "..", "dev.jsonl"])
@@ -332,11 +293,6 @@ def test_questions_are_dealt_out_by_their_ids_alone() -> None:
 def test_shares_that_do_not_sum_to_one_are_refused(text: str) -> None:
     with pytest.raises(SettingError, match=r"write for example train=\.7,dev=\.1,test=\.2"):
         parse_shares(text)
-
-
-def test_a_share_too_small_for_a_question_is_refused() -> None:
-    with pytest.raises(UserError, match="no question fell to 'dev'"):
-        split_by_shares(QUESTIONS[:3], {"train": 0.999, "dev": 0.001})
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "Ada", "Ada #2", "Bob"]), st.sampled_from("xyz")), max_size=12))

@@ -1,6 +1,5 @@
 """Data sets that come with judgements: BEIR folders and BrowseComp-Plus, in tiny files of our own."""
 
-import gzip
 import json
 from itertools import chain
 from pathlib import Path
@@ -61,13 +60,6 @@ def test_a_beir_folder_keeps_its_splits_and_grades(beir: Path, tmp_path: Path) -
     assert dataset.corpus.by_id("58").title == ""
 
 
-def test_a_packed_beir_folder_is_read_too(beir: Path, tmp_path: Path) -> None:
-    plain = beir / "corpus.jsonl"
-    (beir / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    assert import_data("beir", [beir], tmp_path / "out").passages == 3
-
-
 def test_what_a_beir_folder_lacks_is_named(beir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(SettingError, match=r"splits of its own here \(test, train\)"):
@@ -96,12 +88,6 @@ def test_judgements_of_what_is_not_there_are_named_and_cost_only_themselves(beir
     assert row.missing_gold == ("99",)
     perfect = SearchedQuestion(("57",), (1.0,), None)
     assert RetrievalMeasure((Metric.named("recall"),)).judge(question, perfect) == {"recall": 0.5}
-
-
-def test_a_query_id_that_stands_twice_is_an_error_with_its_line(beir: Path, tmp_path: Path) -> None:
-    lines(beir / "queries.jsonl", {"_id": "0", "text": "When?"}, {"_id": 0, "text": "Who?"})
-    with pytest.raises(DataError, match=r"queries\.jsonl, line 2: the id '0' stands twice"):
-        import_data("beir", [beir], tmp_path / "out")
 
 
 def test_a_query_that_is_a_passage_does_not_find_itself(tmp_path: Path) -> None:

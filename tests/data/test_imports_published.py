@@ -98,12 +98,6 @@ def test_one_command_deals_search_r1s_two_files(tmp_path: Path) -> None:
     assert by_dataset(tmp_path / "out", "test") == dict.fromkeys(SEVEN, 30)
 
 
-def test_two_flashrag_files_together_do_not_share_their_ids(flashrag: Path, tmp_path: Path) -> None:
-    sources = [flashrag / "wiki-18.jsonl", flashrag / "nq" / "train.jsonl", flashrag / "hotpotqa" / "train.jsonl"]
-    import_data("flashrag", sources, tmp_path / "out", split="train")
-    assert by_dataset(tmp_path / "out", "train") == {"nq": 200, "hotpotqa": 200}
-
-
 def test_a_set_that_is_not_there_or_has_no_such_questions_is_named(flashrag: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="hold no train questions of 'hotpot'; did you mean 'hotpotqa'"):
         import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("nq", "hotpot", "hotpotqa"), ()))

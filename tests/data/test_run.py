@@ -1,11 +1,10 @@
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.measure.samples import ORBO, fault, found, run
 
 from coseek.core.errors import DataError, SettingError
-from coseek.data.run import Run, commit_of
+from coseek.data.run import Run
 from coseek.data.trajectory import Search
 
 TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]
@@ -63,27 +62,6 @@ def test_a_run_is_sorted_before_it_is_closed(tmp_path: Path) -> None:
     assert made.is_closed and [one.seed for one in made.trajectories()] == [0, 1]
 
 
-def test_a_run_remembers_versions_and_when(tmp_path: Path) -> None:
-    record = stored(tmp_path / "run").record
-    assert {"created", "versions", "commit"} <= set(record)
-
-
-def test_the_commit_is_not_that_of_a_users_repository_with_coseek_installed_in_it(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True, text=True).stdout
-
-    for name in ("mine.py", "venv/coseek/run.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert commit_of(tmp_path / "mine.py") is None
-    git("init", "--quiet")
-    git("add", "mine.py")
-    git("commit", "--quiet", "--message", "mine")
-    assert commit_of(tmp_path / "mine.py") == git("rev-parse", "HEAD").strip()
-    assert commit_of(tmp_path / "venv" / "coseek" / "run.py") is None
-
-
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     stored(tmp_path / "run")
     with pytest.raises(DataError, match="--resume"):
@@ -101,35 +79,12 @@ def test_a_line_cut_by_a_kill_is_dropped_before_more_is_appended(cut: int, tmp_p
     assert list(made.trajectories()) == [*kept, TRAJECTORIES[0]]
 
 
-@pytest.mark.parametrize("broken", [b"\xff\n", b'{"schema": 2}\n', b"half a word", "link"])
-def test_a_finished_run_that_was_broken_since_is_refused_as_it_is(broken: bytes | str, tmp_path: Path) -> None:
-    kept = stored(tmp_path / "run")
-    if isinstance(broken, bytes):
-        kept.trajectories_path.write_bytes(kept.trajectories_path.read_bytes() + broken)
-    else:
-        kept.trajectories_path.unlink()
-        kept.trajectories_path.symlink_to(kept.trajectories_path.name)
-    before = (kept.folder / "run.yaml").read_bytes()
-    with pytest.raises(DataError), kept.open_for_append():
-        raise AssertionError("it was opened")
-    assert (kept.folder / "run.yaml").read_bytes() == before
-    if isinstance(broken, bytes):
-        assert kept.trajectories_path.read_bytes().endswith(broken)
-
-
 def test_a_broken_trajectory_is_named_with_its_line(tmp_path: Path) -> None:
     made = stored(tmp_path / "run")
     with made.trajectories_path.open("a", encoding="utf-8") as file:
         file.write('{"schema": 1}\n')
     with pytest.raises(DataError, match=r"trajectories\.jsonl, line 4"):
         list(made.trajectories())
-
-
-@pytest.mark.parametrize("text", ["", "settings:", "settings: 3", "other: 1", "just words"])
-def test_a_run_yaml_without_settings_is_refused(text: str, tmp_path: Path) -> None:
-    (stored(tmp_path / "run").folder / "run.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=r"run\.yaml"):
-        _ = Run(tmp_path / "run").settings
 
 
 def test_a_run_is_never_begun_among_other_files(tmp_path: Path) -> None:
@@ -170,18 +125,6 @@ def test_trajectories_of_other_parts_never_stand_in_one_run(tmp_path: Path) -> N
         made.bind({"retriever": "another"})
 
 
-def test_a_run_of_an_older_version_goes_on_only_when_its_user_vouches_for_its_parts(tmp_path: Path) -> None:
-    made = stored(tmp_path / "run")  # without identities, as 0.2 wrote it
-    with pytest.raises(DataError, match=r"add the line `identities: \{\}` to it") as refused:
-        made.bind(PARTS)
-    assert "\n" not in str(refused.value)
-    with (tmp_path / "run" / "run.yaml").open("a", encoding="utf-8") as file:
-        file.write("identities: {}\n")
-    made.bind(PARTS)
-    with pytest.raises(SettingError, match="what differs: agent"):
-        made.bind({**PARTS, "agent": "another"})
-
-
 def test_what_a_failed_start_left_is_begun_anew_and_what_somebody_else_wrote_is_not(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", {"seed": 0}).trajectories_path.touch()
     assert Run.create(tmp_path / "run", {"seed": 1}).settings == {"seed": 1}
@@ -213,12 +156,3 @@ def test_a_training_run_says_where_its_runs_are(inside: str, tmp_path: Path) -> 
     named = f"{tmp_path / inside / 'a'} or {tmp_path / inside / 'b'}"
     with pytest.raises(DataError, match=f"such as {named}$"):
         Run(tmp_path)
-
-
-def test_a_broken_row_in_the_middle_is_named_and_is_no_half_row_at_the_end(tmp_path: Path) -> None:
-    made = stored(tmp_path / "run")
-    text = made.trajectories_path.read_text(encoding="utf-8")
-    first, _, rest = (text * 2).partition("\n")
-    made.trajectories_path.write_text(f"{first.replace('seed', 'sead')}\n{rest.rstrip()}", encoding="utf-8")
-    with pytest.raises(DataError, match="line 1: 'seed' is missing"):  # the last row is whole without its newline
-        list(made.trajectories())

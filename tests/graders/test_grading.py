@@ -3,11 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
-from coseek.core.errors import DataError, ModelError
+from coseek.core.errors import ModelError
 from coseek.data.grade_cache import Verdict
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
@@ -72,17 +71,6 @@ def test_a_second_start_asks_only_what_is_missing_or_failed(tmp_path: Path) -> N
     model.calls.clear()
     assert generate_answers(made, runs, sheet) == {key: second[key] for key in (("q1", 0), ("q2", 0))}
     assert not model.calls
-
-
-def test_a_folder_in_the_place_of_a_grade_file_is_one_sentence_before_any_model_is_asked(tmp_path: Path) -> None:
-    model = Scripted(str)
-    sheet = answer_cache(tmp_path, generator(model))
-    sheet.path.mkdir()
-    with pytest.raises(DataError, match=r"reply\..*\.jsonl is a folder, and a file is needed here"):
-        generate_answers(generator(model), [run(found("o", ORBO))], sheet)
-    with pytest.raises(DataError, match="is a folder, and a file is needed here"), sheet.appending():
-        pass
-    assert not model.calls and [one.name for one in tmp_path.iterdir()] == [sheet.path.name]
 
 
 def test_an_answer_to_other_passages_is_not_taken_for_this_run(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Fears about the naive-RAG baseline: another generator's, a missing one, a fault that counts as a failure of RAG."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION
 from tests.scripted import Scripted
 
-from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
+from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
@@ -117,17 +116,6 @@ def test_questions_of_two_splits_with_one_id_have_a_baseline_each(tmp_path: Path
     assert [len(made.verdicts_on(question) or ()) for question in both] == [1, 1]
 
 
-def test_baselines_of_an_older_coseek_are_not_paid_for_again(tmp_path: Path) -> None:
-    made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
-    head, line = (tmp_path / FILE).read_text().splitlines()
-    row = json.loads(line)
-    assert row.pop("asked") == made.of(FIRST).asked
-    (tmp_path / FILE).write_text(f"{head}\n{json.dumps(row)}\n")
-    model = Scripted(reads)
-    assert make_baselines(tmp_path, [FIRST], RETRIEVER, generator(model), 2).of(FIRST).answer == "a town"
-    assert not model.calls
-
-
 def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:
     broken = {FIRST.question}
     made = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
@@ -138,21 +126,6 @@ def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:
     mended = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
     assert mended.of(FIRST).fault is None
     assert unsolved_by_rag([FIRST, SECOND], mended, "cover_match").kept == (FIRST,)
-
-
-def test_a_part_that_fails_once_is_asked_again_at_once(tmp_path: Path) -> None:
-    failures = ["q1 fails once"]
-
-    def says(prompt: str) -> str:
-        if failures and "born?" in prompt:
-            failures.pop()
-            raise ModelError("overloaded")
-        return reads(prompt)
-
-    # A batch that fails is asked in halves first, so the question fails twice before it is done.
-    failures.append("and again, alone")
-    made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(says)), 2)
-    assert made.of(FIRST).answer == "a town" and not failures
 
 
 def test_trained_on_is_what_naive_rag_fails(tmp_path: Path) -> None:

@@ -1,13 +1,9 @@
 """Where a model runs is found out in one place, and a device that is not here is refused in a sentence."""
 
-import ast
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from tests.source_tree import PACKAGE, nodes, sources
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
@@ -46,51 +42,6 @@ def test_auto_is_chosen_for_the_device_of_its_own_model() -> None:
     assert device_at(tree, ("precision",)) == "cuda:1"
     assert device_at(tree, ("rl", "policy", "precision")) == "cuda:1"  # a learner trains where the policy is
     assert device_at(tree, ("graders", "precision")) == "cpu"
-
-
-OPENERS = {
-    "models/pretrained.py": {"from_pretrained"},
-    "retrieval/vectors/encoder.py": {"SentenceTransformer"},
-    "retrieval/retrievers/rerank.py": {"CrossEncoder"},
-    # Nothing is run by these: a tokenizer, a configuration, and new models that are written to disk.
-    "models/tokenizer.py": {"from_pretrained"},
-    "pipelines/dry_run.py": {"from_pretrained", "from_config"},
-    "training/encoder/laptop_encoder.py": {"SentenceTransformer"},
-}
-"""The files that may call a library's opener."""
-LIBRARY = {"from_pretrained", "from_config", "SentenceTransformer", "CrossEncoder", "pipeline"}
-
-
-def called(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    for node in nodes(path):
-        if isinstance(node, ast.Call):
-            yield getattr(node.func, "attr", getattr(node.func, "id", "")), node
-
-
-@pytest.mark.slow
-def test_a_new_opener_goes_through_the_one_place() -> None:
-    found: dict[str, set[str]] = {}
-    for path in sources("src/coseek"):
-        names = {name for name, _ in called(path)} & LIBRARY
-        if names:
-            found[str(path.relative_to(PACKAGE))] = names
-    assert found == OPENERS
-
-
-@pytest.mark.slow
-def test_nothing_but_one_file_asks_which_devices_there_are() -> None:
-    asks = {"is_available", "current_accelerator", "cuda", "set_device"}
-    found = {
-        str(path.relative_to(PACKAGE)): sorted(names)
-        for path in sources("src/coseek")
-        if path.name != "connections.py"  # an HTTP connection, too, has `is_available`
-        if (names := {name for name, _ in called(path)} & asks)
-    }
-    # Workers join the process group of the GPUs, before any device is asked for.
-    assert found == {
-        "hardware/device.py": ["current_accelerator"],
-        "training/trainer/workers.py": ["is_available", "set_device"],
-    }
 
 
 def test_kernels_kept_for_shapes_are_bounded_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,15 +81,6 @@ def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypat
     assert speedups() == found
 
 
-@pytest.mark.slow
-def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "coseek").write_text("a file where the folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    begun_anew(monkeypatch)
-    assert speedups() is not None
-    assert [path.name for path in tmp_path.iterdir()] == ["coseek"]
-
-
 def test_where_no_probe_can_be_made_nothing_new_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
@@ -104,9 +95,4 @@ def test_a_slow_precision_that_is_named_is_told_once(tmp_path: Path, monkeypatch
     told = warning(LearnerSettings(precision="bfloat16"))
     assert told.startswith("precision=bfloat16 is 50 times slower than float32 on this machine (")
     assert told.endswith("take auto")
-    assert warning(LearnerSettings(precision="bfloat16")) == ""
-
-
-def test_a_precision_that_is_hardly_slower_is_not_worth_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor(tmp_path, monkeypatch, 0.6)
     assert warning(LearnerSettings(precision="bfloat16")) == ""

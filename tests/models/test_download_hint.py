@@ -1,8 +1,5 @@
 """Hub: the name of a model on a hub, given where a folder is needed, is answered with the line that fetches it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +40,6 @@ def test_a_path_below_a_folder_that_is_there_is_a_path(tmp_path: Path, monkeypat
     assert fetch_command("runs/policy") is None and way_out("runs/policy") == "check the path"
 
 
-def test_a_folder_with_blanks_is_quoted_for_the_shell() -> None:
-    assert "--local-dir '/big disk/e5-base-v2'" in way_out("/big disk/e5-base-v2")
-
-
 def test_every_place_that_needs_a_folder_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "BAAI/bge-small-en-v1.5"
@@ -65,12 +58,3 @@ def test_a_model_that_our_recipes_name_is_known_by_its_publisher(recipe: str) ->
     assert recipe in recipe_names() and FAMILIES
     with pytest.raises(UserError, match=r"there is no data/wiki-18, .* data.folder; check the path \(docs/ref"):
         check_paths(load_recipe(recipe))
-
-
-def test_the_command_line_of_the_hub_takes_what_is_said() -> None:
-    """huggingface_hub is installed with transformers: its own parser knows the options."""
-    pytest.importorskip("huggingface_hub")
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
-    program = "import sys; from huggingface_hub.cli.hf import main; sys.argv = ['hf', 'download', '--help']; main()"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False).stdout
-    assert "REPO_ID" in said and "--local-dir" in said and "--repo-type" in said and "dataset" in said

@@ -80,17 +80,6 @@ def test_a_model_whose_text_settings_are_nested_is_sampled_with_its_sliding_wind
     assert torch.allclose(step(engine, rows), truth_BV, atol=1e-4)
 
 
-def test_padding_of_a_short_turn_beside_a_long_prompt_needs_no_position_beyond_the_table() -> None:
-    model = network("gpt2")  # 256 learnt positions
-    rows = [random_ids(random.Random(seed), 250, 250) for seed in range(2)]
-    engine = GeneralEngine(model, torch.float32)
-    engine.reserve(2, 500)
-    engine.read(block([0], [rows[0][:240]], [0], 240))
-    engine.read(block([0, 1], [rows[0][240:-1], rows[1][:-1]], [240, 0], 249))
-    truth_BV = torch.stack([logits_of(model, row)[-1] for row in rows])
-    assert torch.allclose(step(engine, rows), truth_BV, atol=1e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), ENGINES)
 def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, name: str) -> None:
@@ -247,24 +236,3 @@ def test_positions_are_as_exact_in_a_bfloat16_copy_as_in_a_model_opened_in_bfloa
         engine.read(block([0], [row[:-1]], [0], 59))
         said.append(step(engine, [row]))
     assert torch.equal(said[0], said[1])
-
-
-def test_frozen_weights_are_copied_again_only_after_a_change() -> None:
-    """The fear: a server copied a model of billions of weights for every request that found it idle."""
-    model = network("qwen3")
-    engine = make_engine(model, torch.float32)
-    assert isinstance(engine, FusedEngine)
-    for frozen in (False, True):
-        model.requires_grad_(not frozen)
-        engine.refresh()
-        before = engine._weights
-        engine.refresh()
-        assert (engine._weights is before) is frozen
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2.0)
-    engine.refresh()
-    assert engine._weights is not before
-    before = engine._weights
-    engine.release()
-    engine.refresh()
-    assert engine._weights is not before and len(engine._weights.layers) == 2

@@ -1,17 +1,15 @@
 """Fears about the laptop policy: it must be an ordinary folder, and making it must disturb nothing."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError
 from coseek.hardware.placement import FLOAT32
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.pretrained import load_model, save_model
-from coseek.models.tokenizer import HfTokenizer
+from coseek.models.pretrained import load_model
 
 TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
 SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300)
@@ -34,16 +32,6 @@ def test_the_folder_is_an_ordinary_hugging_face_folder(folder: Path) -> None:
     assert model.config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
 
 
-def test_the_default_has_the_shape_that_learns_to_copy(tmp_path: Path) -> None:
-    make_policy(LaptopSettings(vocabulary=300), TEXTS, [], tmp_path / "policy", seed=0)
-    config = json.loads((tmp_path / "policy" / "config.json").read_text())
-    assert (config["hidden_size"], config["intermediate_size"]) == (128, 320)
-    assert config["layer_types"] == ["conv", "full_attention", "conv", "full_attention"]
-    model = load_model(tmp_path / "policy", FLOAT32)
-    layers = sum(weight.numel() for name, weight in model.named_parameters() if "layers" in name)
-    assert 700_000 < layers < 750_000
-
-
 def test_the_same_seed_gives_the_same_weights_and_the_global_generator_is_left_alone(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -54,19 +42,6 @@ def test_the_same_seed_gives_the_same_weights_and_the_global_generator_is_left_a
     first = (folder / "model.safetensors").read_bytes()
     assert (tmp_path / "3" / "model.safetensors").read_bytes() == first
     assert (tmp_path / "4" / "model.safetensors").read_bytes() != first
-
-
-def test_a_model_saved_and_loaded_is_the_same(folder: Path, tmp_path: Path) -> None:
-    model = load_model(folder, FLOAT32)
-    save_model(model, HfTokenizer.load(folder), tmp_path / "copy")
-    for one, other in zip(model.parameters(), load_model(tmp_path / "copy", FLOAT32).parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert not model.training
-
-
-def test_heads_that_do_not_divide_the_width_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="hidden 32, heads 5"):
-        make_policy(LaptopSettings(hidden=32, heads=5, vocabulary=300), TEXTS, [], tmp_path / "policy", 0)
 
 
 def test_a_folder_that_is_no_model_is_named(folder: Path, tmp_path: Path) -> None:

@@ -7,16 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 
-from coseek.core.errors import DataError
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.likelihood import (
     Continuation,
     ContinuationLogprob,
-    LikelihoodSettings,
     LocalLikelihood,
     open_local_likelihood,
 )
@@ -127,31 +124,3 @@ def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
         next(likelihood.model.parameters()).fill_(float("nan"))
     found = likelihood.score([Continuation(" the cat", " sat")])[0]
     assert found.nats is None and "not finite" in str(found.fault)
-
-
-def test_other_weights_and_other_settings_are_another_identity(folder: Path) -> None:
-    make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], folder.with_name("other"), seed=4)
-    plain = LikelihoodSettings(precision="float32")
-    kinds = [
-        open_local_likelihood(folder, plain).identity,
-        open_local_likelihood(folder.with_name("other"), plain).identity,
-        open_local_likelihood(folder, LikelihoodSettings(precision="float32", max_context=64)).identity,
-        open_local_likelihood(folder, LikelihoodSettings(precision="bfloat16")).identity,
-    ]
-    assert len(set(kinds)) == 4
-    assert open_local_likelihood(folder, plain).identity == kinds[0]
-
-
-def test_an_identity_holds_the_precision_that_auto_came_to(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for ratio, taken in ((SLOW, "float32"), (FAST, "bfloat16")):
-        processor(tmp_path, monkeypatch, ratio)
-        auto = open_local_likelihood(folder, LikelihoodSettings(precision="auto"))
-        by_name = open_local_likelihood(folder, LikelihoodSettings.model_validate({"precision": taken}))
-        assert (auto.identity, str(auto.model.dtype)) == (by_name.identity, f"torch.{taken}")
-
-
-def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no model folder"):
-        open_local_likelihood(tmp_path / "nothing")

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import SMALL, TEXTS
 from tests.scripted import ScriptedModel
 
 from coseek.core.errors import DataError, ModelError
-from coseek.hardware import precision
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.text_model import (
@@ -48,11 +46,6 @@ def test_a_text_depends_on_its_prompt_alone(writer: LocalTextModel) -> None:
     assert together[0] == together[2]
     assert any(together)
     assert writer.write([], 12) == []
-
-
-def test_a_longer_text_begins_with_the_shorter_one(writer: LocalTextModel) -> None:
-    short, long = writer.write(["the mat"], 3)[0], writer.write(["the mat"], 12)[0]
-    assert long.startswith(short.rstrip("\ufffd"))
 
 
 def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: LocalTextModel) -> None:
@@ -97,18 +90,6 @@ def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: Loc
     assert writer.write(["still"], 4)
 
 
-def test_an_identity_holds_the_precision_that_auto_came_to(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = open_local_text_model(folder, TextModelSettings(precision="float32")).identity
-    rough = open_local_text_model(folder, TextModelSettings(precision="bfloat16")).identity
-    assert plain != rough
-    monkeypatch.setattr(precision, "WIDE", 1)  # the test's model is narrow
-    for ratio, taken in ((SLOW, plain), (FAST, rough)):
-        processor(tmp_path, monkeypatch, ratio)
-        assert open_local_text_model(folder, TextModelSettings(precision="auto")).identity == taken
-
-
 def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:
     kinds = [
         open_text_model(str(folder)).identity,
@@ -117,11 +98,6 @@ def test_another_model_or_context_is_another_identity(folder: Path, talking: Pat
     ]
     assert len(set(kinds)) == 3
     assert open_text_model(str(folder)).identity == kinds[0]
-
-
-def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no model folder"):
-        open_text_model(str(tmp_path / "nothing"))
 
 
 def test_a_prompt_that_fails_costs_its_siblings_nothing(writer: LocalTextModel) -> None:

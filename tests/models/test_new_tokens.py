@@ -49,23 +49,6 @@ def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) 
     assert new_BTV.isfinite().all()
 
 
-@pytest.mark.slow
-def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> None:
-    for name, seed in (("one", 3), ("again", 3), ("other", 4)):
-        add_tokens(plain, MARKS, (), tmp_path / name, seed)
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other")]
-    assert files[0] == files[1] != files[2]
-
-
-def test_new_tokens_begin_beside_the_mean_of_the_others_and_are_told_apart(plain: Path, tmp_path: Path) -> None:
-    add_tokens(plain, MARKS, (), tmp_path / "marked", 0)
-    known = HfTokenizer.load(plain).size
-    vectors_VD = load_model(tmp_path / "marked", FLOAT32).get_parameter("model.embed_tokens.weight").detach()
-    new_VD, mean_D, spread_D = vectors_VD[known:], vectors_VD[:known].mean(0), vectors_VD[:known].std(0)
-    assert ((new_VD - mean_D).abs() < 0.01 * spread_D).all()
-    assert not torch.equal(new_VD[0], new_VD[1])
-
-
 def test_tags_in_spare_rows_of_the_table_begin_at_the_mean_and_differ(plain: Path, tmp_path: Path) -> None:
     model, tokenizer = load_model(plain, FLOAT32), HfTokenizer.load(plain)
     model.resize_token_embeddings(tokenizer.size + 64, mean_resizing=False)
@@ -99,18 +82,6 @@ def test_words_that_were_spelt_become_one_token_each_the_most_frequent_first(pla
     assert len(after.encode_data("<query>")) > 1  # a passage cannot say it
     for word in words:
         assert len(before.encode(before.fast.convert_tokens_to_string([word]))) > 1
-
-
-def test_a_new_word_is_as_long_as_a_known_one_and_near_its_pieces(plain: Path, tmp_path: Path) -> None:
-    words = spelt_words(plain, WORDS_OF, 100)
-    add_tokens(plain, (), words, tmp_path / "more", 0)
-    before, after = HfTokenizer.load(plain), HfTokenizer.load(tmp_path / "more")
-    vectors_VD = load_model(tmp_path / "more", FLOAT32).get_parameter("model.embed_tokens.weight").detach()
-    old_VD, [ident] = vectors_VD[: before.size], after.encode(" Brelmark")
-    assert vectors_VD[ident].norm().item() == pytest.approx(old_VD.norm(dim=1).mean().item(), rel=1e-5)
-    sum_D = old_VD[before.encode(" Brelmark")].sum(0)
-    assert torch.cosine_similarity(vectors_VD[ident], sum_D, dim=0).item() > 0.4
-    assert torch.equal(old_VD, load_model(plain, FLOAT32).get_parameter("model.embed_tokens.weight"))
 
 
 def vectors(folder: Path) -> torch.Tensor:

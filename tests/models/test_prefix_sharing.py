@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.networks import NETWORKS, logits_of, network, random_ids, request
+from tests.models.networks import NETWORKS, network, random_ids, request
 from transformers import PreTrainedModel
 
 from coseek.models.engine import LEAST, PromptPiece, plan_prefix_sharing
@@ -57,12 +57,6 @@ def test_a_common_beginning_is_read_once_and_each_questions_own_part_once_a_ques
     assert read == 100 + 3 * 61
 
 
-def test_rows_with_little_in_common_are_read_as_if_nothing_were_shared() -> None:
-    rows = [(slot, tuple([65] * (LEAST - 1) + [slot])) for slot in range(5)]
-    assert plan_prefix_sharing(rows) == ([], dict(rows))
-    assert plan_prefix_sharing([]) == ([], {})
-
-
 # --- in the sampler
 
 FRONT = random_ids(random.Random(5), 50, 50)
@@ -107,29 +101,6 @@ def test_a_row_whose_prompt_was_read_in_another_is_the_row_that_read_it_itself(n
     assert shared.tokens_copied > 0.5 * alone.tokens_read
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfm2", "llama"])
-def test_shared_rows_are_the_same_in_any_batch_and_order(name: str) -> None:
-    model, keys = network(name), list(range(12))
-    truth = ids_of(played(sampler(model, share=False), keys))
-    for settings in ({"max_rows": 3}, {"max_rows": 5, "patience": 0.0}):
-        shuffled = random.Random(str(settings)).sample(keys, k=len(keys))
-        assert ids_of(played(sampler(model, **settings), shuffled)) == truth
-    assert ids_of(played(sampler(model), [9])) == {9: truth[9]}
-
-
-def test_rows_that_share_a_prompt_have_log_probabilities_of_a_plain_forward_pass() -> None:
-    model = network("lfm2")
-    used = sampler(model)
-    for key in range(8, 12):
-        used.start(request(key, prompt_of(key), max_tokens=6))
-    for turn in (turn for _ in range(4) for turn in used.step()):
-        row = [*prompt_of(turn.key), *turn.ids]
-        truth = logits_of(model, row).log_softmax(dim=-1)
-        places = range(len(row) - len(turn.ids), len(row))
-        assert turn.logprobs == pytest.approx([float(truth[place - 1, row[place]]) for place in places], abs=1e-4)
-
-
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_a_fork_goes_on_as_a_row_that_read_the_whole_past_itself(name: str) -> None:
     model = network(name)
@@ -172,22 +143,6 @@ def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_
         fresh.close(key)
         assert said[key].ids == truth.ids
         assert said[key].logprobs == pytest.approx(truth.logprobs, abs=1e-4)
-
-
-def test_a_fork_of_what_cannot_be_forked_is_refused() -> None:
-    used = sampler(network("lfm2"), max_rows=2)
-    with pytest.raises(ValueError, match="not open"):
-        used.fork(0, request(1, [65]))
-    used.start(request(0, [65, 66], max_tokens=2))
-    with pytest.raises(ValueError, match="not open or has not stopped"):
-        used.fork(0, request(1, [65]))
-    used.step()
-    used.fork(0, request(1, [65], max_tokens=2))
-    with pytest.raises(ValueError, match="open already"):
-        used.fork(0, request(1, [65]))
-    with pytest.raises(ValueError, match="no room to fork row 0"):
-        used.fork(0, request(2, [65]))
-    assert [turn.end for turn in used.step()] == [TurnEnd.LENGTH]
 
 
 def test_a_row_that_is_opened_where_another_was_shared_remembers_nothing_of_it() -> None:

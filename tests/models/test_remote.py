@@ -1,10 +1,9 @@
 """Fears about a model behind HTTP: parameters that never arrive, ids that were not sampled, rows that wait."""
 
 import json
-import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +20,7 @@ from coseek.data.question import Question
 from coseek.models.dialect import RowSegment, TurnRequest
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, why_inexact
-from coseek.models.tokenizer import ByteTokenizer, stopped_after
+from coseek.models.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
 STOPS = ("</search>", "</answer>")
@@ -219,13 +218,6 @@ def test_a_row_that_begins_with_a_past_reads_to_a_chat_server_like_the_run_that_
     assert run == branch
 
 
-def test_text_that_is_longer_than_asked_for_ends_at_its_length() -> None:
-    said = Said({"choices": [{"message": {"content": "x" * 80}, "finish_reason": "stop"}]})
-    with site(lambda asked: said) as there:
-        turn = only(opened(there, "chat"))
-    assert (len(turn.ids), turn.end) == (50, TurnEnd.LENGTH)
-
-
 def test_what_cannot_be_trained_on_is_said() -> None:
     assert not why_inexact("vllm", 1.0) and not why_inexact("vllm", 0.0) and not why_inexact("sglang", 0.7)
     assert "processed_logprobs" in why_inexact("vllm", 0.7)
@@ -271,54 +263,6 @@ def test_a_closed_row_is_never_heard_of_again() -> None:
         model.calls.close()
 
 
-def test_misuse_is_a_value_error() -> None:
-    with site(lambda asked: vllm("ok")) as there:
-        model = opened(there, "vllm")
-        model.start(request(1, b"a"))
-        with pytest.raises(ValueError, match="open already"):
-            model.start(request(1, b"a"))
-        with pytest.raises(ValueError, match="not stopped yet"):
-            model.extend(request(1, b"a"))
-        with pytest.raises(ValueError, match="not open"):
-            model.extend(request(2, b"a"))
-        model.calls.close()
-
-
-def flaky(rng: random.Random, gate: threading.Event) -> Callable[[Asked], Said]:
-    """10 % of calls fail, 5 % stall, 5 % answer garbage."""
-
-    def answer(asked: Asked) -> Said:
-        draw = rng.random()
-        if draw < 0.1:
-            return Said({}, 500)
-        if draw < 0.15:
-            return Said(b"", hold=gate)
-        return Said(b"<html>oops") if draw < 0.2 else vllm("<answer>a</answer>")
-
-    return answer
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("attempts", "least"), [(1, 60), (5, 98)])
-def test_every_row_ends_whatever_the_server_does(attempts: int, least: int) -> None:
-    gate = threading.Event()
-    patience = {"attempts": attempts, "first_wait_s": 0.001, "timeout_s": 1.5, "concurrency": 16, "break_after": 100}
-    with site(flaky(random.Random(7), gate)) as there:
-        model = opened(there, "vllm", patience=patience)
-        for key in range(100):
-            model.start(request(key, b"Q"))
-        turns: list[Turn] = []
-        while found := model.step():
-            turns += found
-        gate.set()
-        model.calls.close()
-    assert sorted(turn.key for turn in turns) == list(range(100))
-    good = [turn for turn in turns if turn.end is TurnEnd.STOP]
-    assert len(good) + sum(turn.end is TurnEnd.FAULT and bool(turn.fault) for turn in turns) == 100
-    assert least <= len(good) == model.usage.answers == model.calls.stats.answered
-    assert model.calls.stats.failed == 100 - len(good)
-
-
 def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
     listed: JsonObject = {"data": [{"id": "policy", "owned_by": "vllm"}]}
     with site(lambda asked: Said(listed)) as there:
@@ -345,14 +289,6 @@ def test_a_server_that_cannot_be_used_is_a_sentence(said: Said, model: str | Non
 def test_a_server_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(SettingError, match="check its address"):
         open_remote("http://127.0.0.1:1", RemoteModelSettings(patience=FAST), BYTES, STOPS)
-
-
-def test_a_stop_is_found_where_a_sampler_would_have_stopped() -> None:
-    ids = list(b"one </search> two </search>")
-    assert stopped_after(ids, STOPS, BYTES) == len(b"one </search>")
-    assert stopped_after(ids[:13], STOPS, BYTES) == 13
-    assert stopped_after(ids[:12], STOPS, BYTES) is None
-    assert stopped_after([], STOPS, BYTES) is None
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])

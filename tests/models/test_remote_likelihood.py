@@ -112,19 +112,6 @@ def test_a_refused_prompt_is_a_fault_of_its_own_and_no_likelihood(
     assert found[0].nats == pytest.approx(local.score(ROWS)[0].nats, abs=1e-4)
 
 
-def test_a_busy_server_is_asked_again_and_never_beyond_its_slots(
-    folder: Path, tmp_path: Path, local: LocalLikelihood, served: Callable[[Asked], Said]
-) -> None:
-    def answer(asked: Asked) -> Said:
-        return Said({}, 503) if asked.number % 3 == 1 else served(asked)
-
-    rows = [Continuation(f" fish {number}", " red fish") for number in range(12)]
-    with site(answer) as there:
-        found = scored(opened(there, folder, tmp_path, slots=2), rows)
-        assert there.most_at_once <= 2
-    assert [one.nats for one in found] == pytest.approx([one.nats for one in local.score(rows)], abs=1e-4)
-
-
 def test_an_answer_to_other_tokens_is_a_fault(folder: Path, tmp_path: Path, served: Callable[[Asked], Said]) -> None:
     """Truncated and changed prompts, probabilities of 0, and holes."""
     wrong: dict[str, list[Callable[[Json], Json]]] = {
@@ -199,13 +186,6 @@ def always(said: Said) -> Callable[[Asked], Said]:
     return lambda asked: said
 
 
-@pytest.mark.parametrize("owner", ["someone", "coseek"])
-def test_a_server_that_only_writes_text_is_refused(owner: str) -> None:
-    listed = Said({"data": [{"id": "m", "owned_by": owner}]})
-    with site(always(listed)) as there, pytest.raises(SettingError, match=r"no log-probabilities of prompts; .*vLLM"):
-        open_likelihood(there.url)
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_tokenizer_of_another_model_is_noticed_before_any_label(
     dialect: str, folder: Path, tmp_path: Path, served: Callable[[Asked], Said]
@@ -214,15 +194,3 @@ def test_the_tokenizer_of_another_model_is_noticed_before_any_label(
     make_policy(SMALL, [" the capital of France"], ["<|x|>"], other, seed=3)
     with site(served) as there, pytest.raises(SettingError, match="tokenizer"):
         opened(there, folder, tmp_path, dialect, tokenizer=other)
-
-
-def test_another_server_model_or_tokenizer_is_another_identity(
-    folder: Path, tmp_path: Path, served: Callable[[Asked], Said]
-) -> None:
-    with site(served) as there, site(served) as elsewhere:
-        places = [(there, "vllm"), (elsewhere, "vllm"), (there, "sglang"), (there, "vllm")]
-        remotes = [opened(place, folder, tmp_path, dialect) for place, dialect in places]
-        for remote in remotes:
-            remote.calls.close()
-    kinds = [remote.identity for remote in remotes]
-    assert len(set(kinds)) == 3 and kinds[0] == kinds[3]

@@ -1,12 +1,6 @@
 """Fears about texts of a server: paid for twice, lost in a kill, remembered although they failed."""
 
 import json
-import sqlite3
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,17 +100,6 @@ def test_a_refused_prompt_costs_its_siblings_nothing_and_no_prompt_is_paid_twice
         writer.calls.close()
 
 
-def test_a_filtered_text_is_a_failure_and_is_not_remembered(tmp_path: Path) -> None:
-    said = Said({"choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]})
-    with site(lambda asked: said) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        for calls in (1, 2):
-            [found] = generate_each(writer, ["Is it right ?"], 5)
-            assert isinstance(found, ModelError) and "content_filter" in str(found)
-            assert len(there.asked) == calls
-        writer.calls.close()
-
-
 @pytest.mark.parametrize(
     "error", ["stopped in the middle", {"message": "stopped in the middle"}, ["stopped in the middle"]]
 )
@@ -143,48 +126,6 @@ def test_a_turn_that_a_tool_call_ended_is_no_fault_however_the_server_writes_it(
 def test_a_refused_field_is_named_however_the_server_says_it() -> None:
     for said in ("Unrecognized request argument supplied: seed", "seed: Extra inputs are not permitted"):
         assert "send: {seed: null}" in refused_field(HttpFailure(said, 400), {"seed": 0, "stop": []})
-
-
-def test_threads_with_the_same_prompt_pay_for_it_once(tmp_path: Path) -> None:
-    hold = threading.Event()
-
-    def answer(asked: Asked) -> Said:
-        return replace(echo(asked), hold=hold)
-
-    with site(answer) as there, ThreadPoolExecutor(8) as pool:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        texts = [pool.submit(writer.write, ["a", f"{n}"], 9) for n in range(8)]
-        while len(there.asked) < 9:
-            time.sleep(0.01)
-        hold.set()
-        assert [one.result() for one in texts] == [["said a", f"said {n}"] for n in range(8)]
-        assert len(there.asked) == 9
-        writer.calls.close()
-
-
-def test_a_kill_in_the_middle_of_a_batch_keeps_the_texts_that_had_arrived(tmp_path: Path) -> None:
-    """The last prompt is never answered; the others are in the file while the batch still waits."""
-    hold = threading.Event()
-
-    def answer(asked: Asked) -> Said:
-        return replace(echo(asked), hold=hold if "slow" in json.dumps(asked.body) else None)
-
-    with site(answer) as there, ThreadPoolExecutor(1) as pool:
-        cache = tmp_path / "c.sqlite"
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(cache)))
-        batch = pool.submit(writer.write, ["a", "slow", "b"], 9)
-        deadline = time.monotonic() + 20
-        while _rows(cache) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert _rows(cache) == 2 and not batch.done()
-        hold.set()
-        batch.result()
-        writer.calls.close()
-
-
-def _rows(cache: Path) -> int:
-    with closing(sqlite3.connect(cache)) as database:
-        return int(database.execute("SELECT count(*) FROM texts").fetchone()[0])
 
 
 def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:

@@ -2,18 +2,16 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
 from transformers import PreTrainedModel
 
 from coseek.core.errors import DataError, SettingError
 from coseek.models.model import Turn, TurnEnd
 from coseek.models.model_folder import shape_of_config
-from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype
+from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -134,11 +132,6 @@ def test_trained_weights_can_still_be_trained_after_sampling() -> None:
     ids_BT = torch.tensor([[1, 2, 3]])
     model.forward(input_ids=ids_BT, labels=ids_BT).loss.backward()
     assert all(weight.grad is not None for weight in model.parameters())
-
-
-def test_bfloat16_is_close_to_float32() -> None:
-    model = network("lfm2")
-    assert largest_gap(model, converse(sampler(model, dtype="bfloat16"), range(6))) < 0.5
 
 
 def turns_until_closed(model: Sampler, key: int, prompt: Sequence[int], max_tokens: int, seed: int) -> Turn:
@@ -269,50 +262,11 @@ def test_cut_distributions_draw_likely_tokens_only_and_are_not_for_training(sett
             assert logprob == pytest.approx(float((truth[rank] / truth[kept].sum()).log()), abs=1e-4)
 
 
-def test_only_the_whole_softmax_is_on_policy() -> None:
-    assert SamplerSettings(temperature=0.6).on_policy
-    assert not SamplerSettings(temperature=0.0).on_policy
-
-
-def test_narrow_networks_are_sampled_in_float32_unless_someone_wishes_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor(tmp_path, monkeypatch, FAST)
-    narrow, wide = network("lfm2"), network("llama")
-    wide.config.hidden_size = 4096
-    assert pick_dtype("auto", narrow) == "float32"
-    assert pick_dtype("bfloat16", narrow) == "bfloat16"
-    assert pick_dtype("float32", wide) == "float32"
-    assert pick_dtype("auto", wide) == "bfloat16"
-
-
-def test_auto_samples_in_float32_where_bfloat16_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor(tmp_path, monkeypatch, SLOW)
-    wide = network("llama")
-    wide.config.hidden_size = 4096
-    assert pick_dtype("auto", wide) == "float32"
-
-
 def test_a_layer_that_has_no_slots_is_refused_by_name() -> None:
     model = network("llama")
     model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(SettingError, match="linear_attention"):
         sampler(model)
-
-
-def test_a_key_that_is_open_cannot_be_opened_again() -> None:
-    model = sampler(network("lfm2"))
-    model.start(request(0, [65]))
-    with pytest.raises(ValueError, match="open already"):
-        model.start(request(0, [65]))
-    with pytest.raises(ValueError, match="not open"):
-        model.extend(request(1, [65]))
-    with pytest.raises(ValueError, match="at least one"):
-        model.start(request(2, []))
-
-
-def test_nothing_to_write_gives_no_turns() -> None:
-    assert sampler(network("lfm2")).step() == []
 
 
 @pytest.mark.slow
@@ -352,16 +306,6 @@ def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: s
     assert not cache.keys and not cache.values and not cache.states
     assert all(weight.untyped_storage().nbytes() for weight in model.parameters())  # the module's own stay
     assert ids(converse(one, range(5))) == before
-
-
-def test_a_start_that_fails_leaves_the_engine_free() -> None:
-    model = network("mistral")
-    one, head = sampler(model, max_rows=2, dtype="bfloat16"), model.lm_head
-    model.lm_head = torch.nn.Linear(3, 3)  # the copy cannot take these weights
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        one.start(request(0, (2, 3)))
-    model.lm_head = head
-    assert ids(converse(one, range(2)))
 
 
 def test_two_samplers_of_one_engine_take_turns() -> None:

@@ -10,17 +10,11 @@ from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.hardware.placement import FLOAT32, Placement
 from coseek.models.laptop import make_policy
-from coseek.models.model_folder import WEIGHTS, Kind, missing, model_path, shipped_models
+from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
-from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.retrievers.dense import Dense, DenseSettings
-from coseek.training.encoder.recipe import SyntheticSettings
-from coseek.training.encoder.synthetic import synthetic_labels
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 
 @pytest.fixture(scope="module")
@@ -46,26 +40,6 @@ def test_a_bare_name_is_the_shipped_model_and_a_path_is_not(
 def test_a_name_of_one_kind_names_no_model_of_the_other(root: Path) -> None:
     assert shipped_models("policy", root) == ["base"] and shipped_models("encoder", root) == []
     assert model_path("base", "encoder", root) == Path("base")
-
-
-@pytest.mark.parametrize("kind", ["policy", "encoder"])
-def test_without_shipped_models_every_name_is_a_path(kind: Kind, tmp_path: Path) -> None:
-    for root in (tmp_path / "absent", tmp_path):
-        assert shipped_models(kind, root) == []
-        assert model_path("base", kind, root) == Path("base")
-
-
-def test_a_half_written_model_is_none(tmp_path: Path) -> None:
-    for name in (".base.x1.part", ".base.old"):
-        (tmp_path / "policy" / name).mkdir(parents=True)
-    (tmp_path / "policy" / "README.md").write_text("a file")
-    assert shipped_models("policy", tmp_path) == []
-
-
-def test_shipped_models_lie_inside_the_package() -> None:
-    import coseek
-
-    assert Path(str(coseek.__file__)).parent == WEIGHTS.parent
 
 
 def test_a_misspelt_name_is_told_the_nearest_shipped_model(root: Path) -> None:
@@ -100,21 +74,3 @@ def test_a_float16_encoder_gives_the_vectors_of_its_weights_in_float32(tmp_path:
     assert {weight.dtype for weight in loaded.values() if weight.is_floating_point()} == {torch.float32}
     found = {name.split("auto_model.")[-1].removeprefix("0.model."): weight for name, weight in loaded.items()}
     assert all(torch.equal(found[name].cpu(), weight.float()) for name, weight in stored.items())
-
-
-@pytest.mark.slow
-def test_the_shipped_encoder_understands_short_queries_better_than_bm25() -> None:
-    world = make_world(WorldSettings(seed=404, size="tiny", train=0, dev=120, test=0))
-    for kind, least in (("short name+relation", 0.1), ("sub-question", -0.05)):
-        settings = SyntheticSettings.model_validate({"kinds": {kind: 1.0}})
-        asked = synthetic_labels(world, "dev", settings, seed=0)[kind]
-        encoder = Dense.over(world.corpus, DenseSettings(encoder="base", batch_size=64))
-        recall = [
-            sum(
-                one.positive in {hit.passage.id for hit in hits}
-                for one, hits in zip(asked, retriever.search([one.query for one in asked], 3), strict=True)
-            )
-            / len(asked)
-            for retriever in (encoder, Bm25.over(world.corpus))
-        ]
-        assert recall[0] >= recall[1] + least, (kind, recall, len(asked))

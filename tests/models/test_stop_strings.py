@@ -1,6 +1,5 @@
 """Fears about stop strings: one that spans tokens, or ends inside one, must be seen, at that token and no other."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,15 +41,6 @@ def test_stops_that_end_in_part_of_a_character_are_seen() -> None:
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode("so。")
     assert first_stop(StopStrings(["。"], tokenizer, tokenizer.size), ids) == len(ids)
-
-
-def test_without_stop_strings_nothing_stops() -> None:
-    assert first_stop(StopStrings((), PIECES, PIECES.size), PIECES.encode("a</search>")) is None
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        StopStrings(("",), PIECES, PIECES.size)
 
 
 @given(text=st.lists(st.sampled_from(["</", "search", ">", "<", "></", "answer", " a", "/", "x"]), max_size=12))

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from coseek.core.errors import DataError, SettingError
 from coseek.models.chat import begin_ids
-from coseek.models.tokenizer import END, PAD, ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.models.tokenizer import END, ByteTokenizer, HfTokenizer, train_tokenizer
 
 TAGS = ("<search>", "</search>", "<answer>", "</answer>")
 TEXTS = [" The river Ona flows through Marden .", " Marden is a city in Ostia .", " Who founded Marden ?"] * 5
@@ -55,17 +55,6 @@ def test_nothing_is_added_around_a_text(tokenizer: HfTokenizer | ByteTokenizer) 
 
 def test_every_word_seen_often_is_one_token_with_its_space() -> None:
     assert [len(LEARNT.encode(word)) for word in (" Marden", " river", " founded", " .")] == [1, 1, 1, 1]
-
-
-def test_ids_are_padding_then_end_then_tags_then_the_rest() -> None:
-    assert [LEARNT.decode([ident]) for ident in range(6)] == [PAD, END, *TAGS]
-    assert LEARNT.eos_id == 1
-    assert LEARNT.fast.pad_token_id == 0
-    assert LEARNT.size <= 400
-
-
-def test_the_same_texts_give_the_same_tokenizer() -> None:
-    assert learnt().fast.backend_tokenizer.to_str() == LEARNT.fast.backend_tokenizer.to_str()
 
 
 def test_line_breaks_that_are_added_tokens_have_their_token_in_data_too() -> None:
@@ -131,13 +120,6 @@ def test_numbers_that_were_never_met_are_written_digit_by_digit() -> None:
 def test_a_vocabulary_too_small_for_every_byte_is_refused() -> None:
     with pytest.raises(SettingError, match="need 262"):
         train_tokenizer(TEXTS, TAGS, 261)
-
-
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no model folder"):
-        HfTokenizer.load(tmp_path / "none")
-    with pytest.raises(DataError, match="holds no tokenizer"):
-        HfTokenizer.load(tmp_path)
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:

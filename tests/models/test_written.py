@@ -1,7 +1,5 @@
 """Fears about what a model wrote: reasoning that becomes an answer, an answer that is lost with the reasoning."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,10 +149,3 @@ def test_the_end_of_a_frame_tells_whether_it_opens_reasoning(frame: str, mark: s
 )
 def test_reasoning_that_a_frame_opened_is_closed_by_its_own_mark(mark: str) -> None:
     assert opened_at_end(mark) == mark and after_opened(f"so{closing_of(mark)}Orlen") == "Orlen"
-
-
-def test_a_long_reply_of_marks_is_read_in_linear_time() -> None:
-    began = time.process_time()
-    for text in ("<think>" * 50_000, "</think>" * 50_000, "<|channel|>analysis" * 20_000, "analysis A" * 50_000):
-        visible(text)
-    assert time.process_time() - began < 2

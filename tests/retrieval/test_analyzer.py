@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -7,16 +5,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coseek.core.errors import DataError, SettingError
-from coseek.core.fingerprint import digest_of
+from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import IndexCard, build_index, open_index
-from coseek.retrieval.index_files import Checksums
-from coseek.retrieval.index_update import update_index
 from coseek.retrieval.lexical.analyzer import singular, units, words
-from coseek.retrieval.lexical.word_counts import WordList
-from coseek.retrieval.retrievers.bm25 import VERSION, VOCABULARY, Bm25, Bm25Settings, load
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
 
 
 def test_words_are_lower_cased_and_parted_by_everything_but_letters_and_digits() -> None:
@@ -26,10 +20,6 @@ def test_words_are_lower_cased_and_parted_by_everything_but_letters_and_digits()
 
 def test_chinese_is_cut_into_overlapping_pairs_and_a_lone_character_stays() -> None:
     assert words("黑豹队 在 NFL赛") == ["黑豹", "豹队", "在", "nfl", "赛"]
-
-
-def test_accents_are_kept_and_composed_and_decomposed_forms_are_one_word() -> None:
-    assert words("Alu\u0302") == words("Al\u00fb") == ["al\u00fb"]
 
 
 HINDI = "दिन दान दीन दून हिन्दी विकिपीडिया सूरज निकलता नदी गाँव किताब पानी"
@@ -52,18 +42,6 @@ def test_a_turkish_capital_finds_its_small_letter() -> None:
     assert words("Li\u0307\u0301g") == ["l\u00edg"]
 
 
-def test_a_mark_behind_a_chinese_character_is_no_word() -> None:
-    assert words("黑豹\u0301队 か\u3099\u3099き") == ["黑豹", "队", "が", "き"]
-
-
-def test_an_index_whose_words_ended_at_vowel_signs_is_not_searched_in_vain(tmp_path: Path) -> None:
-    torn = [one + other for one in "कखगघचछज" for other in "तथदधन"]
-    for few, vocabulary in enumerate(([*torn], [*torn, "दान"], [*torn, *(f"word{number}" for number in range(999))])):
-        (tmp_path / VOCABULARY).write_bytes(WordList.of(sorted(vocabulary)).data)
-        with pytest.raises(DataError, match="is missing" if few else "was made when words ended at vowel signs"):
-            load(tmp_path, Corpus([Passage("a", "", "")]), Bm25Settings())
-
-
 NO_BLANKS = {
     "thai": ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "เมืองหลวง"),
     "lao": ("ວຽງຈັນເປັນນະຄອນຫຼວງຂອງປະເທດລາວ", "ນະຄອນຫຼວງ"),
@@ -81,15 +59,6 @@ def test_a_word_is_found_in_a_sentence_without_blanks_and_so_is_one_letter(scrip
     queries = [word, sentence, units(words(word)[0])[0]]
     assert [[hit.passage.id for hit in hits] for hits in bm25.search(queries, 2)] == [["this"]] * 3
     assert bm25.scores(queries[2])[1] == bm25.search(queries[2:], 1)[0][0].score
-
-
-def test_one_chinese_character_is_rarer_where_fewer_passages_hold_it_and_scored_like_a_word() -> None:
-    texts = ["黑豹队", "黑猫", "白猫，白猫", "狗", "a harbour", "在 NFL 赛"]
-    bm25 = Bm25.over(Corpus([Passage(str(row), "", text) for row, text in enumerate(texts)]))
-    assert [hit.passage.id for hit in bm25.search(["猫"], 9)[0]] == ["2", "1"]
-    assert [hit.passage.id for hit in bm25.search(["狗"], 9)[0]] == ["3"]
-    assert [hit.passage.id for hit in bm25.search(["豹 猫"], 1)[0]] == ["0"]
-    assert bm25.search(["鸟"], 9) == [[]]
 
 
 def test_arabic_and_hebrew_are_found_with_and_without_vowel_points_and_stretched() -> None:
@@ -131,41 +100,6 @@ def test_accents_are_folded_on_request_alone() -> None:
         [],
     ]
     assert plain.identity != folded.identity
-
-
-def test_an_index_of_whole_sentences_is_refused_and_one_of_plain_words_keeps_its_identity(tmp_path: Path) -> None:
-    for name, text in (("thai", "กรุงเทพมหานคร is Bangkok"), ("plain", "Bangkok is big")):
-        corpus, folder = Corpus([Passage("a", "", text)]), tmp_path / name
-        today = build_index(corpus, "bm25", folder)
-        (folder / VERSION).unlink()  # as version 1 left it
-        (folder / VOCABULARY).write_bytes(WordList.of(sorted(text.lower().split())).data)
-        if name == "thai":
-            with pytest.raises(DataError, match="rebuild the index"):
-                load(folder, corpus, Bm25Settings())
-        else:
-            opened = load(folder, corpus, Bm25Settings())
-            assert opened.search(["big"], 1) == today.search(["big"], 1)
-            assert opened.identity == digest_of("bm25", corpus.digest, EARLIER) != today.identity
-
-
-EARLIER = '{"k1":1.2,"b":0.75,"title_weight":1,"text_weight":1,"stop_words":false,"stem":"none","view":"query"}'
-
-
-def test_an_update_of_an_index_of_the_first_analyzer_reads_every_passage_again(tmp_path: Path) -> None:
-    corpus = Corpus([Passage("a", "", "Hafen\u00admeister")])
-    build_index(corpus, "bm25", tmp_path / "index")
-    (tmp_path / "index" / VERSION).unlink()
-    (tmp_path / "index" / VOCABULARY).write_bytes(WordList.of(["hafen"]).data)
-    Checksums.write(tmp_path / "index")
-    update_index(corpus, tmp_path / "index")
-    assert open_index(tmp_path / "index", corpus).search(["Hafenmeister"], 1)[0]
-
-
-def test_a_georgian_index_is_opened(tmp_path: Path) -> None:
-    vocabulary = [one + other for one in "აბგდევზ" for other in "თიკლმ"]
-    (tmp_path / VOCABULARY).write_bytes(WordList.of(sorted(vocabulary)).data)
-    with pytest.raises(DataError, match="is missing"):  # the arrays; its words have no vowel signs to lose
-        load(tmp_path, Corpus([Passage("a", "", "")]), Bm25Settings())
 
 
 def test_the_plural_ending_goes_and_nothing_else() -> None:
@@ -211,24 +145,6 @@ def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:
         make_settings(Bm25Settings, {"stem": "englsh"})
 
 
-@pytest.mark.slow
-def test_without_the_library_of_stemmers_the_way_to_it_is_said_and_the_rest_works() -> None:
-    code = """
-import sys
-sys.modules["Stemmer"] = None  # what an import finds when nothing is installed
-from coseek.core.errors import MissingExtra
-from coseek.core.settings import make_settings
-from coseek.retrieval.retrievers.bm25 import Bm25Settings
-assert make_settings(Bm25Settings, {"stem": "plural"}).cut("cities") == ["city"]
-try:
-    make_settings(Bm25Settings, {"stem": "english"})
-except MissingExtra as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'coseek[stem]'" in done.stdout
-
-
 @given(st.text(alphabet=st.characters(max_codepoint=127)))
 def test_plain_text_is_cut_as_any_other(text: str) -> None:
     assert words(text) == words(f"{text} é")[:-1]
@@ -241,9 +157,3 @@ def test_plain_text_is_cut_as_any_other(text: str) -> None:
 def test_cutting_two_texts_is_cutting_each(one: str, other: str) -> None:
     """A blank line between, since a hyphen at the end of a line continues a word on the next."""
     assert words(f"{one}\n\n{other}") == words(one) + words(other)
-
-
-@given(st.text())
-def test_cutting_words_again_changes_nothing_outside_cjk(text: str) -> None:
-    once = [word for word in words(text) if word.isascii()]
-    assert words(" ".join(once)) == once

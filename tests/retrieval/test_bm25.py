@@ -95,11 +95,6 @@ def test_a_title_that_counts_three_times_is_a_title_written_three_times() -> Non
         make_settings(Bm25Settings, {"title_weight": 0, "text_weight": 0})
 
 
-def test_titles_are_searched_too() -> None:
-    retriever = Bm25.over(Corpus([Passage("1", "Ada Lovelace", "wrote programs"), Passage("2", "Bob", "did not")]))
-    assert ids(retriever, "lovelace") == ["1"]
-
-
 def test_equal_scores_keep_corpus_order_even_at_the_cut() -> None:
     retriever = Bm25.over(corpus_of(["cat"] * 40))
     assert ids(retriever, "cat", 7) == [str(row) for row in range(7)]
@@ -110,38 +105,15 @@ def test_a_query_without_a_known_word_finds_nothing(query: str) -> None:
     assert ids(Bm25.over(ZOO), query) == []
 
 
-def test_more_than_the_corpus_holds_is_all_that_matches() -> None:
-    assert sorted(ids(Bm25.over(ZOO), "the sat", 100)) == ["0", "1", "2"]
-
-
-def test_no_queries_find_no_lists() -> None:
-    assert Bm25.over(ZOO).search([], 3) == []
-
-
-@pytest.mark.parametrize("k", [0, -2])
-def test_no_passages_cannot_be_asked_for(k: int) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Bm25.over(ZOO).search(["cat"], k)
-
-
 def test_stop_words_and_plurals_can_be_dropped() -> None:
     retriever = Bm25.over(ZOO, Bm25Settings(stop_words=True, stem="plural"))
     assert ids(retriever, "the on a") == []
     assert ids(retriever, "cats tree") == ["3", "0", "2"]
 
 
-def test_a_corpus_without_words_is_searched_in_vain() -> None:
-    assert ids(Bm25.over(corpus_of(["…", "!"])), "cat") == []
-
-
 def test_a_stop_word_is_known_as_it_is_written_whatever_the_stemmer_would_make_of_it() -> None:
     for stem in ("plural", "english"):
         assert Bm25Settings(stop_words=True, stem=stem).cut("this was the cities") in (["city"], ["citi"])
-
-
-def test_a_snowball_stemmer_joins_the_forms_of_a_word() -> None:
-    retriever = Bm25.over(corpus_of(["running cats", "eaten"]), Bm25Settings(stem="english"))
-    assert ids(retriever, "run") == ["0"] == ids(retriever, "cat's runs")
 
 
 def test_a_view_gives_words_to_look_up_and_none_of_its_labels() -> None:

@@ -1,13 +1,8 @@
 """The memory in front of a retriever: what it answers, what it asks, and what it survives."""
 
-import os
 import random
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coseek.core.errors import DataError, DiskFault, RetrieverError, SettingError
+from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import open_retriever, plugin_files
@@ -93,13 +88,6 @@ def test_more_or_fewer_passages_another_view_and_another_corpus_are_other_search
             assert len(engine.asked) == 2 and retriever.identity == engine.identity
 
 
-def test_two_turns_that_look_the_same_to_the_engine_are_one_search(path: Path) -> None:
-    engine = Engine()
-    with cached(path, engine) as retriever:
-        retriever.search([Query("ada", question="one"), Query("ada", reasoning="two"), "ada"], 1)
-    assert len(engine.asked[0]) == 1
-
-
 def test_a_search_that_failed_is_not_remembered(path: Path) -> None:
     engine = Engine()
     with cached(path, engine) as retriever:
@@ -162,49 +150,6 @@ def test_while_another_process_writes_reads_go_on_and_new_lists_are_not_kept(pat
         assert engine.asked[-1] == ["cy"]
 
 
-def test_a_file_that_is_held_is_refused_with_a_sentence_when_opened(path: Path) -> None:
-    with cached(path, Engine()), closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(DiskFault, match="held by another process"):
-            CachedRetriever(Engine(), path, patience_s=0)
-
-
-def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path: Path) -> None:
-    text, other = tmp_path / "text", tmp_path / "other.sqlite"
-    text.write_text("not a database, and long enough to be read as one" * 30)
-    with closing(sqlite3.connect(other)) as database:
-        database.execute("CREATE TABLE things (name)")
-    before = text.read_bytes(), other.read_bytes()
-    for path, sentence in ((text, "is broken"), (other, "a database of something else")):
-        with pytest.raises(DataError, match=sentence):
-            CachedRetriever(Engine(), path)
-    assert before == (text.read_bytes(), other.read_bytes())
-
-
-def test_a_cache_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(DiskFault, match="cannot be made"):
-        CachedRetriever(Engine(), tmp_path / "file" / "cache.sqlite")
-    with pytest.raises(DiskFault, match="cannot be used"):
-        CachedRetriever(Engine(), tmp_path)
-
-
-def test_a_cache_that_breaks_or_fills_up_under_way_is_a_sentence(path: Path) -> None:
-    with cached(path, Engine()) as retriever:
-        retriever.search(["ada"], 1)
-        with closing(sqlite3.connect(path)) as other:
-            pages = other.execute("PRAGMA page_count").fetchone()[0]
-        retriever._store._connection.execute(f"PRAGMA max_page_count = {pages}")  # type: ignore[union-attr]
-        with pytest.raises(DiskFault, match="is full"):
-            retriever.search([f"wrote {n}" for n in range(200)], 3)
-    Path(f"{path}-wal").unlink(missing_ok=True)
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\x07" * (len(data) - 4096)
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="delete it"):
-        CachedRetriever(Engine(), path).search(["ada"], 1)
-
-
 DEEP = "retriever: noisy\nover: {retriever: noisy, over: c.yaml}"
 
 
@@ -236,68 +181,3 @@ def test_it_is_opened_from_a_file_with_paths_as_seen_from_it(tmp_path: Path) -> 
     (tmp_path / "wrong.yaml").write_text("retriever: cached\nover: index\n")
     with pytest.raises(SettingError, match="path"):
         open_retriever(tmp_path / "wrong.yaml")
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_cached import CachedRetriever, Engine
-retriever = CachedRetriever(Engine(), Path(sys.argv[1]), patience_s=20)
-print("open", flush=True)
-for n in range(int(sys.argv[3]), int(sys.argv[4])):
-    assert len(retriever.search(["ada", f"wrote {n}"], 2)[1]) == 2
-assert retriever.stats.bypassed == 0
-"""
-
-
-def worker(path: Path, start: int, end: int) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", WORKER, str(path), str(Path(__file__).parent), str(start), str(end)]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-def test_processes_share_one_cache_from_its_first_moment(path: Path) -> None:
-    workers = [worker(path, 0, 60) for _ in range(3)]
-    assert [one.communicate() and one.returncode for one in workers] == [0, 0, 0]
-    engine = Engine()
-    with cached(path, engine) as retriever:
-        retriever.search([f"wrote {n}" for n in range(60)], 2)
-    assert engine.asked == []
-
-
-@pytest.mark.slow
-def test_a_cache_whose_process_was_killed_at_any_moment_is_whole(path: Path) -> None:
-    rng = random.Random(0)
-    for _ in range(5):
-        with worker(path, 0, 10**9) as busy:
-            assert busy.stdout is not None and busy.stdout.readline() == "open\n"
-            time.sleep(rng.uniform(0, 0.3))
-            os.kill(busy.pid, signal.SIGKILL)
-        engine = Engine()
-        with cached(path, engine) as retriever:
-            queries = ["ada", *(f"wrote {n}" for n in range(20))]
-            assert retriever.search(queries, 2) == engine.inner.search(queries, 2)
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-
-
-@pytest.mark.slow
-def test_a_child_that_was_forked_uses_a_connection_of_its_own(path: Path) -> None:
-    code = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_cached import CachedRetriever, Engine
-retriever = CachedRetriever(Engine(), Path(sys.argv[1]))
-retriever.search(["ada"], 1)
-mine = retriever._store._connection
-if os.fork() == 0:
-    retriever.search(["ada", "songs"], 1)
-    os._exit(retriever._store._connection is mine)
-assert os.wait()[1] == 0
-retriever.search(["songs"], 1)
-assert retriever.stats.misses == 1
-"""
-    argv = [sys.executable, "-c", code, str(path), str(Path(__file__).parent)]
-    assert subprocess.run(argv, check=False).returncode == 0

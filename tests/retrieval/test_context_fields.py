@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 from tests.retrieval.test_remote import asking, found, ids, remote
 from tests.serve.live import CORPUS, EchoRetriever, live
 
-from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
 from coseek.retrieval.query import EVERYTHING, ContextFields, PastTurn, Query, fitted
 from coseek.retrieval.retriever import fields_read
@@ -80,10 +79,3 @@ def test_a_batch_above_the_servers_limits_becomes_several_requests(texts: list[s
         assert ids(client, queries, k) == [[query] for query in queries]
         asked = [body["queries"] for path, body, _ in server.asked if path != "/info"]
     assert sorted((len(one) for one in asked if isinstance(one, list)), reverse=True) == sizes
-
-
-def test_an_answer_that_is_too_large_is_asked_for_in_halves() -> None:
-    with live({"bm25": Bm25.over(CORPUS)}, max_answer_bytes=600) as url, remote(url) as client:
-        assert ids(client, ["radium", "poet", "moon"] * 5, 1) == [["curie"], ["byron"], ["tide"]] * 5
-        with pytest.raises(RetrieverError, match="more than 600 bytes"):
-            client.search(["radium she program poet moon of the"], 4)

@@ -7,9 +7,9 @@ import pytest
 from tests.digests import digests
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.core.errors import DiskFault, RunError, SettingError, UserError
+from coseek.core.errors import RunError, SettingError
 from coseek.data.passage import Corpus
-from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.index import build_index
 
 ROWS = 700
 BUILDS: dict[str, dict[str, object]] = {
@@ -117,52 +117,3 @@ def test_a_stopped_build_begins_anew_when_its_encoder_was_trained_on(tmp_path: P
     with pytest.raises(Stopped):
         build_index(corpus, "dense", tmp_path / "index", settings, report)
     assert report.first == 0
-
-
-def test_a_stopped_build_leaves_the_old_index_in_its_place(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
-    target = tmp_path / "index"
-    build_index(corpus, "bm25", target)
-    with pytest.raises(Stopped):
-        build_index(corpus, "dense", target, {"encoder": str(encoder)}, StopsAfter(3))
-    assert open_index(target, corpus).name == "bm25"
-    build_index(corpus, "dense", target, {"encoder": str(encoder)})
-    assert open_index(target, corpus).name == "dense"
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
-def test_two_builds_of_one_index_do_not_mix(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
-    settings = {"encoder": str(encoder)}
-    met: list[str] = []
-
-    def meanwhile(what: str, done: int, total: int) -> None:
-        with pytest.raises(UserError, match="is being written by this process") as refused:
-            build_index(corpus, "dense", tmp_path / "index", settings)
-        met.append(str(refused.value))
-
-    build_index(corpus, "dense", tmp_path / "index", settings, meanwhile)
-    assert met
-    assert open_index(tmp_path / "index", corpus).search(["ba"], 1)[0]
-
-
-def test_a_full_disk_costs_nothing_that_was_encoded(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
-    settings = {"encoder": str(encoder), "batch_size": 8}
-
-    def full(what: str, done: int, total: int) -> None:
-        if done > 300:
-            raise DiskFault("the disk is full")
-
-    with pytest.raises(DiskFault):
-        build_index(corpus, "dense", tmp_path / "index", settings, full)
-    report = StopsAfter(1)
-    with pytest.raises(Stopped):
-        build_index(corpus, "dense", tmp_path / "index", settings, report)
-    assert report.first == 256
-
-
-def test_progress_is_told_to_the_end(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
-    told: list[tuple[str, int, int]] = []
-    build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(encoder)}, lambda *progress: told.append(progress))
-    for what in ("passages encoded", "passages linked"):
-        done = [row[1] for row in told if row[0] == what]
-        assert done == sorted(done) and done[0] == 0 and done[-1] == ROWS
-    assert {row[2] for row in told} == {ROWS}

@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +8,10 @@ import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError, SettingError
-from coseek.core.fingerprint import fingerprint
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
-from coseek.retrieval.vectors import corpus_encoding
-from coseek.retrieval.vectors.corpus_encoding import NOTE
 from coseek.retrieval.vectors.encoder import EncoderCard
 
 CORPUS = Corpus(
@@ -71,17 +67,6 @@ def test_the_way_of_looking_changes_nothing(tmp_path: Path, tiny: Path) -> None:
     assert others == [first, first]
 
 
-@pytest.mark.slow
-def test_prompts_and_lengths_reach_the_encoder_and_are_kept_with_the_index(tmp_path: Path, dense: Dense) -> None:
-    build_index(CORPUS, "dense", tmp_path / "index", {"query_prompt": "stew of vegetables ", "passage_tokens": 32})
-    opened = open_index(tmp_path / "index", CORPUS)
-    assert isinstance(opened, Dense)
-    assert opened.settings.passage_tokens == 32
-    assert opened.settings.query_tokens == 256  # the encoder's own
-    assert opened.search(["moon"], 1)[0][0].passage.id == "cook"
-    assert dense.search(["moon"], 1)[0][0].passage.id == "sea"
-
-
 def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Path) -> None:
     EncoderCard(query_tokens=3, passage_tokens=64).save(tiny)  # a query is its first word
     corpus = sentences(60)
@@ -90,14 +75,6 @@ def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Pa
     assert opened.search(["ba be bi"], 5) == opened.search(["ba"], 5)
     whole = build_index(corpus, "dense", tmp_path / "longer", {"encoder": str(tiny), "query_tokens": 64})
     assert whole.search(["ba be bi"], 5) != whole.search(["ba"], 5)
-
-
-def test_an_index_on_disk_finds_what_the_one_in_memory_finds(tmp_path: Path, dense: Dense) -> None:
-    build_index(CORPUS, "dense", tmp_path / "index", {"batch_size": 1, "precision": "float32"})
-    opened = open_index(tmp_path / "index", CORPUS)
-    for mine, theirs in zip(opened.search(QUERIES, 4), dense.search(QUERIES, 4), strict=True):
-        assert [hit.passage.id for hit in mine] == [hit.passage.id for hit in theirs]
-        assert np.allclose([hit.score for hit in mine], [hit.score for hit in theirs], atol=1e-5)
 
 
 def test_float16_halves_the_vectors_and_hardly_moves_the_scores(tmp_path: Path, dense: Dense) -> None:
@@ -119,13 +96,6 @@ def test_a_view_is_kept_with_the_index_and_applied(tmp_path: Path, tiny: Path) -
     assert opened.seen(asked) == "do da [SEP] ba be"
     assert opened.search([asked], 5) != opened.search(["ba be"], 5)
     assert opened.search([Query(" ", question="do da")], 5) == [[]]
-
-
-def test_a_view_is_cut_to_what_the_encoder_can_read(tmp_path: Path, tiny: Path) -> None:
-    EncoderCard(view="question+query", query_prompt="ba ", query_tokens=8, passage_tokens=64).save(tiny)
-    dense = Dense.over(sentences(30), DenseSettings(encoder=str(tiny)))
-    # 8 tokens: two special ones, the prompt, and five for question, separator and query
-    assert dense.seen(Query("do di", question="ga ge gi go gu")) == "ga ge [SEP] do di"
 
 
 def test_another_view_than_the_encoder_was_trained_with_is_refused(tmp_path: Path, tiny: Path) -> None:
@@ -166,15 +136,6 @@ def test_an_encoder_that_was_trained_on_is_refused(tmp_path: Path, tiny: Path) -
     make_encoder(tiny, pooling="cls")
     with pytest.raises(IndexMismatch, match="pooling 'cls' instead of 'mean'"):
         open_index(tmp_path / "index", CORPUS)
-
-
-def test_an_index_of_coseek_02_is_opened_and_not_encoded_again(tmp_path: Path, tiny: Path) -> None:
-    (tiny / "code.py").write_text("# counts since then", encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_encoding, "fingerprint", partial(fingerprint, older=True))
-        build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny)})
-    assert fingerprint(tiny) not in (tmp_path / "index" / NOTE).read_text(encoding="utf-8")
-    open_index(tmp_path / "index", CORPUS)
 
 
 def test_an_index_and_its_encoder_may_move_together(tmp_path: Path) -> None:

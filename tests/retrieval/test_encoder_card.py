@@ -53,11 +53,6 @@ def test_a_folder_without_a_card_speaks_for_itself(tmp_path: Path) -> None:
     assert card.view is None
 
 
-def test_nothing_is_guessed_from_a_name(tmp_path: Path) -> None:
-    plain, e5 = folder_of(tmp_path / "plain"), folder_of(tmp_path / "intfloat-e5-base-v2")
-    assert EncoderCard.of(plain) == EncoderCard.of(e5)
-
-
 def test_the_shipped_encoder_has_a_card() -> None:
     card = EncoderCard.of(encoder_folder("minilm"))
     assert (card.pooling, card.normalise, card.similarity) == ("mean", True, "cosine")
@@ -88,13 +83,6 @@ def test_what_a_card_says_comes_back(tmp_path: Path) -> None:
     assert yaml.safe_load((folder / "coseek.yaml").read_text())["view"] == "question+query"
 
 
-def test_a_card_may_say_a_part(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, config={"prompts": {"query": "q: "}})
-    (folder / "coseek.yaml").write_text("query_tokens: 7\n")
-    card = EncoderCard.of(folder)
-    assert (card.query_tokens, card.passage_tokens, card.query_prompt) == (7, 100, "q: ")
-
-
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -115,25 +103,6 @@ def test_a_card_that_is_wrong_is_refused(tmp_path: Path, line: str, sentence: st
         EncoderCard.of(folder)
 
 
-def test_a_card_that_does_not_fit_its_folder_is_not_written(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, normalise=False)
-    with pytest.raises(DataError, match="say normalise: true or similarity: dot"):
-        EncoderCard(normalise=False, similarity="cosine").save(folder)
-    with pytest.raises(DataError, match="pooling 'max'"):
-        EncoderCard(pooling="max").save(folder)
-    assert not (folder / "coseek.yaml").exists()
-
-
-def test_lengths_that_nobody_asked_for_are_not_taken(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, length=None)
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
-    assert EncoderCard.of(folder).query_tokens == 512
-    (folder / "config.json").write_text('{"max_position_embeddings": 32768}')
-    assert EncoderCard.of(folder).query_tokens == 512
-    (folder / "config.json").write_text('{"max_position_embeddings": 128}')
-    assert EncoderCard.of(folder).query_tokens == 128
-
-
 def test_what_an_encoder_can_read_is_not_what_it_is_meant_to_read(tmp_path: Path) -> None:
     assert most_read(folder_of(tmp_path)) is None
     assert most_read(encoder_folder("minilm")) == 512 > EncoderCard.of(encoder_folder("minilm")).query_tokens
@@ -143,12 +112,6 @@ def test_what_an_encoder_can_read_is_not_what_it_is_meant_to_read(tmp_path: Path
     assert most_read(tmp_path) == 514
     (tmp_path / "config.json").write_text('{"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}')
     assert most_read(tmp_path) == 512
-
-
-def test_the_first_difference_is_named() -> None:
-    assert EncoderCard().difference(EncoderCard()) is None
-    found = EncoderCard(query_prompt="a").difference(EncoderCard(query_prompt="b", query_tokens=3))
-    assert found == "query_prompt 'a' instead of 'b'"
 
 
 @pytest.mark.parametrize(
@@ -186,11 +149,6 @@ def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, cap
     assert "clustering, STS" in caplog.text and "query_prompt" in caplog.text
     check_prompts(folder_of(tmp_path / "half", config={"prompts": {"query": "q: ", "text": "t: "}}), {})
     assert "names prompts (text), and none for a passage: none is used; set passage_prompt" in caplog.text
-
-
-def test_a_prompt_that_is_no_text_is_not_dropped(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the prompt 'query' is not a string"):
-        EncoderCard.of(folder_of(tmp_path, config={"prompts": {"query": ["q: "]}}))
 
 
 def test_a_cross_encoder_is_not_taken_for_an_encoder(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from coseek.core.cluster import ThisProcess
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.exact import ClusterSearch, ExactSearch, ShardedSearch, product_error
 from coseek.retrieval.vectors.shortlist import peaks_of, reaching, reaching_on_device, score_error, scores_of
-from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter, row_norms
+from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 
@@ -65,47 +64,12 @@ def test_a_query_finds_the_same_in_every_batch_to_the_last_bit() -> None:
     check_batches(ExactSearch(VectorStore.of(vectors)), queries)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_shards_change_nothing(tmp_path: Path, dtype: str) -> None:
-    rng = np.random.default_rng(1)
-    vectors, queries = unit_rows(rng, 1_000, 20), unit_rows(rng, 9, 20)
-    writer = VectorWriter(tmp_path, 1_000, 20, "float16" if dtype == "float16" else "float32", shard_rows=130)
-    writer.append(vectors)
-    rows, _ = ExactSearch(writer.finish(), block_rows=50).search(queries, 30)
-    assert np.array_equal(rows, brute_force(vectors.astype(dtype), queries, 30))
-
-
-@pytest.mark.slow
-def test_copies_by_the_million_are_ranked_by_row_in_bounded_memory() -> None:
-    """No bound can tell copies apart: all of them are scored, a piece at a time."""
-    vectors = np.tile(unit_rows(np.random.default_rng(2), 1, 4), (1_300_000, 1))
-    found = ExactSearch(VectorStore.of(vectors)).find(vectors[:1], 3)
-    assert found.rows_QK.tolist() == [[0, 1, 2]]
-
-
-def test_a_query_of_zeros_finds_the_first_rows() -> None:
-    vectors = unit_rows(np.random.default_rng(3), 50, 8)
-    found = ExactSearch(VectorStore.of(vectors)).find(np.zeros((1, 8), dtype=np.float32), 5)
-    assert found.rows_QK.tolist() == [[0, 1, 2, 3, 4]]
-    assert found.rescored_Q.tolist() == [0]
-
-
-def test_no_query_finds_nothing() -> None:
-    rows, scores = ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(np.zeros((0, 8), "f4"), 3)
-    assert rows.shape == scores.shape == (0, 3)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_query_that_is_not_finite_is_refused(bad: float) -> None:
     queries = np.ones((4, 8), dtype=np.float32)
     queries[2, 5] = bad
     with pytest.raises(RetrieverError, match="query 2"):
         ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(queries, 3)
-
-
-def test_a_query_of_another_dimension_is_refused() -> None:
-    with pytest.raises(RetrieverError, match="8 dimensions"):
-        ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(np.ones((1, 9), dtype=np.float32), 3)
 
 
 @settings(max_examples=at_most(40))
@@ -195,21 +159,3 @@ def test_ties_across_parts_keep_the_order_of_the_rows(tmp_path: Path, maker: obj
     assert np.array_equal(rows, wanted)
     rows, there = ClusterSearch(ThisProcess(nodes=4), store, "cpu", block_rows=1_000).search(queries, 40)
     assert np.array_equal(rows, wanted) and there.tobytes() == scores.tobytes()
-
-
-class Sent(VectorStore):
-    """Counts how often each block is read."""
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, Floats]]:
-        for start, block in super().blocks(rows):
-            self.reads = [*getattr(self, "reads", []), start]
-            yield start, block
-
-
-def test_a_store_is_sent_once_for_many_tiles_of_queries() -> None:
-    rng = np.random.default_rng(7)
-    vectors, queries = unit_rows(rng, 300, 8), unit_rows(rng, 64, 8)
-    store = Sent([vectors], row_norms(vectors))
-    rows, _ = ExactSearch(store, block_rows=100, together=4, tiles=16).search(queries, 5)
-    assert store.reads == [0, 100, 200]
-    assert np.array_equal(rows, brute_force(vectors, queries, 5))

@@ -16,10 +16,6 @@ def test_a_first_place_is_worth_one() -> None:
     assert reciprocal_rank_fusion([["a", "b"]]) == {"a": 1.0, "b": 61 / 62}
 
 
-def test_no_lists_rank_nothing() -> None:
-    assert reciprocal_rank_fusion([]) == {}
-
-
 @given(LISTS)
 def test_everything_found_is_ranked_once_and_one_list_keeps_its_order(lists: list[list[str]]) -> None:
     assert set(reciprocal_rank_fusion(lists)) == {ident for ranked in lists for ident in ranked}
@@ -65,7 +61,3 @@ def test_tiny_differences_are_still_differences() -> None:
 def test_weighted_fusion_adds_what_each_list_says_and_nothing_for_what_it_does_not_hold() -> None:
     lists = [{"a": 10.0, "b": 5.0, "c": 0.0}, {"b": 0.9, "d": 0.1}]
     assert weighted_fusion(lists, [1.0, 2.0], "min-max") == {"b": 2.5, "a": 1.0, "c": 0.0, "d": 0.0}
-
-
-def test_a_list_without_weight_changes_no_score() -> None:
-    assert reciprocal_rank_fusion([["a"], ["b", "a"]], weights=[1.0, 0.0]) == {"a": 1.0, "b": 0.0}

@@ -2,15 +2,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.retrieval.tiny_encoder import make_encoder, sentences
+from tests.retrieval.tiny_encoder import sentences
 
-from coseek.core.errors import DataError, DiskFault, IndexMismatch, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import hnsw
 from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, build_graph
 from coseek.retrieval.vectors.embedding_retriever import Rows
-from coseek.retrieval.vectors.encoder import EncoderCard, Vectors
+from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.faiss_index import Lift, write_file
 from coseek.retrieval.vectors.store import VectorStore
@@ -52,15 +51,6 @@ def test_the_graph_finds_what_looking_at_everything_finds(
     assert np.allclose(scores[same], right[same], rtol=1e-5)
 
 
-def test_a_wider_search_finds_no_less(tmp_path: Path) -> None:
-    both = clustered(4_100, 32, 1, unit=True)
-    store, queries = VectorStore.of(both[:4_000]), both[4_000:]
-    write_file(build_graph(store, HnswSettings(m=4, ef_construction=20), normalised=True), tmp_path / "graph")
-    expected, _ = ExactSearch(store).search(queries, 10)
-    narrow, wide = (recall(HnswSearch(tmp_path / "graph", ef).search(queries, 10)[0], expected) for ef in (10, 200))
-    assert narrow < wide
-
-
 def test_a_graph_that_is_opened_again_finds_the_same_and_is_the_same_when_made_again(
     tmp_path: Path, encoder: Path, corpus: Corpus
 ) -> None:
@@ -96,49 +86,6 @@ def test_equal_passages_keep_corpus_order(tmp_path: Path, encoder: Path) -> None
     for hits in opened.search(["ba", "do du"], 80):
         pairs = [(-hit.score, rank[hit.passage.id]) for hit in hits]
         assert pairs == sorted(pairs)
-
-
-@pytest.mark.slow
-def test_float16_halves_the_graphs_vectors(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
-    full = build_index(corpus, "hnsw", tmp_path / "full", {"encoder": str(encoder)})
-    half = build_index(corpus, "hnsw", tmp_path / "half", {"encoder": str(encoder), "dtype": "float16"})
-    sizes = [(tmp_path / name / hnsw.GRAPH).stat().st_size for name in ("full", "half")]
-    assert sizes[0] - sizes[1] > 0.9 * len(corpus) * 32 * 2
-    for ours, theirs in zip(half.search(QUERIES, 3), full.search(QUERIES, 3), strict=True):
-        assert np.allclose([hit.score for hit in ours], [hit.score for hit in theirs], atol=2e-3)
-
-
-def test_how_widely_to_search_may_be_chosen_when_opening_and_how_densely_to_weave_not(
-    tmp_path: Path, encoder: Path, corpus: Corpus
-) -> None:
-    build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(encoder)})
-    opened = open_index(tmp_path / "index", corpus, {"ef_search": 300})
-    assert isinstance(opened, Hnsw) and isinstance(opened.settings, HnswSettings)
-    assert opened.settings.ef_search == 300
-    with pytest.raises(SettingError, match="'m' is fixed when an index of 'hnsw' is made"):
-        open_index(tmp_path / "index", corpus, {"m": 32})
-
-
-def test_a_changed_encoder_and_a_broken_graph_are_refused(tmp_path: Path, corpus: Corpus) -> None:
-    folder = make_encoder(tmp_path / "encoder")
-    build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(folder)})
-    graph = tmp_path / "index" / hnsw.GRAPH
-    whole = graph.read_bytes()
-    graph.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"graph\.faiss is damaged"):
-        open_index(tmp_path / "index", corpus)
-    graph.write_bytes(whole)
-    EncoderCard(query_prompt="ba ", query_tokens=64, passage_tokens=64).save(folder)
-    with pytest.raises(IndexMismatch, match="query_prompt"):
-        open_index(tmp_path / "index", corpus)
-
-
-def test_a_full_disk_ends_in_a_sentence_and_leaves_no_half_graph(tmp_path: Path) -> None:
-    graph = build_graph(VectorStore.of(clustered(600, 32, 0, unit=True)), HnswSettings(m=4), normalised=True)
-    (tmp_path / "graph.part").symlink_to("/dev/full")
-    with pytest.raises(DiskFault, match=r"No space left on device.*the vectors are kept"):
-        write_file(graph, tmp_path / "graph")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_vectors_of_many_lengths_become_equally_long_without_changing_a_product() -> None:

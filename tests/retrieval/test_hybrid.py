@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
-from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
+from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 
@@ -91,11 +89,6 @@ def test_a_part_that_fails_fails_the_search_and_is_named() -> None:
         ids(hybrid(near("a"), Far([], fault="it rains")))
 
 
-def test_a_score_that_is_not_a_number_is_a_fault() -> None:
-    with pytest.raises(RetrieverError, match="not a number"):
-        ids(hybrid(near("a"), Far([(CORPUS[0], float("nan"))])))
-
-
 TEXTS = Corpus(
     Passage(f"p{row}", "", f"The {colour} {thing} of number {row} stands near the {place}.")
     for row, (colour, thing, place) in enumerate(
@@ -127,11 +120,6 @@ def test_a_part_that_cannot_read_the_corpus_does_not_pull_the_fusion_down() -> N
     assert fused.identity != equal.identity
 
 
-def test_parts_that_read_the_corpus_alike_have_equal_weights() -> None:
-    both = hybrid(Bm25.over(TEXTS), Bm25.over(TEXTS, Bm25Settings(k1=0.9)))
-    assert both.weights == (1.0, 1.0)
-
-
 def test_no_part_is_searched_a_hundred_times_that_may_cost_money() -> None:
     assert hybrid(near("a"), near("b")).weights == (1.0, 1.0)
     assert hybrid(Bm25.over(TEXTS), Far([])).weights == (1.0, 1.0)
@@ -153,18 +141,6 @@ def test_passages_far_away_are_known_by_what_is_written_in_them() -> None:
 def test_one_id_for_two_passages_is_a_fault() -> None:
     with pytest.raises(RetrieverError, match="the id 'a' for different passages"):
         ids(hybrid(near("a"), Far([(Passage("a", "Z", "something else"), 1.0)])))
-
-
-def test_the_corpus_is_at_hand_only_where_all_parts_have_it() -> None:
-    assert hybrid(near("a"), near("b")).corpus is CORPUS
-    assert hybrid(near("a"), Far([])).corpus is None
-
-
-def test_it_sees_what_any_part_sees() -> None:
-    both = hybrid(near("a"), Far([]))
-    plain, asked = Query("q"), Query("q", question="which?")
-    assert both.seen(plain) != both.seen(asked)
-    assert both.seen(Query('q", "')) != both.seen(Query("q", question='", "'))
 
 
 def test_settings_and_parts_are_in_the_identity() -> None:
@@ -199,14 +175,3 @@ def test_hits_are_distinct_with_falling_scores_and_fewer_are_the_first_of_more(
     scores = [hit.score for hit in hits[0]]
     assert scores == sorted(scores, reverse=True)
     assert ids(fused, k) == [hit.passage.id for hit in hits[0]][:k]
-
-
-def test_a_yaml_file_puts_indexes_together(tmp_path: Path) -> None:
-    for retriever in ("bm25", "random"):
-        CORPUS.save(tmp_path / "corpus.jsonl")
-        build_index(tmp_path, retriever, tmp_path / "indexes" / retriever)
-    (tmp_path / "both.yaml").write_text("retriever: hybrid\nparts: [indexes/bm25, indexes/random]\nweights: [2, 1]\n")
-    opened = open_retriever(tmp_path / "both.yaml")
-    found = opened.search(["text of d"], 3)
-    assert len(found[0]) == 3
-    assert found == opened.search(["text of d"], 3)

@@ -1,12 +1,7 @@
 """An index that is brought up to date is the one that a rebuild gives."""
 
-import gzip
 import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +19,6 @@ from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.index_update import update_index
 from coseek.retrieval.retrievers.dense import Dense
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = st.lists(st.sampled_from(["ada", "bob", "cat", "dog", "Ärger", "月が海"]), max_size=6).map(" ".join)
 CORPORA = st.lists(
     st.builds(Passage, st.integers(0, 9).map(str), TEXTS, TEXTS), min_size=1, max_size=10, unique_by=lambda one: one.id
@@ -107,17 +101,6 @@ def test_a_digest_is_looked_up_alike_with_and_without_a_table(old: list[int], ne
     assert first_rows(old_N2, new_M2).tolist() == DigestTable(old_N2).rows(new_M2).tolist() == rows
 
 
-def test_words_that_occur_thousands_of_times_keep_their_counts(tmp_path: Path) -> None:
-    few, many = Passage("few", "", "ada bob"), Passage("many", "", "ada " * 300 + "bob " * 70_000)
-    for number, passages in enumerate([[few], [few, many], [many], [few]]):
-        path = saved(passages, tmp_path / "corpus.jsonl")
-        build_index(path, "bm25", tmp_path / "rebuilt")
-        if not number:
-            build_index(path, "bm25", tmp_path / "updated")
-        update_index(path, tmp_path / "updated")
-        assert digests(tmp_path / "updated") == digests(tmp_path / "rebuilt")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(ENCODED))
 def test_an_updated_index_of_vectors_has_the_bytes_of_a_rebuilt_one(tmp_path: Path, kind: str) -> None:
@@ -140,21 +123,6 @@ def test_an_updated_index_of_vectors_has_the_bytes_of_a_rebuilt_one(tmp_path: Pa
         queries = [passage.text for passage in rng.sample(passages, 20)]
         assert found.search(queries, 10) == rebuilt.search(queries, 10)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["corpus.jsonl", "encoder", "rebuilt", "updated"]
-
-
-def test_corpora_in_memory_and_compressed_ones_are_updated_too(tmp_path: Path) -> None:
-    before, after = ([Passage(str(row), "", f"ada w{row}") for row in rows] for rows in (range(9), range(3, 12)))
-    build_index(Corpus(before), "bm25", tmp_path / "memory")
-    build_index(saved(before, tmp_path / "plain.jsonl"), "bm25", tmp_path / "compressed")
-    Corpus(after).save(tmp_path / "plain.jsonl")
-    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress((tmp_path / "plain.jsonl").read_bytes()))
-    sources: dict[str, Corpus | Path] = {"memory": Corpus(after), "compressed": tmp_path / "corpus.jsonl.gz"}
-    for name, source in sources.items():
-        assert str(update_index(source, tmp_path / name)) == "3 new, 0 changed, 3 removed, 6 kept"
-        built = build_index(source, "bm25", tmp_path / "rebuilt")
-        opened = open_index(tmp_path / name, Corpus(after) if name == "memory" else None)
-        assert opened.search(["ada w11", "w1", "w4"], 9) == built.search(["ada w11", "w1", "w4"], 9)
-        assert opened.identity == built.identity
 
 
 def test_a_passage_that_only_moved_in_its_file_or_got_another_form_is_not_read_again(tmp_path: Path) -> None:
@@ -189,62 +157,6 @@ def test_an_index_whose_encoder_has_changed_is_not_mixed_from_two(tmp_path: Path
     with pytest.raises(IndexMismatch, match="other weights or files; rebuild it"):
         update_index(path, tmp_path / "index")
     assert digests(tmp_path / "index") == before
-
-
-@pytest.mark.slow
-def test_a_stopped_update_leaves_the_old_index_and_goes_on(tmp_path: Path, encoder: Path) -> None:
-    rng = random.Random(0)
-    passages = [made_up(rng, row) for row in range(60)]
-    path = saved(passages, tmp_path / "corpus.jsonl")
-    build_index(path, "dense", tmp_path / "index", {"encoder": str(encoder), "batch_size": 1, "device": "cpu"})
-    before = digests(tmp_path / "index")
-    saved(passages[30:] + [made_up(rng, row) for row in range(100, 180)], path)
-    begun: list[int] = []
-
-    def stop(what: str, done: int, total: int) -> None:
-        if what == "passages encoded":
-            begun.append(done)
-            if done > 40:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        update_index(path, tmp_path / "index", report=stop)
-    assert digests(tmp_path / "index") == before
-    again: list[tuple[str, int]] = []
-    update_index(path, tmp_path / "index", report=lambda what, done, total: again.append((what, done)))
-    assert begun[0] == 0 and dict(reversed(again))["passages encoded"] == 32
-    build_index(path, "dense", tmp_path / "rebuilt", {"encoder": str(encoder), "batch_size": 1, "device": "cpu"})
-    assert digests(tmp_path / "index") == digests(tmp_path / "rebuilt")
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_the_old_index_or_the_new_one(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    passages = [made_up(rng, row) for row in range(3_000)]
-    path, index = saved(passages, tmp_path / "corpus.jsonl"), tmp_path / "index"
-    build_index(path, "bm25", index)
-    other = saved(edited(passages, rng, 200, 10_000), tmp_path / "other.jsonl")
-    outcomes = {}
-    for source in (path, other):
-        update_index(source, index)
-        outcomes[str(source)] = digests(index)
-    # In turns, so that every update has something to do; each says when it begins and is killed some time later.
-    code = (
-        "import sys, coseek.retrieval.retrievers.bm25; from coseek.retrieval.index_update import update_index\n"
-        "for turn in range(400): print(turn, flush=True); update_index(sys.argv[2 - turn % 2], sys.argv[3])"
-    )
-    for _ in range(6):
-        command = [sys.executable, "-c", code, str(other), str(path), str(index)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as running:
-            assert running.stdout is not None and running.stdout.readline()
-            time.sleep(rng.uniform(0.0, 0.6))
-            running.send_signal(signal.SIGKILL)
-        assert running.returncode == -signal.SIGKILL
-        opened = open_index(index)  # finishes a replacement that was cut off
-        assert digests(index) in outcomes.values()
-        assert opened.search(["ba be"], 3)[0]
-    update_index(path, index)
-    assert digests(index) == outcomes[str(path)]
 
 
 def test_a_changed_text_is_told_from_one_with_another_border_between_title_and_text(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.retrieval.brute import (
 )
 
 import coseek.retrieval.vectors.int8 as int8
-from coseek.core.errors import DataError, IndexMismatch, RetrieverError
+from coseek.core.errors import DataError, IndexMismatch
 from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, encode, largest_query_code, quantise
 from coseek.retrieval.vectors.shortlist import scores_of
@@ -110,16 +110,6 @@ def test_float16_vectors_in_shards_are_ranked_by_their_stored_values(tmp_path: P
     assert np.array_equal(rows, brute_force(vectors.astype(np.float16), queries, 30))
 
 
-@pytest.mark.slow
-def test_the_copy_is_a_quarter_of_float32_and_the_same_bytes_every_time(tmp_path: Path) -> None:
-    store = VectorStore.of(unit_rows(np.random.default_rng(4), 10_000, 384))
-    for name in ("once", "again"):
-        quantise(store, tmp_path / name)
-    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
-    assert once == again
-    assert sum(map(len, once.values())) < 0.32 * store.nbytes
-
-
 def test_a_copy_of_other_vectors_is_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     vectors = unit_rows(rng, 100, 8)
@@ -129,14 +119,3 @@ def test_a_copy_of_other_vectors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "int8" / "codes.npy").write_bytes(b"")
     with pytest.raises(DataError, match=r"codes\.npy"):
         Int8Search(VectorStore.of(vectors), tmp_path / "int8")
-
-
-def test_a_query_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    search = int8_search(VectorStore.of(np.ones((5, 8), dtype=np.float32)), tmp_path)
-    with pytest.raises(RetrieverError, match="query 0"):
-        search.search(np.full((1, 8), np.nan, dtype=np.float32), 3)
-
-
-def test_vectors_too_long_for_sums_of_32_bits_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="search: exact"):
-        quantise(VectorStore.of(np.ones((1, 140_000), dtype=np.float32)), tmp_path / "int8")

@@ -33,19 +33,6 @@ def test_cells_and_codes_find_most_of_what_looking_at_everything_finds(tmp_path:
     assert 0.3 < recall(coarse, expected) < refined
 
 
-def test_looking_into_more_cells_finds_more(tmp_path: Path) -> None:
-    both = clustered(3_100, 32, 1, unit=True, spread=1.5)
-    store, queries = VectorStore.of(both[:3_000]), both[3_000:]
-    settings = IvfPqSettings(nlist=60, nbits=6)
-    write_file(fill_cells(store, settings, normalised=True), tmp_path / "cells")
-    expected, _ = ExactSearch(store).search(queries, 10)
-    reached = []
-    for nprobe in (1, 4, 60):
-        search = IvfPqSearch(tmp_path / "cells", settings.model_copy(update={"nprobe": nprobe, "refine": 50}), store)
-        reached.append(recall(search.search(queries, 10)[0], expected))
-    assert reached == sorted(reached) and reached[0] < reached[-1] and reached[-1] > 0.97
-
-
 @pytest.mark.slow
 def test_an_index_that_is_opened_again_finds_the_same_and_is_the_same_when_made_again(
     tmp_path: Path, encoder: Path, corpus: Corpus
@@ -58,20 +45,6 @@ def test_an_index_that_is_opened_again_finds_the_same_and_is_the_same_when_made_
     build_index(corpus, "ivf-pq", tmp_path / "three", {**settings, "seed": 4})
     one, two, three = ((tmp_path / name / ivf_pq.CELLS).read_bytes() for name in ("one", "two", "three"))
     assert one == two != three
-
-
-@pytest.mark.slow
-def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is_not_there(
-    tmp_path: Path, encoder: Path, corpus: Corpus
-) -> None:
-    settings = {"encoder": str(encoder), "nprobe": 1, "nlist": 10}
-    opened = build_index(corpus, "ivf-pq", tmp_path / "index", settings)
-    many = [*QUERIES, *(passage.text for passage in corpus[:40])]
-    found = opened.search(many, 390)
-    assert found == [opened.search([query], 390)[0] for query in many]
-    assert found[2] == [] and all(0 < len(hits) < 390 for hits in found[:2])
-    for hits in found:
-        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
 def test_without_refining_no_vectors_are_kept(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:

@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.core.errors import DataError, RetrieverError, SettingError, UnknownName
+from coseek.core.errors import RetrieverError
 from coseek.core.prompt_file import load_prompt
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.llm import LISTWISE_FIELDS, PROMPTS, ListwisePrompt, parse_ranking, show
-from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.listwise import ListwiseReranker, ListwiseSettings
 
@@ -91,11 +89,6 @@ def test_a_passage_or_a_query_cannot_forge_a_number_or_a_line(texts: list[str]) 
     assert shown.count("\n") == plain.count("\n")
 
 
-def test_long_passages_are_cut() -> None:
-    shown = show(PROMPT, "q", [Passage("a", "T", "word " * 500)], 20)
-    assert shown.count("word") == 20
-
-
 def test_a_model_that_is_always_right_brings_the_best_to_the_front() -> None:
     retriever, model = listwise(by_worth)
     found = retriever.search(["q"], 10)[0]
@@ -125,12 +118,6 @@ def test_a_model_that_fails_fails_the_search() -> None:
         retriever.search(["q"], 3)
 
 
-def test_it_sees_what_the_model_is_shown_and_what_finds_the_candidates() -> None:
-    retriever, _ = listwise(by_worth)
-    assert retriever.seen("a") != retriever.seen("b")
-    assert retriever.seen(Query("a", question="x")) == retriever.seen("a")
-
-
 def test_the_identity_knows_prompt_model_and_settings() -> None:
     first, model = listwise(by_worth)
     kinds = {first.identity, listwise(by_worth, window=8, step=4)[0].identity}
@@ -139,11 +126,6 @@ def test_the_identity_knows_prompt_model_and_settings() -> None:
     kinds.add(ListwiseReranker(CANDIDATES, first.settings, Scripted(by_worth, identity="another"), PROMPT).identity)
     assert len(kinds) == 4
     assert listwise(by_worth)[0].identity in kinds
-
-
-def test_a_step_that_skips_passages_is_refused() -> None:
-    with pytest.raises(SettingError, match="step 20 skips passages"):
-        listwise(by_worth, step=20)
 
 
 def test_a_yaml_file_with_a_prompt_of_ones_own(tmp_path: Path) -> None:
@@ -157,46 +139,3 @@ def test_a_yaml_file_with_a_prompt_of_ones_own(tmp_path: Path) -> None:
     plain = open_retriever(tmp_path / "bm25").search(["worth 7 points"], 2)[0]
     assert [hit.passage.id for hit in retriever.search(["worth 7 points"], 2)[0]][1] == plain[0].passage.id
     assert model.calls[-1][0].endswith("Rank for worth 7 points:")
-
-
-@pytest.mark.parametrize(
-    ("lines", "kind", "sentence"),
-    [
-        ("prompt: '{passages} {answer}'\npassage: '{text}'\n", SettingError, r"prompt names \{answer\}"),
-        ("prompt: [1\n", DataError, "not valid YAML"),
-        ("just words\n", DataError, "must hold"),
-        ("prompt: '{passages}'\n", SettingError, "'passage'"),
-    ],
-)
-def test_a_broken_prompt_is_refused(tmp_path: Path, lines: str, kind: type[Exception], sentence: str) -> None:
-    (tmp_path / "mine.yaml").write_text(lines)
-    with pytest.raises(kind, match=sentence):
-        load_prompt(ListwisePrompt, "mine.yaml", tmp_path, LISTWISE_FIELDS, PROMPTS)
-
-
-def test_a_prompt_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="no prompt named 'listwize'; did you mean 'listwise'"):
-        load_prompt(ListwisePrompt, "listwize", tmp_path, LISTWISE_FIELDS, PROMPTS)
-    with pytest.raises(DataError, match="no prompt file"):
-        load_prompt(ListwisePrompt, "mine.yaml", tmp_path, LISTWISE_FIELDS, PROMPTS)
-
-
-def test_a_missing_model_folder_is_one_sentence(tmp_path: Path) -> None:
-    CORPUS.save(tmp_path / "corpus.jsonl")
-    build_index(tmp_path, "bm25", tmp_path / "bm25")
-    with pytest.raises(DataError, match=r"no model folder .*judge; check the path"):
-        open_retriever({"retriever": "listwise", "over": str(tmp_path / "bm25"), "model": "judge"})
-
-
-def test_a_local_model_that_writes_nonsense_ranks_on_the_command_line(tmp_path: Path) -> None:
-    CORPUS.save(tmp_path / "corpus.jsonl")
-    build_index(tmp_path, "bm25", tmp_path / "bm25")
-    small = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300, max_positions=512)
-    make_policy(small, ["one fish two fish"], [], tmp_path / "policy", seed=0)
-    (tmp_path / "ranked.yaml").write_text("retriever: listwise\nover: bm25\nmodel: policy\nanswer_tokens: 8\n")
-    retriever = open_retriever(str(tmp_path / "ranked.yaml"))
-    assert isinstance(retriever, ListwiseReranker)
-    plain = open_retriever(str(tmp_path / "bm25")).search(["worth 7 points"], 4)[0]
-    found = retriever.search(["worth 7 points"], 4)[0]
-    assert [hit.passage for hit in found] == [hit.passage for hit in plain]
-    assert retriever.stats.unreadable == retriever.stats.windows == 3

@@ -1,11 +1,7 @@
 import json
 import random
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +24,6 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
 Answer: TypeAlias = Callable[[str, JsonObject], "Reply | Json"]
 DEEP = Query("x", "Who?", "A poet", (PastTurn("Ada", "why", ("doc",)), PastTurn("Bob", "why", (), True)))
@@ -154,16 +149,6 @@ def test_other_servers_are_sent_what_they_know(dialect: str) -> None:
     assert (path, body) == ("/retrieve", {**asked, "topk": 3, "return_scores": True})
 
 
-def test_many_queries_are_split_and_their_lists_keep_the_order() -> None:
-    with foreign(found) as server, remote(server.url, max_queries=3, concurrency=4) as client:
-        queries = [f"q{number}" for number in range(20)]
-        assert ids(client, queries) == [[query] for query in queries]
-    assert (
-        sorted(len(body["queries"]) for _, body, _ in server.asked if isinstance(body["queries"], list))
-        == [2] + [3] * 6
-    )
-
-
 def test_a_query_of_blanks_is_not_asked() -> None:
     with foreign(found) as server, remote(server.url) as client:
         assert ids(client, ["", "a", " \n"]) == [[], ["a"], []]
@@ -186,50 +171,6 @@ def test_a_fault_that_stays_is_one_error_with_the_address_and_what_was_said() ->
     ):
         client.search(["a"], 1)
     assert len(server.asked) == 3
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 301])
-def test_a_refusal_is_not_tried_again(status: int) -> None:
-    with (
-        asking(lambda path, body: (status, {"Location": "/x"}, b"no")) as (client, server),
-        pytest.raises(RetrieverError, match=str(status)),
-    ):
-        client.search(["a"], 1)
-    assert len(server.asked) == 1
-
-
-def test_a_server_that_is_not_there_is_an_error_and_then_left_alone() -> None:
-    with foreign(found) as server:
-        pass
-    with remote(server.url, retries=1, break_after=2, cool_down_s=60) as client:
-        for _ in range(2):
-            with pytest.raises(RetrieverError, match="2 tries"):
-                client.search(["a"], 1)
-        with pytest.raises(RetrieverError, match="failed 2 times in a row and is not asked"):
-            client.search(["a"], 1)
-
-
-def test_a_server_that_dies_in_the_middle_is_one_error() -> None:
-    gate = threading.Event()
-    with remote("http://127.0.0.1:1", retries=0) as nobody, pytest.raises(RetrieverError):
-        nobody.search(["a"], 1)
-
-    def late(path: str, body: JsonObject) -> Json:
-        gate.wait(10)
-        return found(path, body)
-
-    with asking(late, timeout_s=0.1, retries=1) as (client, _):
-        with pytest.raises(RetrieverError, match="no answer within"):
-            client.search(["a"], 1)
-        gate.set()
-
-
-def test_retry_after_is_obeyed_within_bounds() -> None:
-    answers: Iterator[Reply] = iter([(503, {"Retry-After": "3600"}, b"")])
-    with asking(lambda path, body: next(answers, None) or found(path, body), max_backoff_s=0.3) as (client, _):
-        began = time.perf_counter()
-        assert ids(client, ["a"]) == [["a"]]
-    assert 0.3 <= time.perf_counter() - began < 5
 
 
 def test_the_token_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,13 +228,6 @@ def test_the_identity_follows_the_server_where_it_gives_one() -> None:
     assert [path for path, _, _ in server.asked] == ["/info"] * 4
     assert identities[2] == identities[3]
     assert len(set(identities)) == 3
-
-
-def test_the_identity_of_a_server_that_is_away_is_an_error() -> None:
-    with foreign(found) as server:
-        pass
-    with remote(server.url, retries=0) as client, pytest.raises(RetrieverError):
-        _ = client.identity
 
 
 def hits(payload: Json, count: int = 1, k: int = 3) -> list[list[tuple[str, str, str, float]]]:
@@ -377,25 +311,6 @@ def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: in
     assert len(server.asked) == 1
 
 
-def test_half_a_letter_from_a_server_is_mended_and_a_score_that_is_no_number_is_a_fault() -> None:
-    broken: JsonObject = {"id": "a\ud800", "title": "\udfff", "text": "one \ud83d\ude00"}
-    scores: list[Json] = [1.0, float("nan")]
-    with asking(lambda path, body: {"result": [[{**broken, "score": scores.pop(0)}]]}) as (client, _):
-        ((hit,),) = client.search(["x"], 1)
-        assert hit.passage == Passage("a\ufffd", "\ufffd", "one 😀")
-        with pytest.raises(RetrieverError, match="a score that is not a finite number: 'nan'"):
-            client.search(["x"], 1)
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b"[" * 100_000])
-def test_an_answer_that_is_no_json_is_an_error(body: bytes) -> None:
-    with (
-        asking(lambda path, _: (200, {}, body)) as (client, _),
-        pytest.raises(RetrieverError, match=r"its answer is not JSON \(3 tries\)"),
-    ):
-        client.search(["x"], 3)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 5) | st.floats() | st.sampled_from(["", "a", '"T"\nb']),
     lambda inner: (
@@ -419,18 +334,3 @@ def test_any_answer_is_hits_in_order_or_a_value_error(payload: Json, count: int,
         assert len(one) <= k
         assert all(isinstance(hit.passage, Passage) for hit in one)
         assert [hit.score for hit in one] == sorted((hit.score for hit in one), reverse=True)
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_while_it_searches_is_one_error() -> None:
-    command = [sys.executable, "-m", "tests.serve.slow_server", "60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        with remote(url, retries=1) as client, ThreadPoolExecutor(1) as pool:
-            search = pool.submit(client.search, ["a"], 1)
-            time.sleep(0.5)
-            assert not search.done()
-            server.kill()
-            assert isinstance(search.exception(10), RetrieverError)
-            assert "(2 tries)" in str(search.exception())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.core.errors import SettingError, UserError
+from coseek.core.errors import UserError
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.index_files import Checksums
@@ -57,11 +57,3 @@ def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encode
         open_index(tmp_path / "index").search(["ba be"], 3)
     (tmp_path / "mine.yaml").write_text("{retriever: index, path: index, settings: {trust_remote_code: true}}")
     assert open_retriever(tmp_path / "mine.yaml").search(["ba be"], 3) == found
-
-
-def test_an_index_opens_with_settings_of_the_search_alone(tmp_path: Path) -> None:
-    sentences(40).save(tmp_path / "corpus.jsonl")
-    build_index(tmp_path / "corpus.jsonl", "bm25", tmp_path / "index")
-    source = {"retriever": "index", "path": str(tmp_path / "index"), "settings": {"k1": 2.0}}
-    with pytest.raises(SettingError, match="'k1' is fixed when an index of 'bm25' is made"):
-        open_retriever(source)

@@ -10,9 +10,6 @@ from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.placement import FLOAT32
-from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.index import build_index
-from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.rerank import CrossEncoder, Reranker, RerankSettings
 
@@ -98,10 +95,6 @@ def test_a_separator_typed_into_a_passage_is_ordinary_characters(model: CrossEnc
     assert model.separator == "[SEP]"
 
 
-def test_long_pairs_are_cut(model: CrossEncoder) -> None:
-    assert len(model.scores("cat", ["fish " * 500], 1)) == 1
-
-
 def test_a_score_that_is_not_a_number_is_a_fault(tmp_path: Path, folder: Path) -> None:
     broken = CrossEncoder.open(make_cross_encoder(tmp_path / "broken"), FLOAT32)
     with torch.no_grad():
@@ -128,14 +121,6 @@ def test_a_classifier_with_several_classes_is_refused(tmp_path: Path) -> None:
         CrossEncoder.open(make_cross_encoder(tmp_path / "classes", labels=3), FLOAT32)
 
 
-def test_a_folder_that_is_none_is_refused_when_it_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no cross-encoder folder"):
-        rerank(tmp_path / "nothing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no config\.json"):
-        rerank(tmp_path / "empty")
-
-
 def test_a_model_that_changed_since_it_was_named_is_refused(tmp_path: Path) -> None:
     folder = make_cross_encoder(tmp_path / "model")
     reranked = rerank(folder)
@@ -149,18 +134,3 @@ def test_weights_and_settings_are_in_the_identity(tmp_path: Path, folder: Path) 
     assert len({rerank(folder).identity, rerank(folder, depth=3).identity, rerank(other).identity}) == 3
     moved = make_cross_encoder(tmp_path / "elsewhere" / "model")
     assert rerank(moved).identity == rerank(folder).identity
-
-
-def test_it_sees_what_finds_the_candidates_and_what_the_model_is_shown(folder: Path) -> None:
-    reranked = rerank(folder)
-    assert reranked.seen("cat") != reranked.seen("mat")
-    assert reranked.seen(Query("cat", reasoning="hm")) == reranked.seen("cat")
-
-
-def test_a_yaml_file_stands_on_an_index(tmp_path: Path, folder: Path) -> None:
-    CORPUS.save(tmp_path / "corpus.jsonl")
-    build_index(tmp_path, "bm25", tmp_path / "bm25")
-    (tmp_path / "better.yaml").write_text(f"retriever: rerank\nover: bm25\nmodel: {folder}\ndepth: 10\n")
-    opened = open_retriever(tmp_path / "better.yaml")
-    assert opened.corpus is not None
-    assert 1 <= len(opened.search(["red fish"], 2)[0]) <= 2

@@ -9,7 +9,7 @@ import yaml
 from tests.retrieval.test_rerank import make_cross_encoder
 from tests.scripted import Scripted
 
-from coseek.core.errors import SettingError, UserError
+from coseek.core.errors import UserError
 from coseek.core.plugins import plugin_names
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
@@ -73,19 +73,6 @@ def test_the_retriever_of_ones_own_on_the_page_finds_what_it_promises(home: Path
     (home / "above.yaml").write_text("retriever: hybrid\nparts: [mine.yaml, indexes/bm25]\n", encoding="utf-8")
     assert plugin_files("above.yaml", home) == [str(home / OWN)]
     assert plugin_files(home / "years") == []
-
-
-def test_a_broken_retriever_of_ones_own_is_one_sentence(home: Path) -> None:
-    def refused(source: str) -> str:
-        (home / "broken.py").write_text(source, encoding="utf-8")
-        with pytest.raises(UserError) as caught:
-            open_retriever({"retriever": str(home / "broken.py")})
-        return str(caught.value)
-
-    assert "has no 'SETTINGS'" in refused("open = print\n")
-    assert "must be a class over Settings" in refused("SETTINGS = 3\nopen = print\n")
-    with pytest.raises(SettingError, match=r"is opened, not built: put `retriever: .*newest\.py` into a YAML file"):
-        build_index(home, str(home / OWN), home / "own")
 
 
 def test_an_index_that_somebody_gave_away_runs_no_python(home: Path) -> None:

@@ -72,14 +72,6 @@ def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkey
         assert carried.identity == built.identity
 
 
-def test_an_older_index_without_a_copy_is_searched_under_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_encoder(tmp_path / "encoder")
-    corpus = sentences(60)
-    build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tmp_path / "encoder"), "search": "exact"})
-    opened = open_index(tmp_path / "index", corpus, {"search": "auto"})
-    assert isinstance(opened, Dense) and opened.method == "exact" and opened.search(QUERIES, 3)[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["AVX2", "SSE41"])
 def test_int8_multiplies_integers_exactly_without_the_newest_instructions(tmp_path: Path, instructions: str) -> None:

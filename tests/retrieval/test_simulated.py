@@ -1,6 +1,5 @@
 """Fears about an engine that is played: noise that depends on who else asks, text that forges tags, silent failures."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,17 +53,6 @@ def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: fl
     assert (rates[1] - rates[0]) * (end - start) >= -1e-12
 
 
-def test_a_base_near_one_is_nearly_a_straight_line() -> None:
-    for base in (1.0, 1.0 + 1e-15, 1.0 - 1e-12):
-        assert NoiseSchedule(start=0, end=1, base=base).rate(TrainingProgress(3, 10)) == pytest.approx(0.3)
-
-
-def test_noise_strikes_as_often_as_its_rate_says() -> None:
-    noise = NoiseSchedule(start=0.3, end=0.3)
-    struck = sum(noise.strikes(f"query {number}", TrainingProgress(0, 1)) for number in range(4000))
-    assert abs(struck - 1200) < 5 * math.sqrt(4000 * 0.3 * 0.7)
-
-
 def test_noise_depends_on_seed_query_and_step_alone() -> None:
     queries = [f"query {number}" for number in range(40)]
     half, _ = simulated(noise={"start": 0.5, "end": 0.5})
@@ -104,13 +92,6 @@ def test_a_query_cannot_fake_a_line_of_the_prompt() -> None:
     assert "Query: x Document 1: {hint}\n" in model.calls[-1][0]
 
 
-def test_scores_fall_and_the_same_document_has_the_same_id() -> None:
-    retriever, _ = simulated()
-    first, second = retriever.search(["a"], 2)[0], retriever.search(["a"], 2)[0]
-    assert first == second
-    assert [hit.score for hit in first] == [1.0, 0.5]
-
-
 def test_a_model_that_fails_fails_the_search_and_one_that_says_nothing_finds_nothing() -> None:
     with pytest.raises(RetrieverError, match="plays the search engine failed: it is late"):
         simulated(fault="it is late")[0].search(["a"], 1)
@@ -147,10 +128,3 @@ def test_any_text_gives_some_documents_with_ids_of_their_own(answer: str, count:
     assert len({passage.id for passage in found}) == len(found) <= count
     assert all(passage.text.strip() for passage in found)
     assert not any("<answer>" in passage.title + passage.text for passage in found)
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(SettingError, match=r"noise\.start"):
-        simulated(noise={"start": 2})
-    with pytest.raises(SettingError, match="step 2 of 1 steps"):
-        simulated(step=2)

@@ -109,10 +109,6 @@ def test_a_query_without_a_past_is_still_a_query_in_every_view() -> None:
     assert {render_view(view, "q") for view in ALL} == {"q", "Query: q", "Reasoning: Empty\nQuery: q"}
 
 
-def test_another_tokenizer_has_another_separator() -> None:
-    assert render_view("question+query", LONG, separator="</s>") == "q1 q2 q3 </s> now"
-
-
 def test_lexical_search_sees_no_labels_and_no_separators() -> None:
     assert render_view("prior-queries+reasonings", LONG, bare=True) == "s1 s2\na1 a2\nt1 t2\nb1 b2\nr1 r2 r3\nnow"
     assert render_view("reasoning+query", "q", bare=True) == render_view("question+query", "q", bare=True) == "q"
@@ -145,11 +141,6 @@ def test_what_matters_least_is_lost_first_and_no_more_than_must_be(limit: int, l
     assert render_view(view, LONG, limit=limit, count=tokens, bare=True) == left.replace("|", "\n")
 
 
-def test_the_question_is_lost_last_and_from_its_end() -> None:
-    kept = [render_view("question+history", LONG, limit=limit, count=tokens, bare=True) for limit in (8, 4, 3, 1)]
-    assert kept == ["q1 q2 q3\na1 a2\nb1 b2\nnow", "q1 q2 q3\nnow", "q1 q2\nnow", "now"]
-
-
 def test_turns_that_are_left_are_numbered_anew_and_lost_reasoning_is_missing_reasoning() -> None:
     assert render_view("prior-queries", LONG, limit=9, count=tokens) == "Turn 1 query: b1 b2\nQuery: now"
     reasoned = Query("now", reasoning="thoughts upon thoughts")
@@ -172,18 +163,6 @@ def test_a_limit_is_kept_the_query_stays_whole_and_nothing_is_cut_without_need(
     assert count(cut) <= limit or cut == alone
     assert cut == whole or (count(whole) > limit and view != "query")
     assert cut == render_view(view, query, limit=limit, count=count, bare=bare)
-
-
-def test_a_long_past_is_cut_with_few_counts() -> None:
-    calls: list[int] = []
-
-    def count(rendered: str) -> int:
-        calls.append(len(rendered))
-        return len(rendered.split())
-
-    past = tuple(PastTurn(f"q{n}", "think " * 300, ("word " * 500,) * 5) for n in range(20))
-    seen = render_view("prior-queries+reasonings+documents", Query("now", history=past), limit=8192, count=count)
-    assert len(seen.split()) == 8192 and len(calls) <= 18
 
 
 @given(st.sampled_from(["question+query", "question+history"]), queries)

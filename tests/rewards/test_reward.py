@@ -114,14 +114,6 @@ def test_the_evidence_that_was_selected_stands_first_in_the_runs_ndcg() -> None:
     assert chosen is not None and chosen.value == 1
 
 
-def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None:
-    assert make_reward({"exact_match": 1.0, "format": 1.0}).needs == frozenset()
-    assert make_reward({"gbr": 1.0}).needs == {"component", "baseline", "judge"}
-    assert make_reward({"gbr": {"accuracy": "cover_match"}}).needs == {"component", "baseline"}
-    assert make_reward({"component": {"accuracy": "judge"}}).needs == {"component", "judge"}
-    assert make_reward({"gen_acc": {"of": "own"}}).needs == {"judge"}
-
-
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [

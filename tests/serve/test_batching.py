@@ -154,26 +154,6 @@ def test_a_full_queue_turns_away_and_says_when_to_come_back() -> None:
     run(scenario)
 
 
-def test_who_would_wait_for_minutes_is_turned_away_and_small_requests_are_not() -> None:
-    """The fear: thousands of queries were accepted beside as many others, and nothing was heard of them for minutes."""
-    busy = Busy(batch=4)
-    busy.batcher.most_wait_s = 10.0
-
-    async def scenario() -> None:
-        tasks = [await busy.occupy()]
-        busy.batcher._turn_s = 1.0  # searches take a second
-        tasks.append(await busy.ask(*"abcdefghijklmnopqrst"))  # only a search is before it
-        tasks.append(await busy.ask(*"abcdefghijklmnop"))  # 8 turns
-        with pytest.raises(RefusedRequest) as refused:
-            await busy.batcher.search(busy.retriever, ["x"] * 20, 2)  # as many as each of the others: 14 turns
-        assert refused.value.status == 503 and refused.value.retry_after_s is not None
-        tasks.append(await busy.ask("x", "y"))  # small requests take small shares of the others
-        busy.gate.set()
-        assert [len((await task).lists) for task in tasks] == [1, 20, 16, 2]
-
-    run(scenario)
-
-
 def test_what_nobody_waits_for_is_not_searched() -> None:
     busy = Busy()
 

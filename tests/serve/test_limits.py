@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-import pytest
 from tests.serve.live import WEB, EchoRetriever, live
 from tests.serve.test_running import ask, connected
 
@@ -57,16 +56,6 @@ def test_nobody_searches_for_a_client_that_has_gone() -> None:
     assert [[query.text for query in batch] for batch in echo.batches] == [["warm up"], ["x"], ["after"]]
 
 
-@pytest.mark.slow
-def test_the_search_thread_outlives_clients_that_leave_while_it_waits_for_more() -> None:
-    with live({"echo": EchoRetriever()}, wait_ms=300) as url:
-        with connected(url) as leaving:
-            leaving.sendall(REQUEST)
-            while not WEB.get(f"{url}/health").json()["waiting"]:
-                time.sleep(0.005)
-        assert ask(url).status_code == 200
-
-
 def test_a_body_that_is_too_long_or_too_late_is_refused() -> None:
     with live({"echo": EchoRetriever()}, max_body_bytes=1_000, body_s=0.2) as url:
         assert WEB.post(f"{url}/retrieve", content=b" " * 1_001).status_code == 413
@@ -80,9 +69,3 @@ def test_a_body_that_is_too_long_or_too_late_is_refused() -> None:
             late.sendall(HEAD + b"Content-Length: 99\r\n\r\n{")
             assert ended(late).startswith(b"HTTP/1.1 408 ")
         assert ask(url).status_code == 200
-
-
-def test_an_answer_that_is_too_long_is_refused() -> None:
-    with live({"echo": EchoRetriever()}, max_answer_bytes=1_000) as url:
-        reply = WEB.post(f"{url}/retrieve", json={"queries": ["x"] * 20, "topk": 4})
-    assert reply.status_code == 413 and "split the request" in reply.json()["error"]

@@ -1,11 +1,8 @@
 """A running service takes the index that replaces the one it serves."""
 
 import os
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,7 @@ from coseek.core.errors import RetrieverError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.factory import index_cards, open_retriever, stamp_of
-from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.index import build_index
 from coseek.retrieval.index_update import update_index
 from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, follow
@@ -58,40 +55,6 @@ def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_no_request_is_lost_or_mixed_while_the_index_is_updated_again_and_again(tmp_path: Path) -> None:
-    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
-    build_index(version(0, corpus), "bm25", index)
-    identities = {open_index(index).identity: 0}
-    answers: Counter[int] = Counter()
-    stop = threading.Event()
-
-    def ask(url: str) -> None:
-        while not stop.is_set():
-            reply = WEB.post(f"{url}/retrieve", json=QUERY)
-            assert reply.status_code == 200, reply.text
-            number = identities.get(reply.headers[IDENTITY], -1)
-            ids = {row["document"]["id"] for row in reply.json()["result"][0]}
-            # All of one version, and of the one that the header names where it is known already.
-            assert len({ident.partition("-")[0] for ident in ids}) == 1
-            assert number < 0 or ids == {f"{number}-{row}" for row in range(1, 6 + number % 7)}
-            answers[number] += 1
-
-    with watched(index) as url, ThreadPoolExecutor(4) as pool:
-        asking = [pool.submit(ask, url) for _ in range(4)]
-        try:
-            for number in range(1, 9):
-                update_index(version(number, corpus), index)
-                identities[open_index(index).identity] = number
-                until(lambda number=number: answers[number] > 3 or any(one.done() for one in asking))  # type: ignore[misc]
-        finally:
-            stop.set()
-        for one in asking:
-            one.result()
-        assert WEB.get(f"{url}/info").json()["passages"] == len(open_index(index).corpus or ())
-    assert all(answers[number] for number in range(1, 9))
 
 
 def first_id(retriever: Retriever) -> str:

@@ -18,7 +18,6 @@ from tests.serve.live import CORPUS, WEB, EchoRetriever, live
 from coseek.cli.commands.serve import TOGETHER_CPU, named, opened
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
-from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import Dense
@@ -77,21 +76,6 @@ def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Pa
     assert sum(line["queue_ms"] for line in served) > 0
     asked = sorted(text for line in served for text in line.get("texts", []))
     assert asked == (sorted(f"secret{number}" for number in range(32)) if log else [])
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_it_at_once() -> None:
-    with process("-m", "tests.serve.slow_server", "60") as (running, url), ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(ask, url)
-        while WEB.get(f"{url}/health").json()["waiting"]:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        running.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        assert running.poll() is None
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(5) == 128 + signal.SIGTERM
-        assert isinstance(reply.exception(), httpx.HTTPError)
 
 
 @pytest.mark.slow
@@ -265,29 +249,6 @@ def connected(url: str) -> socket.socket:
     return socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0), timeout=10)
 
 
-def test_a_client_that_leaves_disturbs_nobody() -> None:
-    gate = threading.Event()
-    echo = EchoRetriever(gate)
-    body = b'{"queries": ["x"]}'
-    with live({"echo": echo}) as url:
-        with connected(url) as leaving:
-            leaving.sendall(
-                b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-            )
-            while len(echo.batches) < 2:
-                time.sleep(0.005)
-        gate.set()
-        assert ask(url).status_code == 200
-
-
-def test_what_is_no_http_is_refused() -> None:
-    with live({"echo": EchoRetriever()}) as url:
-        with connected(url) as odd:
-            odd.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-            assert odd.recv(12) == b"HTTP/1.1 400"
-        assert ask(url).status_code == 200
-
-
 def test_settings_are_shown_without_secrets() -> None:
     given = {
         "url": "https://me:pw@host:1/path?key=abc",
@@ -313,15 +274,6 @@ def test_scores_that_are_no_numbers_are_a_fault_and_not_broken_json() -> None:
         reply = ask(url)
     assert reply.status_code == 502
     assert "not a number" in reply.json()["error"]
-
-
-def test_many_passages_are_given_whole() -> None:
-    echo = EchoRetriever()
-    with live({"echo": echo}) as url:
-        body = {"queries": ["x"] * 800, "topk": 4, "return_scores": True}
-        result = WEB.post(f"{url}/retrieve", json=body).json()["result"]
-    assert [len(rows) for rows in result] == [4] * 800
-    assert isinstance(CORPUS, Corpus)
 
 
 @pytest.mark.slow

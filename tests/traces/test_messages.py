@@ -19,7 +19,7 @@ from coseek.agents.search_turns import replay_queries
 from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_jsonl
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Hit, Passage
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
@@ -28,7 +28,6 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.audit import audit_run
 from coseek.pipelines.demonstrations import in_tokens_of
 from coseek.pipelines.generator_table import identities_of, naive_rag
-from coseek.retrieval.query import QueryLike
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
@@ -41,13 +40,6 @@ from coseek.training.trainer.batch import make_batch
 
 SEARCH = "<think>a</think><search>Ada</search>"
 ONE_TURN = WIDE.model_copy(update={"max_turns": 1})
-
-
-class Rising(Shelf):
-    """Gives its hits scores that rise."""
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        return [[Hit(hit.passage, -hit.score) for hit in hits] for hits in super().search(queries, k)]
 
 
 def there_and_back(folder: Path, run: Trajectory, name: str) -> Trajectory:
@@ -108,35 +100,6 @@ def test_an_imported_run_is_scored_without_tokens_that_nobody_counted(tmp_path: 
     assert run.question.id == "7" and run.valid
     (query,) = replay_queries(run, load_protocol(PROTOCOL))
     assert (query.text, query.reasoning, query.question) == ("author of Faust", "I look it up.", "Who wrote Faust?")
-
-
-def test_a_broken_line_costs_only_itself_and_is_named(tmp_path: Path) -> None:
-    good = json.dumps({"messages": search_chat()}).encode()
-    deep = json.dumps({"messages": [{"role": "user", "content": "q", "x": _nested(60)}]}).encode()
-    other = json.dumps({"id": "a", "messages": search_chat()}).encode()
-    lines = [b"{", b"7", b'{"messages": []}', b'{"messages": [{"content": "x"}]}', b"\xff\xfe", b'{"messages": [NaN]}']
-    lines += [b'{"messages": [{"role": "user", "content": "\\ud800"}]}', deep, b'{"messages": [{"role": "assistant"}]}']
-    lines += [
-        other,
-        other.replace(b"Faust", b"Egmont"),
-        b"",
-        b'{"id": [1], "messages": [{"role": "user", "content": "q"}]}',
-    ]
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(b"\n".join([good, *lines, good]) + b"\n")
-    report = import_traces([log], tmp_path / "run")
-    assert report.imported == 3
-    numbers = [int(one.where.rpartition(" ")[2]) for one in report.left_out]
-    assert numbers == [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14]
-    assert "not UTF-8" in report.left_out[4].reason and "of another question" in report.left_out[9].reason
-    assert [run.seed for run in Run(tmp_path / "run").trajectories()] == [0, 0, 1]
-
-
-def _nested(depth: int) -> list[object]:
-    value: list[object] = []
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 def test_a_log_without_a_conversation_leaves_no_run(tmp_path: Path) -> None:
@@ -248,13 +211,6 @@ def test_the_ranking_of_an_agents_own_survives_export(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", ["messages", "atif"])
-def test_a_run_that_was_only_to_search_is_after_import_no_wrong_answer(tmp_path: Path, name: str) -> None:
-    before = play("s3", *SCRIPTS["s3"])
-    after = there_and_back(tmp_path, before, name)
-    assert after.question.answers and not {"em", "f1"} & score_trajectory(after).keys()
-
-
-@pytest.mark.parametrize("name", ["messages", "atif"])
 @pytest.mark.parametrize("protocol", ["s3", "deepretrieval"])
 def test_a_search_that_was_cut_off_is_after_import_no_wrong_answer_either(
     tmp_path: Path, protocol: str, name: str
@@ -295,20 +251,6 @@ def test_an_imported_run_with_visits_is_sound_in_a_learners_tokens_too(tmp_path:
     learned = in_tokens_of(run, protocol, ByteTokenizer(protocol.grammar.special_tokens), WIDE)
     assert learned.visits and list(check_trajectory(learned)) == []
     assert (run.agent_protocol, learned.agent_protocol) == ("react", PROTOCOL)
-
-
-def test_a_log_cannot_tell_of_visits_that_no_message_shows(tmp_path: Path) -> None:
-    def visit(turn: Json, ident: str, *shown: str) -> JsonObject:
-        return {"turn": turn, "id": ident, "passages": [{"id": one, "text": one} for one in shown]}
-
-    chat = search_chat()
-    chat.insert(4, {"role": "user", "content": "A page."})
-    told: list[Json] = [visit(2, "a", "a"), visit(1, "b", "c"), visit(1, "d", "d"), visit(-1, "e", "e")]
-    rows: list[JsonObject] = [{"messages": [*chat], "run": {"visits": told}}]
-    rows += [{"messages": [*chat], "run": {"visits": [visit(True, "a", "a")]}}]
-    (run, odd), _ = imported(tmp_path, rows)
-    assert [one.id for one in run.visits] == ["d"] and run.evidence == ("faust", "egmont", "d")
-    assert odd.visits == () and audit_run(tmp_path / "run").violations == ()
 
 
 @pytest.mark.parametrize("name", ["messages", "atif"])
@@ -353,27 +295,7 @@ def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:
     assert [search.turn for search in other.searches] == [1]
 
 
-@pytest.mark.parametrize("name", ["messages", "atif"])
-def test_a_passage_of_a_title_alone_survives_export(tmp_path: Path, name: str) -> None:
-    corpus = Corpus([Passage("p1", "Ada", ""), Passage("p2", "", "A cat."), Passage("p3", "Eve", "E", meta={"a": 1})])
-    before = play("search-r1", *SCRIPTS["search-r1"], retriever=Rising(corpus, {"Ada": ["p1", "p2", "p3"]}))
-    after = there_and_back(tmp_path, before, name)
-    assert [hit.to_json() for hit in after.searches[0].hits] == [hit.to_json() for hit in before.searches[0].hits]
-    assert [hit.score for hit in after.searches[0].hits] == [-3, -2, -1]  # those of the run, though they rise
-
-
 def test_a_title_alone_of_another_system_is_a_title_unless_more_is_said() -> None:
     ((title, more),) = hits_by_query([{"title": "Ada", "text": ""}, {"name": "Ada", "born": 1815}], 1)
     assert (title.passage.title, title.passage.text) == ("Ada", "")
     assert more.passage.text == '{"name": "Ada", "born": 1815}'
-
-
-def test_a_log_cannot_name_an_end_that_no_such_run_has(tmp_path: Path) -> None:
-    said = {"answered": 5, "complete": 4, "done": 5, "model_error": 5}
-    rows: list[JsonObject] = [
-        {"id": stop, "messages": [*search_chat()[:length]], "run": {"stop": stop}} for stop, length in said.items()
-    ]
-    runs, _ = imported(tmp_path, rows)
-    ends = [StopReason.ANSWERED, StopReason.TURN_LIMIT, StopReason.ANSWERED, StopReason.MODEL_ERROR]
-    assert [run.stop for run in runs] == ends
-    assert audit_run(tmp_path / "run").violations == ()

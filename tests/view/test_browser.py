@@ -11,11 +11,9 @@ from tests.view.accessibility import TALL, axe_script, findings, shape, views
 from tests.view.chromium import FOUND, Chromium
 from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, token_data, trajectory
 
-from coseek.data.passage import Corpus
 from coseek.data.trajectory import Search
-from coseek.retrieval.index import build_index
 from coseek.view.page import write_page
-from coseek.view.run_source import OtherIndex, open_sources
+from coseek.view.run_source import open_sources
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(FOUND is None, reason="chromium is not installed")]
 
@@ -140,27 +138,6 @@ def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_pa
     assert tokens == "Atoken 65: log p -0.250|Btoken 66: log p -2.000"
 
 
-def test_episodes_are_filtered_by_a_reward_part_and_hits_tell_their_rank_elsewhere(
-    browser: Chromium, tmp_path: Path
-) -> None:
-    right, wrong = trajectory("a", "Ada"), trajectory("b", "Bob", right=False)
-    make_run(tmp_path / "training" / "table" / "after.dev", [right, wrong])
-    recipe = tmp_path / "training" / "recipe.yaml"
-    recipe.write_text("recipe:\n  reward: {exact_match: 1.0}\n", encoding="utf-8")
-    passages = [hit.passage for hit in (*right.searches[0].hits[1:], *wrong.searches[0].hits[1:])]
-    other = OtherIndex("elsewhere", build_index(Corpus(passages), "bm25", tmp_path / "index"))
-    write_page(tmp_path / "page.html", *open_sources([tmp_path / "training"], None, [other]))
-    url = (tmp_path / "page.html").as_uri()
-    browser.open(url)
-    assert len(titles(browser)) == 2
-    for value, asked in (("+exact_match", "Who Ada?"), ("-exact_match", "Who Bob?")):
-        browser.ask(f"refine('part', {value!r}); 0")
-        assert [title.removeprefix("right ").removeprefix("wrong ") for title in titles(browser)] == [asked]
-    browser.open(f"{url}#view=episode&run=training%2Ftable%2Fafter.dev&q=a&seed=7")
-    hits = str(browser.ask("[...document.querySelectorAll('.hits li')].map((x) => x.innerText).join('|')")).split("|")
-    assert "elsewhere: lower or not there" in hits[0] and "elsewhere: rank 1" in hits[1]
-
-
 def test_a_token_strip_tells_every_value_and_is_coloured_by_the_one_that_was_chosen(
     browser: Chromium, tmp_path: Path
 ) -> None:
@@ -197,38 +174,6 @@ def test_a_token_strip_tells_every_value_and_is_coloured_by_the_one_that_was_cho
     assert str(told).startswith("B · token 66: log p -2.000, trained, advantage -1.500")
 
 
-def test_continuations_of_labels_are_branches_of_the_run(browser: Chromium, tmp_path: Path) -> None:
-    one = trajectory("a", "words")
-    labels = make_labels(tmp_path / "labels", one)
-    browser.open(f"{page_of(tmp_path, make_run(tmp_path / 'run', [one]), labels=labels)}#view=episode&run=run&q=a")
-    assert text_of(browser, ".tree").split("\n") == [
-        "search 1: words",
-        "right from title 0 words alone → Ada",
-        "wrong from good alone → token_limit",
-        "fault from bad alone → timed out",
-        "right this run → Ada",
-    ]
-
-
-def test_the_label_of_a_search_stands_below_it(browser: Chromium, tmp_path: Path) -> None:
-    one = trajectory("a", "words")
-    labels = make_labels(tmp_path / "labels", one)
-    browser.open(f"{page_of(tmp_path, make_run(tmp_path / 'run', [one]), labels=labels)}#view=episode&run=run&q=a")
-    browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; }); 0")
-    browser.until("document.querySelector('.found table') !== null")
-    assert text_of(browser, ".found > details summary") == "label: positive good of 2 candidates"
-    assert text_of(browser, ".found tbody").split() == ["good", "positive", "1", "80", "bad", "negative", "2", "80"]
-
-
-def test_the_list_comes_back_where_it_was_left(browser: Chromium, tmp_path: Path) -> None:
-    url = page_of(tmp_path, make_run(tmp_path / "run", [trajectory(f"q{at}", f"text {at}") for at in range(100)]))
-    browser.picture(tmp_path / "narrow.png", 400, 800)
-    browser.open(f"{url}#view=episode&run=run&q=q70")
-    assert text_of(browser, "#detail h2") == "Who text 70?"
-    browser.go("view=list&run=run&q=q70&seed=7", "list")
-    browser.until("document.querySelector('.current')?.innerText.includes('Who text 70?')")
-
-
 def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -250,17 +195,6 @@ def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path:
     assert browser.ask(f"{lines}.length") == 2, "the mean lies over what was logged"
 
 
-def test_each_stage_of_a_training_has_plots_of_its_own(browser: Chromium, tmp_path: Path) -> None:
-    for name, steps in (("rl", 3), ("warm-start/round-1", 900)):
-        (tmp_path / "a" / name).mkdir(parents=True)
-        rows = "".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in range(1, steps + 1))
-        (tmp_path / "a" / name / "metrics.jsonl").write_text(rows, "utf-8")
-    browser.open(page_of(tmp_path, tmp_path / "a"))
-    assert browser.ask("[...document.querySelectorAll('h3')].map((x) => x.innerText).join()") == "rl,warm-start/round-1"
-    said = browser.ask("[...document.querySelectorAll('figure > p')].map((x) => x.innerText).join()")
-    assert said == "0.3333 · step 3,0.001111 · step 900"
-
-
 @pytest.mark.skipif(not AXE, reason="axe-core-python is not installed")
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1600, False)])
 def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path, width: int, dark: bool) -> None:
@@ -275,22 +209,3 @@ def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path
     for fragment in (*views(browser).values(), rollout):
         browser.open(url + fragment)
         assert [found for found, sure in findings(browser, axe_script()) if sure] == [], fragment
-
-
-def test_a_comparison_opens_with_runs_of_the_same_questions_where_an_answer_changed(
-    browser: Chromium, tmp_path: Path
-) -> None:
-    for name, ident, right in (
-        ("after.test.t0", "q", (True, True)),
-        ("after.unseen.t0", "u", (True, True)),
-        ("before.test.t0", "q", (True, False)),
-        ("before.unseen.t0", "u", (True, False)),
-    ):
-        several = [trajectory(f"{ident}{at}", f"say {at}", right=one) for at, one in enumerate(right)]
-        make_run(tmp_path / "run" / "table" / name, several)
-    browser.open(page_of(tmp_path, tmp_path / "run"))
-    assert "EM" in text_of(browser, "#count") and "0.750" not in text_of(browser, "#count")
-    browser.go("#view=compare", "compare")
-    heads = "[...document.querySelectorAll('.pair h3:first-child')].map((x) => x.innerText).join(' | ')"
-    assert browser.ask(heads) == "table/before.test, greedy | table/after.test, greedy"
-    assert text_of(browser, "#detail h2") == "Who say 1?"

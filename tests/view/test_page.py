@@ -60,10 +60,6 @@ def test_the_script_makes_no_markup_of_text() -> None:
     assert "</" not in script.replace("</think>", ""), "nothing closes the script element"
 
 
-def test_each_file_of_the_page_is_short() -> None:
-    assert max(len(part(name).splitlines()) for name in (*SCRIPTS, "page.css", "page.html")) <= 500
-
-
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [trajectory("a"), trajectory("b", right=False)])
     assert page_text(folder) == page_text(folder)

@@ -24,15 +24,6 @@ def test_a_run_under_way_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> N
     assert curves.columns == {"step": [1], "reward": [0.5]}
 
 
-def test_a_broken_line_inside_a_run_is_named(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", [trajectory("a")])
-    with (folder / "trajectories.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"schema": 2}\n')
-    (source,), _ = open_sources([folder])
-    with pytest.raises(DataError, match=r"trajectories\.jsonl, line 2"):
-        list(source.trajectories())
-
-
 def test_a_step_that_did_not_log_a_number_has_a_gap(tmp_path: Path) -> None:
     (tmp_path / "rl").mkdir()
     rows = [{"step": 1, "loss": 2.0, "note": "x"}, {"step": 2, "eval/em": 0.5}]
