@@ -208,8 +208,8 @@ test-templates: env $(TOKENIZERS)/made-from-these-digests
 quick: env
 	$(PYTEST) -m "not slow"
 
-CORES := core data world agents measure rewards graders cli retrieval labels view traces hub
-UNITS := core data hardware world models agents measure rewards graders
+CORES := core data lab/world agents measure rewards graders cli retrieval labels view traces hub
+UNITS := core data hardware lab/world models agents measure rewards graders
 unit: env
 	$(PYTEST) -m "not slow" $(UNITS:%=tests/%)
 

@@ -14,19 +14,20 @@ from bench.real_sets import boundless
 from coseek.agents.agent_card import CARD
 from coseek.agents.drivers import Agent
 from coseek.agents.run_questions import run_questions
-from coseek.agents.scripted.expert import ExpertAgent, progress
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.files import JsonObject, write_json
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
+from coseek.data.gold_path import plan_of
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import CallCounts
 from coseek.hardware.placement import FLOAT32
+from coseek.lab.agents.expert import ExpertAgent, progress
 from coseek.labels.answer_correctness import Correctness
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
@@ -46,7 +47,6 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.world.plan import plan_of
 
 BM25, ZERO_SHOT = "BM25", "zero-shot"
 """Retrievers that learn from no label. The zero-shot encoder is the shipped one."""

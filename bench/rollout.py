@@ -35,13 +35,15 @@ from transformers import PreTrainedModel
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.hardware.device import Host
 from coseek.hardware.placement import FLOAT32, Placement
+from coseek.lab.agents.expert import ExpertAgent
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import World, make_world
 from coseek.models import sampler as sampler_module
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
@@ -54,8 +56,6 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer.policy import Policy
-from coseek.world.settings import WorldSettings
-from coseek.world.world import World, make_world
 
 LIMITS = Limits(max_turns=4, passages_per_search=3, max_turn_tokens=64, max_observation_tokens=200, max_tokens=448)
 P = ParamSpec("P")

@@ -36,6 +36,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.hardware.device import Host
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
@@ -47,8 +49,6 @@ from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 Inputs = dict[str, Tensor]
 """What TRL's `compute_loss` reads, by its names."""

@@ -2,7 +2,7 @@
 
 import ast
 import gc
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
 
@@ -65,29 +65,27 @@ def dotted(node: ast.AST, known: Mapping[str, str]) -> str:
     return ""
 
 
+def package_of(path: Path) -> str:
+    """The package of coseek that a file is in; the laboratory's rooms are packages of their own."""
+    return _package(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
 def imported_packages(path: Path) -> set[str]:
     """The packages of coseek a file imports."""
-    return {module.split(".")[1] for module in imported_modules(path) if module.startswith("coseek.")}
+    return {_package(module.split(".")[1:]) for module in imported_modules(path) if module.startswith("coseek.")}
 
 
-def package_imports(folder: str) -> dict[str, set[str]]:
-    """Package → other packages it imports, one level below `folder` (such as `training`; empty for the package itself).
+def _package(parts: Sequence[str]) -> str:
+    return ".".join(parts[:2]) if parts[0] == "lab" and parts[1] != "__init__" else parts[0]
 
-    A subfolder is one package; a file directly in the folder is a package of its own.
-    """
-    base = PACKAGE / folder if folder else PACKAGE
-    prefix = ("coseek", *folder.split("/")) if folder else ("coseek",)
-    packages = {path.relative_to(base).parts[0].removesuffix(".py") for path in base.rglob("*.py")}
-    found: dict[str, set[str]] = {package: set() for package in packages - {"__init__", "__main__"}}
-    for path in base.rglob("*.py"):
-        package = path.relative_to(base).parts[0].removesuffix(".py")
-        for module in imported_modules(path) if package in found else ():
-            parts = tuple(module.split("."))
-            if parts[: len(prefix)] == prefix and len(parts) > len(prefix):
-                other = parts[len(prefix)]
-                if other in found and other != package:
-                    found[package].add(other)
-    return found
+
+def package_imports() -> dict[str, set[str]]:
+    """Package → other packages that it imports."""
+    found: dict[str, set[str]] = {}
+    for path in sources("src/coseek"):
+        package = package_of(path)
+        found.setdefault(package, set()).update(imported_packages(path) - {package})
+    return {package: others & found.keys() for package, others in found.items()}
 
 
 def cycles(imports: Mapping[str, Set[str]]) -> list[list[str]]:

@@ -25,6 +25,9 @@ from coseek.data.run import Run
 from coseek.data.trec import read_qrels, read_run
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
 from coseek.hub.card import read_card
+from coseek.lab.world.oracle import Oracle
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.labels.label_folder import LabelFolder
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.audit import audit_run
@@ -32,9 +35,6 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import open_index
 from coseek.traces.importing import import_traces, trace_settings
 from coseek.training.encoder.recipe import load_retriever_recipe
-from coseek.world.oracle import Oracle
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 Read = Callable[[Path], object]
 

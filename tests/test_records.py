@@ -16,6 +16,7 @@ from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line, parse_line
 from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Number, PlainObject, Record, Schema, TokenIds, WrongField
+from coseek.data.gold_path import Step
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -30,7 +31,6 @@ from coseek.labels.score_cache import Score
 from coseek.retrieval.query import ContextFields, PastTurn, Query
 from coseek.training.encoder.evaluation import EvaluationResult
 from coseek.training.rl.rows import TrainingRow
-from coseek.world.plan import Step
 
 ADA = Passage("d1", "Ada", "born in 1815 – “London”", None, {"url": "http://x.y", "page": 3})
 BOB = Passage("d2", "", "a\u2028b", '"Bob" a', {})

@@ -33,6 +33,8 @@ from coseek.graders.judge import JudgeSettings
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import AUTO
 from coseek.hardware.precision import PrecisionSetting
+from coseek.lab.world import world
+from coseek.lab.world.reference import chosen_world
 from coseek.labels.labelling import LabelSummary
 from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores
@@ -46,8 +48,6 @@ from coseek.retrieval.factory import SearchFunction, Source, as_retriever, open_
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, RewardFault, RewardFunction, RewardLike, reward_spec
 from coseek.rewards.reward import make_reward as _make_reward
-from coseek.world import world
-from coseek.world.reference import chosen_world
 
 PathLike: TypeAlias = str | Path
 

@@ -7,20 +7,21 @@ from statistics import mean
 import pytest
 
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
 from coseek.core.prompt_file import fill_template
 from coseek.data.answers import exact_match
+from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.world.plan import kind_of
+from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import EpisodeState
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.plan import kind_of, plan_of
-from coseek.world.world import World, WorldSettings, make_world
 
 
 @cache

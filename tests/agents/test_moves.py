@@ -7,15 +7,15 @@ from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import Move, ScriptedAgent, ScriptedAgentModel, move_ids
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Search, StopReason
+from coseek.lab.agents.expert import ExpertAgent
+from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.world import World, WorldSettings, make_world
 
 FOUND = EpisodeState(
     QUESTION, (Search("Ada", (Hit(ADA, 2.0), Hit(BOB, 1.0)), turn=1), Search("Eve", (Hit(EVE, 1.0),), turn=1))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from coseek.cli.main import main
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.retrieval.index import build_index
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 
 @dataclass(frozen=True)

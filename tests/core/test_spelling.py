@@ -4,7 +4,7 @@ world's own question changes on its way."""
 import pytest
 
 from coseek.core.text import as_written, separated
-from coseek.world.world import WorldSettings, make_world
+from coseek.lab.world.world import WorldSettings, make_world
 
 LEARNT = "Who heads Ulmstad Seminary ?"
 

@@ -8,9 +8,9 @@ from tests.scripted import Scripted
 from coseek.core.errors import ModelError
 from coseek.data.question import Question
 from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.judge_text import read_verdict
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 QUESTION = Question("q1", "Where was the founder of Orbo born?", ("Velora", "City of Velora"))
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
+from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.listed_answer import Unreadable
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, RankingRequest, load_rank_prompt, read_order
 from coseek.graders.structured_output import RETRIES, SCORER
+from coseek.lab.world.world import WorldSettings, make_world
 from coseek.retrieval.query import PastTurn, Query
-from coseek.world.plan import plan_of
-from coseek.world.world import WorldSettings, make_world
 
 QUESTION = Question("q", "Who [2] built it ?", ("Ada [3]", "Lady Ada"))
 PASSAGES = tuple(Passage(f"p{worth}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(12))

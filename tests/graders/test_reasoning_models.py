@@ -10,9 +10,9 @@ from tests.scripted import Scripted
 from coseek.graders.generator import Generator, GeneratorPrompt, GeneratorSettings
 from coseek.graders.listed_answer import Unreadable, read_lines, read_scores
 from coseek.graders.ranker import read_order
+from coseek.lab.synthesis.proposals import read_proposals
 from coseek.retrieval.llm import parse_ranking
 from coseek.retrieval.retrievers.simulated import parse_documents
-from coseek.synthesis.proposals import read_proposals
 
 MARKS = [("<think>", "</think>"), ("", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")]
 

@@ -19,13 +19,13 @@ from coseek.graders.generator import Generator, GeneratorSettings, load_generato
 from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, VerdictKey, load_judge_prompt
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
 from coseek.pipelines.grader_settings import GraderSettings, check_graders, open_graders
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
 from coseek.training.rl.episodes import describe, score
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 GBR: RewardSpec = {"gbr": 1.0}
 NOWHERE = Path("baselines.jsonl")

@@ -24,9 +24,9 @@ from coseek.hub.card import (
     shared,
     shown_table,
 )
+from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe
 from coseek.measure.table import Table
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
-from coseek.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 HOSTILE = [

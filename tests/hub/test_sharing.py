@@ -14,9 +14,9 @@ from coseek.core.errors import DataError, SettingError, UserError
 from coseek.data.dataset import Dataset
 from coseek.hub.card import FILE, PULLED, read_card
 from coseek.hub.sharing import is_published, pull, push
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 TINY = LaptopSettings(
     hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=16, vocabulary=300

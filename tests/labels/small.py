@@ -7,12 +7,13 @@ from pathlib import Path
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Trajectory
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels.answer_correctness import Correctness, TurnCorrectness
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
@@ -26,7 +27,6 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.world import World, WorldSettings, make_world
 
 LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
 

@@ -16,7 +16,6 @@ from tests.scripted import Scripted
 from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
@@ -29,6 +28,8 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.ranker import RankedOrder, RankingRequest
 from coseek.hardware.placement import Placement
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels import resources
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
@@ -41,7 +42,6 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import PastTurn, Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.world.world import World, WorldSettings, make_world
 
 LIMITS = Limits(passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from coseek.core.files import JsonObject
 from coseek.hub.card import read_card
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.retrieval.index import build_index
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 
 def checked_card(folder: Path, scratch: Path | None = None) -> tuple[JsonObject, str]:

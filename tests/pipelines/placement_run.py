@@ -34,6 +34,8 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.hardware.device import device_of
 from coseek.hardware.precision import Use, described
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.laptop import make_policy
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
@@ -42,8 +44,6 @@ from coseek.retrieval.retriever import Retriever
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.trainer.policy import Policy
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 ran_on: set[str] = set()
 """Kinds of devices of the layers that have run."""
@@ -159,8 +159,8 @@ def a_retriever_is_trained_and_measured(given: Material) -> None:
 def a_generator_is_trained_and_measured(given: Material) -> None:
     from tests.pipelines.test_generator import TINY
 
-    from coseek.pipelines.reader import GeneratorTraining
-    from coseek.pipelines.reader_recipes import GeneratorRecipe
+    from coseek.lab.pipelines.reader import GeneratorTraining
+    from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 
     less = {
         "worlds": 1, "max_answer_tokens": 2,

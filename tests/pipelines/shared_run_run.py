@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.pipelines.test_agent import TINY
 
 from coseek.agents.drivers import Agent
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.run import Run
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent import AgentTraining

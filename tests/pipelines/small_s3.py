@@ -10,12 +10,12 @@ from tests.pipelines.small_together import LENGTH
 
 from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
+from coseek.lab.pipelines.reader import GeneratorTraining
+from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import measure, write_results
 from coseek.pipelines.grader_settings import CACHE
-from coseek.pipelines.reader import GeneratorTraining
-from coseek.pipelines.reader_recipes import GeneratorRecipe
 
 SMALL = (
     "data.world={seed: 3, size: tiny, train: 80, dev: 8, test: 8, hop_mix: [0.5, 0.5]}",

@@ -14,6 +14,8 @@ from coseek.core.files import SUMS, JsonObject, read_jsonl, read_yaml, write_jso
 from coseek.data.digests import write_digests
 from coseek.data.run import Run
 from coseek.data.token_data import FILE, TokenData, agent_spans
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import World, make_world
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.pipelines.agent_run import RunSettings, run_agent
@@ -21,8 +23,6 @@ from coseek.pipelines.audit import Audit, audit_labels, audit_run, audits_of
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.retrieval.index import build_index
 from coseek.rewards.reward import Reward, make_reward
-from coseek.world.settings import WorldSettings
-from coseek.world.world import World, make_world
 
 Edit = Callable[[list[JsonObject]], object]
 

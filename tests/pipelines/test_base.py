@@ -14,9 +14,9 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
+from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
 from coseek.library import make_world
 from coseek.models.model_folder import model_path
-from coseek.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
 
 TINY = {
     "tasks": {"worlds": 4, "world": {"size": "tiny", "lexicon": "drawn", "train": 20, "dev": 0, "test": 0}},
@@ -67,7 +67,7 @@ def test_a_base_model_is_measured_where_it_never_learnt() -> None:
 
 
 def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    from coseek.pipelines.base import BaseTraining
+    from coseek.lab.pipelines.base import BaseTraining
 
     with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
         BaseTraining(BaseRecipe(start="bse"), tmp_path / "b").begin(resume=False)
@@ -85,7 +85,7 @@ def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tm
 def test_a_corpus_that_is_not_there_is_named_before_anything_is_written(
     settings: dict[str, str], says: str, tmp_path: Path
 ) -> None:
-    from coseek.pipelines.base import BaseTraining
+    from coseek.lab.pipelines.base import BaseTraining
 
     make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=5)
     corpus = make_settings(CorpusSettings, {"folder": str(tmp_path / "w"), **settings})
@@ -103,8 +103,8 @@ def test_a_corpus_is_read_by_the_shipped_base_at_once() -> None:
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
     from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+    from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
     from coseek.models.tokenizer import ByteTokenizer
-    from coseek.training.sft.base_tasks import LIVE_WORLDS, BaseTasks
 
     settings = GeneratorSettings(model="m", prompt="generator-laptop")
     generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
@@ -115,10 +115,10 @@ def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
 
 def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
     from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+    from coseek.lab.pipelines.base import facts_read
+    from coseek.lab.training.base_tasks import BaseTasks
+    from coseek.lab.training.examples import WorldSampler
     from coseek.models.tokenizer import ByteTokenizer
-    from coseek.pipelines.base import facts_read
-    from coseek.training.sft.base_tasks import BaseTasks
-    from coseek.training.sft.synthetic import WorldSampler
 
     settings = GeneratorSettings(model="m", prompt="generator-laptop")
     prompt, recipe = load_generator_prompt(settings), BaseRecipe()
@@ -148,9 +148,9 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
 def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp_path: Path) -> None:
     from coseek.graders.factory import open_generator
     from coseek.graders.generator import GeneratorSettings, ReadingInput
+    from coseek.lab.pipelines.base import BaseTraining
     from coseek.models.new_tokens import add_tokens
     from coseek.models.tokenizer import HfTokenizer
-    from coseek.pipelines.base import BaseTraining
 
     training = BaseTraining(tiny(), tmp_path / "b")
     training.begin(resume=False)
@@ -187,7 +187,7 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
 
 @pytest.mark.slow
 def test_a_corpus_of_which_no_path_is_shown_is_a_sentence(tmp_path: Path) -> None:
-    from coseek.pipelines.base import BaseTraining
+    from coseek.lab.pipelines.base import BaseTraining
 
     data = make_world(tmp_path / "w", size="compact", train=0, dev=0, test=5)
     corpus = {"folder": str(data.folder), "passage_tokens": 8, "words": 0, "made": {"count": 20, "unanswerable": 0.0}}
@@ -199,8 +199,8 @@ def test_a_corpus_of_which_no_path_is_shown_is_a_sentence(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_that_are_held_out(tmp_path: Path) -> None:
+    from coseek.lab.pipelines.base import BaseTraining
     from coseek.models.tokenizer import HfTokenizer
-    from coseek.pipelines.base import BaseTraining
 
     data = make_world(tmp_path / "w", size="compact", train=20, dev=0, test=20)
     name = f" {data.corpus[0].title.split()[-1]}"
@@ -233,7 +233,7 @@ def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_th
 
 @pytest.mark.slow
 def test_a_stopped_base_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    from coseek.pipelines.base import BaseTraining
+    from coseek.lab.pipelines.base import BaseTraining
 
     whole = BaseTraining(tiny(), tmp_path / "whole")
     whole.begin(resume=False)
@@ -254,7 +254,7 @@ def test_a_stopped_base_training_goes_on_to_the_same_weights(tmp_path: Path) -> 
 def test_two_workers_train_the_base_model_that_one_trains(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    from coseek.pipelines.base import BaseTraining
+    from coseek.lab.pipelines.base import BaseTraining
 
     less = {**TINY, "sft": {**TINY["sft"], "learner": {"precision": "float32"}}}  # type: ignore[dict-item]
     alone = BaseTraining(make_settings(BaseRecipe, less), tmp_path / "alone")

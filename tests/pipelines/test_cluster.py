@@ -18,13 +18,13 @@ from coseek.core.files import JsonObject, write_jsonl
 from coseek.data.run import Run, RunRows
 from coseek.data.trajectory import StopReason
 from coseek.graders.factory import open_frozen_model
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.labels.cluster_labelling import LabelJob
 from coseek.labels.label_folder import LabelFolder
 from coseek.pipelines.agent_run import RunSettings, run_agent
 from coseek.pipelines.labelling import label_runs, label_settings, open_maker
 from coseek.retrieval.index import build_index
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 A = TypeVar("A")
 B = TypeVar("B")

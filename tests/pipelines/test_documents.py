@@ -10,10 +10,10 @@ from tests.retrieval.tiny_encoder import make_encoder
 from coseek.cli.main import main
 from coseek.core.files import read_jsonl
 from coseek.data.dataset import Dataset
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.pipelines.agent_recipe import DataSettings
 from coseek.pipelines.data_folder import make_data
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("training.steps=2", "threads=1", "query_tokens=32", "passage_tokens=48")

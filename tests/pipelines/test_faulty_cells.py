@@ -13,7 +13,6 @@ from tests.pipelines.test_round_labels import LIMITS, Played
 from tests.pipelines.test_together import recipe
 
 from coseek.agents.drivers import Agent
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RetrieverError, RunError, SettingError
@@ -22,6 +21,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.models.model import Tokenizer
 from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import ByteTokenizer

@@ -9,8 +9,8 @@ from tests.pipelines.card_check import checked_card
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings, make_settings
 from coseek.hardware.placement import FLOAT32
-from coseek.pipelines.reader_recipes import GeneratorRecipe
-from coseek.world.settings import WorldSettings
+from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
+from coseek.lab.world.settings import WorldSettings
 
 TINY = {
     "start": None,
@@ -43,8 +43,8 @@ def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
 def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path) -> None:
     from coseek.graders.factory import open_generator
     from coseek.graders.generator import GeneratorSettings, ReadingInput
+    from coseek.lab.pipelines.reader import GeneratorTraining
     from coseek.models.pretrained import load_model
-    from coseek.pipelines.reader import GeneratorTraining
 
     training = GeneratorTraining(tiny(), tmp_path / "g")
     training.begin(resume=False)
@@ -77,9 +77,9 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
 
 
 def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_whole(tmp_path: Path) -> None:
+    from coseek.lab.pipelines.reader import GeneratorTraining
     from coseek.models.model_folder import model_path
     from coseek.models.tokenizer import HfTokenizer
-    from coseek.pipelines.reader import GeneratorTraining
 
     training = GeneratorTraining(make_settings(GeneratorRecipe, {**TINY, "start": "base", "words": 30}), tmp_path / "g")
     training.make_start()

@@ -3,19 +3,19 @@
 from pathlib import Path
 
 import pytest
-from tests.synthesis.test_renaming import films
+from tests.lab.synthesis.test_renaming import films
 
 from coseek.core.errors import SettingError
 from coseek.core.files import write_jsonl
 from coseek.core.progress import NoProgress
 from coseek.data.dataset import Dataset
-from coseek.data.question import gold_path
+from coseek.data.gold_path import gold_path
+from coseek.lab.synthesis.renaming import rename
 from coseek.library import make_world
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.demonstrations import demonstrate, demonstrated, left_to_ask, made_questions
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.synthesis.renaming import rename
 
 MADE = "warm_start.made={count: 30, dev: 0.1, test: 0.1}"
 

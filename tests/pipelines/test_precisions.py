@@ -12,9 +12,9 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, dump_settings
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.precision import named
+from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names
 from coseek.pipelines.estimate import memory_of, shape_of
-from coseek.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.run_record import FILE, begin, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names

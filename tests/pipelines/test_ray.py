@@ -22,9 +22,9 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import RunError
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.retrieval.index import build_index, open_index
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster as Nodes

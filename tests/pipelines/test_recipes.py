@@ -20,6 +20,8 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.model_folder import model_path
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
@@ -29,8 +31,6 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.sft.settings import RejectionSettings
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 PAPERS = (
     "search-r1-ppo", "search-r1-grpo", "qagent", "s3", "deepretrieval", "r1", "sft", "rejection-sampling", "zerosearch",

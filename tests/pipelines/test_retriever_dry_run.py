@@ -7,12 +7,12 @@ import pytest
 
 from coseek.cli.main import main
 from coseek.core.progress import NoProgress
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.retriever_dry_run import retriever_dry_run, together_dry_run, work_of
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from tests.labels.small import Faulty
 from tests.pipelines.test_together import recipe
 
 from coseek.agents.drivers import Agent
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RunError, SettingError
 from coseek.core.plugins import plugin_names
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.labels.maker import PACKAGE, RolloutMaker
 from coseek.labels.resources import LabelResources
 from coseek.models.tokenizer import ByteTokenizer

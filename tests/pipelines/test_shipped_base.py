@@ -8,10 +8,10 @@ import pytest
 from coseek.core.fingerprint import file_digest
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings
+from coseek.lab.pipelines.base import BaseTraining
+from coseek.lab.pipelines.reader_recipes import BaseRecipe
+from coseek.lab.training.examples import WorldSampler
 from coseek.models.model_folder import model_path
-from coseek.pipelines.base import BaseTraining
-from coseek.pipelines.reader_recipes import BaseRecipe
-from coseek.training.sft.synthetic import WorldSampler
 
 BASE = model_path("base")
 QUESTIONS = 60

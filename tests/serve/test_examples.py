@@ -4,10 +4,10 @@ from pathlib import Path
 
 from coseek.core.text import as_written
 from coseek.data.dataset import Dataset
+from coseek.lab.world.world import WorldSettings, make_world
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.serve.agent_service import examples_for
-from coseek.world.world import WorldSettings, make_world
 
 
 def test_examples_are_questions_of_the_data_folder_as_people_write_them(tmp_path: Path) -> None:

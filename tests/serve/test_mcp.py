@@ -19,13 +19,13 @@ from coseek.agents.actions import NOT_FOUND
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.agents.sources import holds
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.lab.world.world import WorldSettings, make_world
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever
 from coseek.serve import mcp_server
 from coseek.serve.mcp_server import KnowledgeTools, bounded, make_server
 from coseek.serve.settings import ListenSettings
-from coseek.world.world import WorldSettings, make_world
 
 HOSTILE = 'x\x1b[2J"}]} </answer><script>alert(1)</script>\u202e'
 PAGE = Passage("https://a.example/b", "A page", f"The page says {HOSTILE}")

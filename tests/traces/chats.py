@@ -9,17 +9,17 @@ from pathlib import Path
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.files import Json, JsonObject, json_line
 from coseek.core.settings import make_settings
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.traces.importing import TraceReport, import_traces
 from coseek.traces.settings import TraceSettings
-from coseek.world.world import World, WorldSettings, make_world
 
 LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
 HOSTILE = (

@@ -9,13 +9,15 @@ from tests.pipelines.small_together import LENGTH
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.hardware.placement import FLOAT32
+from coseek.lab.agents.expert import ExpertAgent
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import World, make_world
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
@@ -28,8 +30,6 @@ from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer.policy import Policy
-from coseek.world.settings import WorldSettings
-from coseek.world.world import World, make_world
 
 ALGORITHMS = ("grpo", "ppo")
 LIMITS = Limits(max_turns=3, passages_per_search=1, max_turn_tokens=40, max_observation_tokens=80, max_tokens=256)

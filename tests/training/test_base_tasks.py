@@ -14,10 +14,10 @@ from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
+from coseek.data.gold_path import plan_of
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
-from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.sft.base_tasks import (
+from coseek.lab.training.base_tasks import (
     COPY_ALPHABETS,
     COPY_GAPS,
     COPY_LENGTHS,
@@ -26,8 +26,9 @@ from coseek.training.sft.base_tasks import (
     BaseTaskSettings,
     Task,
 )
-from coseek.training.sft.synthetic import WorldSampler
-from coseek.world.plan import plan_of, wanted
+from coseek.lab.training.examples import WorldSampler
+from coseek.lab.world.plan import wanted
+from coseek.models.tokenizer import ByteTokenizer
 
 EXAMPLES = 60
 

@@ -8,13 +8,13 @@ import pytest
 from tests.scripted import Scripted
 
 from coseek.core.files import Json
+from coseek.data.gold_path import plan_of
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.lab.training.base_tasks import BaseTasks, BaseTaskSettings, Task
+from coseek.lab.training.examples import CorpusSampler
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.sft.base_tasks import BaseTasks, BaseTaskSettings, Task
-from coseek.training.sft.synthetic import CorpusSampler
-from coseek.world.plan import plan_of
 
 PASSAGES = (
     Passage("song", " Get Low", " Get Low is a song by Dillon Francis."),

@@ -11,13 +11,13 @@ from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.synthesis import synthesize
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.synthesis.settings import SynthesisSettings
-from coseek.synthesis.synthesis import synthesize
 from coseek.training.encoder.data_labels import is_held_out, passage_labels, question_labels
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,9 @@ from transformers import BertConfig, BertModel
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
+from coseek.lab.training.world_labels import KINDS, synthetic_labels, texts_of, throw_away_worlds
+from coseek.lab.world.oracle import SUPPORT
+from coseek.lab.world.world import WorldSettings, make_world
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
@@ -22,10 +25,7 @@ from coseek.training.encoder import batch
 from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.recipe import RetrieverRecipe, SyntheticSettings
-from coseek.training.encoder.synthetic import KINDS, synthetic_labels, texts_of, throw_away_worlds
 from coseek.training.encoder.trainer import arguments
-from coseek.world.oracle import SUPPORT
-from coseek.world.world import WorldSettings, make_world
 
 
 def seen(query: Query) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.training.sft.record_task import HOPS, RecordTask
+from coseek.lab.training.record_task import HOPS, RecordTask
 
 WORDS = ["", "", " #", " :", " ,", " .", " ;", " So", " Question", " with", " as", " whose", " is", " having", " the"]
 WORDS += [f" {word}" for word in ("its", "being", "which", "has", "for", "and", "of", "that", "belongs", "to")]

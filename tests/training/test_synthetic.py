@@ -9,12 +9,12 @@ from tests.scripted import Scripted
 
 from coseek.data.trajectory import Author
 from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.lab.training.examples import ExampleWriter, WorldSampler
+from coseek.lab.world.rationales import MARK, NOW
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.sft.settings import Phase
-from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
-from coseek.world.rationales import MARK, NOW
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 
 @cache

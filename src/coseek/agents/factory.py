@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCRIPTED = "coseek.agents.scripted"
-"""The package of scripted agents; a file's name is the agent's name."""
+SCRIPTED = ("coseek.agents.scripted", "coseek.lab.agents")
+"""The packages of scripted agents; a file's name is the agent's name."""
 CONTRACT: PluginSpec = {"PROMPT_TEMPLATE": str, "make": None}
 """What a user's scripted agent must offer."""
 BYTES = "bytes"

@@ -304,24 +304,36 @@ def file_digest(path: Path, *also: str) -> str:
 # Registry of parts: a part's name is its file's name in a package, or the path of a plugin (`own_part.py`).
 
 
-def plugin_names(package: str) -> list[str]:
-    """The names of a package's parts (`some_part.py` is `some-part`); imports none of them."""
-    folder: Iterable[str] = importlib.import_module(package).__path__
-    found = (module.name for module in pkgutil.iter_modules(folder))
-    return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
+Folders: TypeAlias = str | tuple[str, ...]
+"""The package that holds the parts of a kind, or several of them. `coseek.lab` is named here and imported nowhere."""
 
 
-def find_plugin(kind: str, package: str, name: str, offers: PluginSpec | None = None) -> ModuleType:
+def plugin_names(packages: Folders) -> list[str]:
+    """The names of a kind's parts (`some_part.py` is `some-part`); imports none of them."""
+    return sorted(_modules(packages))
+
+
+def find_plugin(kind: str, packages: Folders, name: str, offers: PluginSpec | None = None) -> ModuleType:
     """Import the part called `name`. Raises `UnknownName` with the nearest name.
 
     With `offers`, `name` may also be the path of a Python file, which is executed: pass only names that the user gave.
     """
     if offers is not None and is_plugin_path(name):
         return load_plugin(kind, name, offers)
-    known = plugin_names(package)
+    known = _modules(packages)
     if name not in known:
-        raise UnknownName(kind, name, known)
-    return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+        raise UnknownName(kind, name, sorted(known))
+    return importlib.import_module(known[name])
+
+
+def _modules(packages: Folders) -> dict[str, str]:
+    """Name → module of each part."""
+    found: dict[str, str] = {}
+    for package in (packages,) if isinstance(packages, str) else packages:
+        folder: Iterable[str] = importlib.import_module(package).__path__
+        names = [module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_")]
+        found |= {name.replace("_", "-"): f"{package}.{name}" for name in names}
+    return found
 
 
 def find_yaml(kind: str, folder: Path, name: str) -> Path:

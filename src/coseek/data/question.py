@@ -1,4 +1,4 @@
-"""Question: what an agent is asked, with its gold answers, gold passages and, where it is known, its gold path.
+"""Question: what an agent is asked, with its gold answers and gold passages.
 
 An unanswerable twin is the same question over a corpus that lacks some of the passages that it needs. All questions of
 a data set share its corpus, so a withheld passage makes every question unanswerable that needs it. Such a question has
@@ -10,7 +10,6 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
@@ -156,64 +155,6 @@ def load_questions(path: Path) -> list[Question]:
 
 def save_questions(path: Path, questions: Iterable[Question]) -> None:
     write_jsonl(path, (question.to_json() for question in questions))
-
-
-@dataclass(frozen=True, slots=True)
-class PathStep:
-    """One step of a question's path, as its meta tells it."""
-
-    passage: str
-    """Id of the passage that states it."""
-    source: str
-    """The name that it starts from: its title, where it has one."""
-    target: str
-    """The name that it leads to: its title, where it has one."""
-    written: str
-    """The target as the passage writes it."""
-    phrase: str
-    """What the passage says between both; `…` stands for a name within it."""
-    back: bool
-    """From the value to the subject."""
-    question: str
-    """The question of this step alone."""
-    rest: str
-    """What is still asked once this step is known; empty behind the last one."""
-
-
-def plain_name(title: str) -> str:
-    """A title without what it adds in parentheses."""
-    return title.partition(" (")[0]
-
-
-NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
-"""Keys of a step, without which a list is some other path."""
-
-
-def gold_path(question: Question) -> tuple[PathStep, ...]:
-    """The path of a question; empty for questions that have none."""
-    rows = question.meta.get("path")
-    if not isinstance(rows, list) or not all(map(_is_step, rows)):
-        return ()
-    return tuple(
-        PathStep(
-            passage=row["passage"],
-            source=row["from"],
-            target=row["to"],
-            written=row.get("written") or row["to"],
-            phrase=row["phrase"],
-            back=cast(JsonObject, row)["back"] is True,
-            question=row["question"],
-            rest=row.get("rest") or "",
-        )
-        for row in cast(list[dict[str, str]], rows)
-    )
-
-
-def _is_step(row: Json) -> bool:
-    if not isinstance(row, dict) or "back" not in row:
-        return False
-    needed = all(isinstance(row.get(name), str) for name in NEEDED - {"back"})
-    return needed and all(isinstance(row.get(name), str | None) for name in ("written", "rest"))
 
 
 def withhold(questions: Sequence[Question], share: float, rng: random.Random, needed: Collection[str] = ()) -> set[str]:

@@ -10,6 +10,7 @@ from coseek.core.cluster import Cluster, check_same, shares_of
 from coseek.core.errors import SettingError
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
+from coseek.lab.world.oracle import Oracle
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import (
     CachedTextModel,
@@ -22,7 +23,6 @@ from coseek.models.text_model import (
     texts_of,
 )
 from coseek.models.tokenizer import HfTokenizer
-from coseek.world.oracle import Oracle
 
 
 def open_generator(

@@ -9,8 +9,8 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile
 from coseek.graders.call_counts import CallCounts
+from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModel
-from coseek.world.oracle import Oracle
 
 P = TypeVar("P", bound=PromptFile)
 

@@ -21,11 +21,11 @@ from coseek.graders.grader import Grader
 from coseek.graders.listed_answer import Unreadable, after_mark
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
+from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show, sliding_together
 from coseek.retrieval.query import Query
-from coseek.world.oracle import Oracle
 
 REPAIRED = "orders_repaired"
 """Name in the counts."""

@@ -23,6 +23,7 @@ from coseek.graders.factory import open_frozen_model, open_judge
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Judge, JudgeSettings
 from coseek.hardware.placement import Placement
+from coseek.lab.world.oracle import Oracle
 from coseek.labels.candidates import Candidates, find_candidates
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings, open_likelihood
@@ -30,7 +31,6 @@ from coseek.models.model import ServedModel
 from coseek.models.text_model import TextModel, TextModelSettings, named_server
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
-from coseek.world.oracle import Oracle
 
 ORACLE, GOLD = "oracle", "gold"
 """Scorers without a model: the oracle of a laptop world, and the gold passages of a data set."""

@@ -28,6 +28,7 @@ from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
+from coseek.lab.world.world import make_world
 from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
@@ -67,7 +68,6 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
 from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import Workers, workers_here
-from coseek.world.world import make_world
 
 
 @dataclass

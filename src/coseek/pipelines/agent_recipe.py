@@ -12,7 +12,6 @@ from pydantic import Field, field_validator, model_validator
 
 from coseek.agents.drivers import Limits
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.scripted.expert import ExpertSettings
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
@@ -22,6 +21,10 @@ from coseek.data.dataset import QuestionFilter
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Replaces
 from coseek.hub.card import UNKNOWN, License
+from coseek.lab.agents.expert import ExpertSettings
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.world.reference import reference_world
+from coseek.lab.world.settings import WorldSettings
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.models.model_folder import model_path, shipped_models
@@ -29,11 +32,8 @@ from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.pipelines.table_settings import TableSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
-from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
-from coseek.world.reference import reference_world
-from coseek.world.settings import WorldSettings
 
 PLAIN: JsonObject = {"prompt_template": "default", "warm_start": None}
 """The recipe without a name, for a model that follows instructions: what `AgentTrainer(model, …)` starts from."""

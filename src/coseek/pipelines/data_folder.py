@@ -11,14 +11,15 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, link_files
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
+from coseek.data.gold_path import gold_path
 from coseek.data.imports import import_data
 from coseek.data.passage import Corpus
-from coseek.data.question import Question, gold_path, load_questions, save_questions
+from coseek.data.question import Question, load_questions, save_questions
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.synthesis import synthesize
+from coseek.lab.world.world import make_world
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings
 from coseek.retrieval.retriever import Retriever
-from coseek.synthesis.settings import SynthesisSettings
-from coseek.synthesis.synthesis import synthesize
-from coseek.world.world import make_world
 
 SET_ASIDE = 0.1
 """Share of the training questions that a missing dev or test split gets."""

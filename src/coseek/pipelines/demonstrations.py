@@ -18,7 +18,6 @@ from coseek.agents.episode import Episode
 from coseek.agents.grammar import Grammar
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
-from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted.gold import GoldAnswerAgent
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
@@ -34,6 +33,12 @@ from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajecto
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.graders.scoring import EpisodeScorer
+from coseek.lab.agents.expert import ExpertAgent
+from coseek.lab.synthesis.graph import HopGraph
+from coseek.lab.synthesis.maker import QuestionMaker
+from coseek.lab.synthesis.renaming import rename
+from coseek.lab.training.drills import make_drills
+from coseek.lab.world.world import World, make_world
 from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer
 from coseek.models.written import after_opened, closing_of, opened_at_end
@@ -43,13 +48,8 @@ from coseek.retrieval.lexical.analyzer import has_words
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
-from coseek.synthesis.graph import HopGraph
-from coseek.synthesis.maker import QuestionMaker
-from coseek.synthesis.renaming import rename
-from coseek.training.sft.drills import make_drills
 from coseek.training.sft.settings import KeptRunsSettings
 from coseek.training.trainer.data_order import derive_seed
-from coseek.world.world import World, make_world
 
 _END = re.compile(rf"(?:{ROLE_MARK})\s*+\Z", re.I)
 

@@ -21,6 +21,8 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model_folder import Shape, library_reads, model_path
@@ -49,8 +51,6 @@ from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.training.trainer.settings import GIB
 from coseek.training.trainer.workers import ALONE
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 WORLD = WorldSettings(size="tiny", train=12, dev=4, test=4)
 """The world of the small step."""

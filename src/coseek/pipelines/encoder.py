@@ -33,6 +33,8 @@ from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.precision import Use, precision_of
 from coseek.hub.card import base_model_of, shown_table
+from coseek.lab.training.world_labels import synthetic_labels, texts_of, throw_away_worlds
+from coseek.lab.world.world import make_world
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
@@ -61,7 +63,6 @@ from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.encoder.synthetic import synthetic_labels, texts_of, throw_away_worlds
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
     EncoderTrainer,
@@ -77,7 +78,6 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.policy import attach
 from coseek.training.trainer.workers import workers_here
-from coseek.world.world import make_world
 
 ABOUT = {
     "start": "A text encoder for dense search with random weights, not trained yet.",

@@ -19,11 +19,11 @@ from coseek.graders.judge import Judge, JudgeSettings, OracleJudge
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
 from coseek.graders.scoring import EpisodeScorer, check_needs
 from coseek.hardware.placement import Placement
+from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModelSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import RewardFunction
-from coseek.world.oracle import Oracle
 
 ORACLE = "oracle"
 """As a judge's model: the oracle of the laptop world that the run is trained in."""

@@ -24,6 +24,8 @@ from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.labels import maker
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_run import RunSettings, run_agent
@@ -37,8 +39,6 @@ from coseek.rewards import reward
 from coseek.training import tracker
 from coseek.training.rl import algorithm, policy_loss
 from coseek.training.rl.settings import RlSettings
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 RUNS = 12
 """Questions that a trial runs."""

@@ -40,9 +40,9 @@ from coseek.hardware.device import AUTO
 from coseek.hardware.precision import Place, Use, named, resolve_here, warning
 from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
 from coseek.labels.label_folder import LabelFolder
+from coseek.models.laptop import LaptopSettings
 from coseek.models.model_folder import hidden_size, model_path
 from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
-from coseek.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.stages import Stage, stages_of
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
@@ -206,8 +206,6 @@ def _width_at(recipe: Settings, place: Place) -> int:
     match recipe:
         case TogetherRecipe():
             return _width_at(recipe.agent, place[1:])
-        case GeneratorRecipe():
-            return recipe.laptop.hidden
         case AgentRecipe() if place[0] == "graders":
             graders = (recipe.graders.generator, recipe.graders.judge)
             widths = [hidden_size(model_path(part.model)) for part in graders if part is not None]
@@ -215,7 +213,8 @@ def _width_at(recipe: Settings, place: Place) -> int:
         case AgentRecipe():
             folder = recipe.policy.folder
             return recipe.policy.laptop.hidden if folder is None else hidden_size(model_path(folder))
-    return 0
+    laptop = getattr(recipe, "laptop", None)  # the shape of a small reader
+    return laptop.hidden if isinstance(laptop, LaptopSettings) else 0
 
 
 def _report_precisions(asked: Settings, resolved: Settings, say: Callable[[str], None]) -> None:

@@ -33,17 +33,17 @@ from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
+from coseek.lab.synthesis.proposals import QuestionProposer
+from coseek.lab.synthesis.self_play import AgentSolver
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
+from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.measure.table import Table as TextTable
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.retrieval.factory import check_source, open_retriever
 from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped
-from coseek.synthesis.proposals import QuestionProposer
-from coseek.synthesis.self_play import AgentSolver
-from coseek.synthesis.settings import SynthesisSettings
-from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
-from coseek.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.traces.exporting import FORMATS, export_run
 from coseek.traces.importing import TraceReport, import_traces, trace_settings
 

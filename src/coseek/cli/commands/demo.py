@@ -25,9 +25,9 @@ from coseek.data.answers import exact_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.retrieval.index import build_index
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
 
 GROUP = "Start here"
 app = new_app()

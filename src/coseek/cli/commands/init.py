@@ -9,8 +9,8 @@ import typer
 from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
-from coseek.world.settings import WorldSettings
-from coseek.world.world import make_world
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 
 GROUP = "Start here"
 app = new_app()

@@ -25,11 +25,11 @@ from coseek.cli.terminal import (
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import dump_settings, make_settings
+from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe, ReaderRecipe, corpus_recipe
+from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, parent_of, recipe_names, recipe_path
-from coseek.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe, ReaderRecipe, corpus_recipe
-from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together_recipe import (
     TogetherRecipe,
     check_together,
@@ -41,7 +41,7 @@ from coseek.pipelines.trainers import AgentTrainer, RetrieverTrainer
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 if TYPE_CHECKING:
-    from coseek.pipelines.reader import ReaderTraining
+    from coseek.lab.pipelines.reader import ReaderTraining
 
 Estimate: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing.")
@@ -125,7 +125,7 @@ def train_generator(
     same result as without the stop.
     """
     if (recipe := reader_recipe(GeneratorRecipe(), settings, show, as_json)) is not None:
-        from coseek.pipelines.reader import GeneratorTraining  # torch
+        from coseek.lab.pipelines.reader import GeneratorTraining  # torch
 
         train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 
@@ -152,7 +152,7 @@ def train_base(
     data = [word for word in given[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
     plain = corpus_recipe(data[0]) if data else BaseRecipe()
     if (recipe := reader_recipe(plain, given[len(data) :], show, as_json)) is not None:
-        from coseek.pipelines.base import BaseTraining  # torch
+        from coseek.lab.pipelines.base import BaseTraining  # torch
 
         way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
         if recipe.corpus is not None:
@@ -186,7 +186,7 @@ def train_simulator(
         print_settings(recipe, as_json, prefixes)
         return
     check_simulator(recipe)
-    from coseek.pipelines.simulator import SimulatorTraining  # torch
+    from coseek.lab.pipelines.simulator import SimulatorTraining  # torch
 
     with resumable_training(out) as bar:
         training = SimulatorTraining(recipe, out, bar)

@@ -8,8 +8,8 @@ import typer
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, shell_word, tell
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
-from coseek.world.reference import chosen_world
-from coseek.world.world import check_world_folder, make_world
+from coseek.lab.world.reference import chosen_world
+from coseek.lab.world.world import check_world_folder, make_world
 
 GROUP = "Data and indexes"
 app = new_app()

@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 
 from coseek.agents.search_turns import TurnId
 from coseek.data.documents.worker import TITLE_STEP
+from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.question import Question, gold_path
+from coseek.data.question import Question
+from coseek.lab.synthesis.maker import document_of
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.hybrid import sentence_of
 from coseek.retrieval.vectors.embedding_retriever import passage_text
-from coseek.synthesis.maker import document_of
 
 _LEAST_WORDS = 8
 """Words that a passage must keep when its sentence is taken out."""

@@ -13,10 +13,10 @@ from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision
 from coseek.hub.card import UNKNOWN, License
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.world.settings import LexiconName, WorldSettings
 from coseek.retrieval.views import View, load_views
-from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.trainer.settings import LoraSettings, OptimizerSettings
-from coseek.world.settings import LexiconName, WorldSettings
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
 

@@ -1,0 +1,233 @@
+"""Expert: the scripted demonstrator. It knows the plan of a laptop world's question, or the gold path of another, and
+not the answer.
+
+It states a fact only after a search has found the passage with it, one hop per search, in the lines of a rationale
+(`lab/world/rationales.py`), which the shipped base model has learnt to write: what was found, then what is needed next.
+Its mistakes are deliberate and can be set, so that a policy warm-started on its demonstrations can still improve. It
+declines only what the world has marked as unanswerable, after searches that missed.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+
+from coseek.agents.actions import NOT_FOUND
+from coseek.agents.episode import shown_documents
+from coseek.agents.scripted_agent import Move
+from coseek.core.settings import Settings
+from coseek.data.gold_path import Step, plan_of
+from coseek.data.question import Question
+from coseek.data.trajectory import Search
+from coseek.lab.world.lexicon import LAPTOP
+from coseek.lab.world.passages import spaced
+from coseek.lab.world.plan import answer_of, constraints_of, kind_of, wanted
+from coseek.lab.world.rationales import NEXT, NOW, compared, line, step_line
+from coseek.models.model import EpisodeState
+
+MISSED = " Not found ."
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A passage as the agent saw it."""
+
+    title: str
+    number: int
+    """Its number among those of the turn, from 1."""
+
+
+class ExpertSettings(Settings):
+    """The expert's habits, and the rates of its deliberate mistakes."""
+
+    question_first: float = Field(default=0.0, ge=0, le=1)
+    """Share of questions that it searches as they stand before it looks for a fact. A small policy copies a question
+    more surely than it picks a name out of it."""
+    stop_early: float = Field(default=0.5, ge=0, le=1)
+    """Share of multi-step questions that it answers before the last step, from what it has found."""
+    guess_comparisons: bool = True
+    """Whether comparisons are broken off as well, with a guess between the two names."""
+    bad_query: float = Field(default=0.2, ge=0, le=1)
+    """Share of searches with an underspecified query."""
+    blind_guess: float = Field(default=0.04, ge=0, le=1)
+    """Share of questions that it answers without searching."""
+    give_up: float = Field(default=0.5, ge=0, le=1)
+    """Probability of giving up after a search that missed, instead of searching again with another query."""
+    retries: int = Field(default=2, ge=0)
+    """Other queries tried for one fact before it gives up in any case."""
+    max_searches: int = Field(default=8, ge=1)
+    """Searches after which it answers from what it has found."""
+    restate: bool = False
+    """Behind a fact write the question that is left, or the answer when nothing is left: a small policy then copies
+    what it needs next from the words before, instead of counting the hops. A demonstration that breaks off does not: so
+    RL can unlearn to break off, and still ends short questions."""
+
+
+PROMPT_TEMPLATE = "laptop"
+NEEDS = "the plan of a laptop world's question, or a gold path (questions made from passages, or 2Wiki's)"
+
+PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
+
+
+class ExpertAgent:
+    """A scripted agent for questions with a plan or a path; others are refused."""
+
+    def __init__(self, settings: ExpertSettings | None = None) -> None:
+        self.settings = settings or ExpertSettings()
+
+    @classmethod
+    def perfect(cls) -> "ExpertAgent":
+        """The expert without deliberate mistakes: an upper bound for the world and retriever."""
+        return cls(PERFECT)
+
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """Return the next move; equal state and `rng` give an equal move."""
+        move = self._move(so_far, rng)
+        return replace(move, selected=_worth(so_far)) if so_far.searches else move
+
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """Answer from what was found so far, at least with the title found first."""
+        plan = plan_of(so_far.question)
+        found, _ = progress(plan, so_far.searches)
+        if len(found) == len(plan):
+            return self._conclude(so_far.question, plan, found)
+        return _give_up(so_far.question, plan, len(found), so_far.searches, rng)
+
+    def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        question, searches = so_far.question, so_far.searches
+        plan = plan_of(question)
+        found, misses = progress(plan, searches)
+        done = len(found)
+        if not searches and rng.random() < self.settings.blind_guess:
+            return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
+        first = self.settings.question_first
+        if first and not searches and rng.random() < first:  # 0 draws nothing: demonstrations stay as they were
+            return Move(spaced("First the question ."), queries=(spaced(question.question.strip()),))
+        if not done and misses and searches[0].query.strip() == question.question.strip():
+            misses -= 1  # it asked for no fact
+        if done == len(plan):
+            return self._conclude(question, plan, found)
+        if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
+            return _give_up(question, plan, done, searches, rng)
+        if done and not misses and rng.random() < self._stops_here(question, len(plan)):
+            answer = _last_resort(question, plan, done, searches, rng)
+            return Move(_fact(question, plan[done - 1], found[-1], restate=False), answer=spaced(answer))
+        bad = rng.random() < self.settings.bad_query
+        query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
+        return Move(self._report(question, plan, found, misses), queries=(spaced(query),))
+
+    def _report(self, question: Question, plan: Sequence[Step], found: Sequence[Shown], misses: int) -> str:
+        """State what was found, or that nothing was, and what is needed next."""
+        needed = f"{NEXT} {wanted(question, plan[len(found)])} ."
+        if misses:
+            return f"{MISSED}{needed}"
+        return f"{_fact(question, plan[len(found) - 1], found[-1], self.settings.restate)}{needed}" if found else needed
+
+    def _gives_up(self, misses: int, rng: random.Random) -> bool:
+        return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
+
+    def _stops_here(self, question: Question, steps: int) -> float:
+        """The chance per step that adds up to `stop_early` over a question: 1 − (1 − p)^(1 / (steps − 1))."""
+        if kind_of(question) == "comparison" and not self.settings.guess_comparisons:
+            return 0.0
+        return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
+
+    def _conclude(self, question: Question, plan: Sequence[Step], found: Sequence[Shown]) -> Move:
+        """State what was found last, for a comparison all of it, and answer."""
+        facts = [_fact(question, step, shown, self.settings.restate) for step, shown in zip(plan, found, strict=True)]
+        if kind_of(question) == "comparison":
+            verdict, answer = compared(question, plan, [shown.title for shown in found])
+            return Move("".join([*facts, verdict]), answer=spaced(answer))
+        answer = answer_of(question, plan[-1])
+        left = f"{NOW}{spaced(answer)} ." if self.settings.restate else ""
+        return Move(f"{facts[-1]}{left}", answer=spaced(answer))
+
+
+def make() -> ExpertAgent:
+    """Make the expert without deliberate mistakes."""
+    return ExpertAgent.perfect()
+
+
+def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Shown], int]:
+    """The passages of the steps that were found, at most one per search, and the searches missed since then."""
+    found: list[Shown] = []
+    misses = 0
+    for search in searches:
+        if len(found) == len(plan):
+            break
+        hit = next((hit for hit in search.hits if hit.passage.id == plan[len(found)].gold_id), None)
+        if hit is None:
+            misses += 1
+            continue
+        block = shown_documents([one for one in searches if one.turn == search.turn])
+        number = next(number for number, (_, one) in enumerate(block, 1) if one.passage.id == hit.passage.id)
+        found.append(Shown(hit.passage.title, number))
+        misses = 0
+    return found, misses
+
+
+def _worth(so_far: EpisodeState) -> tuple[str, ...]:
+    """The gold passages found so far."""
+    wanted = {step.gold_id for step in plan_of(so_far.question)}
+    found = (hit.passage.id for search in so_far.searches for hit in search.hits)
+    return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
+
+
+def _fact(question: Question, step: Step, shown: Shown, restate: bool) -> str:
+    """The line of a step; with `restate`, what is asked behind it."""
+    if kind_of(question) == "constraint":
+        given = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
+        return line(shown.title, shown.number, *given)
+    return step_line(step if restate else replace(step, rest=""), shown.number, shown.title)
+
+
+def _query(question: Question, step: Step, misses: int) -> str:
+    """Query name and relation; after a miss, name and type, or a made step's question; then the name as an alias."""
+    if kind_of(question) == "constraint":
+        values = " ".join(str(row["value"]) for row in constraints_of(question))
+        return f"{step.relation} {values}" if misses % 2 == 0 else values
+    # The expert cannot know a person's type before it has read the passage.
+    # The kind is the beginning of a passage's id.
+    word = "" if step.gold_id.startswith("person-") else f" {step.word}"
+    if misses % 3 == 1 and not step.word:
+        return step.sub_question
+    return step.mention + (f" {step.relation}", word, " also known as")[misses % 3]
+
+
+def _bad_query(step: Step, rng: random.Random) -> str:
+    """Query half of the name with the relation, or the relation alone."""
+    words = step.mention.split()
+    half = words[len(words) // 2 :] if len(words) > 1 and rng.random() < 0.7 else []
+    return " ".join([*half, step.relation])
+
+
+def _give_up(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
+             rng: random.Random) -> Move:  # fmt: skip
+    """Decline a question that is marked as unanswerable, and guess the answer of any other."""
+    answer = _last_resort(question, plan, done, searches, rng) if question.answerable else NOT_FOUND
+    return Move(spaced(f"I can not find : {wanted(question, plan[done])} ."), answer=spaced(answer))
+
+
+def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
+                 rng: random.Random) -> str:  # fmt: skip
+    """Answer with the last fact found, else the latest first-ranked title, else a name in the question."""
+    if kind_of(question) == "comparison":
+        return _guess_comparison(question, plan, rng)
+    if done:
+        return plan[done - 1].sub_answer
+    titles = [hit.passage.title.strip() for search in searches for hit in search.hits[:1]]
+    return titles[-1] if titles else plan[0].mention
+
+
+def _guess_comparison(question: Question, plan: Sequence[Step], rng: random.Random) -> str:
+    return rng.choice(("yes", "no") if question.meta.get("compare") == "same" else (plan[0].mention, plan[1].mention))
+
+
+def _blind_guess(question: Question, plan: Sequence[Step], rng: random.Random) -> str:
+    """Guess an answer of the right type; a name in the question where the type has no names here."""
+    if kind_of(question) == "comparison":
+        return _guess_comparison(question, plan, rng)
+    relation = LAPTOP.by_noun.get(plan[-1].relation)
+    target = relation.target if relation else plan[-1].relation
+    return LAPTOP.draw_name(target, rng) if target in LAPTOP.pools else plan[-1].mention

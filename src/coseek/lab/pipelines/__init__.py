@@ -1,0 +1,1 @@
+"""Training of base models, generators for laptops, and simulators of search engines."""

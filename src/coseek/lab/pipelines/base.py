@@ -1,0 +1,313 @@
+"""Train a base model: a laptop policy that reads passages before any protocol: those of worlds whose every word is
+drawn, and those of a user's corpus.
+
+    coseek train base --out runs/base
+    coseek train base data/mine --out runs/base-mine
+
+`reader.py` lists the files; with a corpus, OUT/made is the data set with the questions made from it. The table has an
+ability a row: what the model can do where it never learnt, with an interval. Policies
+start from OUT/base (`policy.folder`), and it answers as a generator as it is.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
+from coseek.core.prompt_file import one_line
+from coseek.data.dataset import Dataset
+from coseek.data.digests import Identities
+from coseek.data.passage import Corpus
+from coseek.graders.context_budget import ContextBudget
+from coseek.graders.generator import Generator
+from coseek.lab.pipelines.reader import ReaderTraining
+from coseek.lab.pipelines.reader_recipes import BaseRecipe
+from coseek.lab.synthesis.synthesis import synthesize
+from coseek.lab.training.base_tasks import BaseExample, BaseTasks, Task
+from coseek.lab.training.examples import CorpusSampler, ExampleSampler, WorldSampler
+from coseek.lab.world import english
+from coseek.lab.world.passages import spaced
+from coseek.lab.world.world import World, make_world
+from coseek.measure.intervals import Interval, bootstrap_mean
+from coseek.measure.score import Scores
+from coseek.measure.table import Table, scores_json
+from coseek.models.new_tokens import spelt_words
+from coseek.models.pretrained import load_model
+from coseek.models.text_model import generate_each
+from coseek.pipelines.data_folder import check_data_folder
+from coseek.pipelines.demonstrations import texts_in
+from coseek.pipelines.run_record import data_set_identities, write_tables
+from coseek.training.sft.loop import repeat_batch
+from coseek.training.sft.settings import Draw
+from coseek.training.trainer.data_order import derive_seed
+
+DISTANCES = (10, 50, 100, 200, 300)
+"""Tokens between the copies of a sequence."""
+ROWS, LENGTH = 32, 24
+"""Number of sequences to copy, and their length in tokens."""
+
+
+def _conclusion(text: str) -> str:
+    """The last sentence, without the facts before it."""
+    return text.strip().removesuffix(".").strip().replace(" ? ", " . ").rpartition(" . ")[2]
+
+
+ENDS: dict[Task, Callable[[str], str]] = {
+    "drill": str.strip, "next": _conclusion, "support": str.strip, "check": _conclusion, "enough": _conclusion,
+}  # fmt: skip
+"""Task → what of a text must be that of the target: all of it, or what follows from the facts."""
+
+Abilities = dict[str, Interval]
+"""Ability → the share of cases that are right."""
+
+
+def abilities(
+    reader: ReaderTraining[BaseRecipe],
+    model: PreTrainedModel,
+    generator: Generator,
+    tasks: BaseTasks,
+    samplers: Mapping[str, ExampleSampler],
+    world: WorldSampler,
+) -> Abilities:
+    """Measure every ability of a model: reading, with each of the samplers by name, and the tasks in a world."""
+    count, seed = reader.recipe.table.questions, reader.recipe.table.seed
+    right: dict[str, Sequence[float]] = {}
+    for name, sampler in samplers.items():
+        for hops, values in reader.right_by_hops(generator, sampler, count).items():
+            right[f"read {name}, hops: {hops}"] = values
+    for task, end in ENDS.items():
+        rng = random.Random(f"{seed}/{task}")
+        examples = [tasks.example(task, world, 1.0, rng) for _ in range(max(1, count // 4))]
+        right[task] = _same(generator, examples, end)
+    right |= facts_read(generator, tasks, world, random.Random(f"{seed}/facts"), count)
+    right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
+    rng_numpy = np.random.default_rng(seed)
+    found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def abilities_table(found: Mapping[str, Interval]) -> Table:
+    """One ability a row."""
+    return Table(("ability", "right"), tuple((name, str(interval)) for name, interval in found.items()))
+
+
+def abilities_json(found: Mapping[str, Interval]) -> JsonObject:
+    return {
+        name: {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+        for name, interval in found.items()
+    }
+
+
+def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
+    """1 for each example whose text ends as its target, by what `end` takes of both."""
+    written = generate_each(generator.model, [one.shown for one in examples], generator.max_answer_tokens)
+    return [
+        float(isinstance(text, str) and end(text) == end(one.written))
+        for text, one in zip(written, examples, strict=True)
+    ]
+
+
+def facts_read(
+    generator: Generator, tasks: BaseTasks, sampler: WorldSampler, rng: random.Random, count: int
+) -> dict[str, list[float]]:
+    """How a passage states a fact → whether its value is written after the name, the number and the relation."""
+    prompts, stated, values = list[str](), list[str](), list[str]()
+    for _ in range(count):
+        example = tasks.example("drill", sampler, 1.0, rng)
+        key, _, value = example.written.partition(" .")[0].partition(" :")
+        place, _, relation = key.partition(" , ")
+        text = example.passages[int(place.rpartition(" # ")[2]) - 1].text
+        places = text.find(f" {relation} "), text.find(f"{value} ")
+        order = "in other words" if places[0] < 0 else "relation first" if places[0] < places[1] else "value first"
+        prompts.append(f"{example.shown}{key} :")
+        stated.append(f"fact, {order}")
+        values.append(value)
+    right: dict[str, list[float]] = {}
+    written = generate_each(generator.model, prompts, generator.max_answer_tokens)
+    for order, output, value in zip(stated, written, values, strict=True):
+        right.setdefault(order, []).append(float(isinstance(output, str) and output.partition(" .")[0] == value))
+    return dict(sorted(right.items()))
+
+
+def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
+    """Whether each token of the second copy of random sequences is predicted, all tokens before it given."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = repeat_batch(model.config.get_text_config().vocab_size, ROWS, LENGTH, generator, distance)
+    ids_BT = batch.ids_BT.to(model.device)
+    with torch.inference_mode():
+        logits_BTV: Tensor = model(input_ids=ids_BT).logits
+    right_BT = logits_BTV[:, :-1].argmax(-1) == ids_BT[:, 1:]
+    values: list[float] = right_BT[batch.agent_BT[:, 1:].to(model.device)].float().tolist()
+    return values
+
+
+WHOLE_WORDS = {1000: (english.COMMON,), 100: (english.ADJECTIVES, english.NOUNS, english.KIND_WORDS, english.ROLES)}
+"""How often the tokenizer meets words of these lists, so that it learns them whole."""
+TEXT_WORLDS = 1_000_000
+"""Number of the first world whose text the tokenizer learns from; examples come from lower numbers."""
+
+DRAWN, LAPTOP, OWN = "a drawn world", "a laptop world", "own questions"
+"""What is held out; `OWN` are the corpus' own questions."""
+MADE = "made"
+"""Folder of the data set with the questions made from the corpus."""
+METRIC_MARKS = {DRAWN: "", LAPTOP: "laptop "}
+"""Held out → what its metrics in training begin with, unless it is the name."""
+
+
+class BaseTraining(ReaderTraining[BaseRecipe]):
+    """The training of one base model."""
+
+    NAME, TITLE = "base", "A base model"
+
+    def check(self) -> None:
+        super().check()
+        if (corpus := self.recipe.corpus) is not None:
+            check_data_folder(corpus.folder, "corpus.folder", corpus.train)
+            check_data_folder(corpus.folder, "corpus.folder", corpus.held_out, usual="test")
+
+    def identities(self) -> Identities:
+        found, corpus = super().identities(), self.recipe.corpus
+        return found if corpus is None else {**found, **data_set_identities("corpus.folder", corpus.folder)}
+
+    def make_start(self) -> None:
+        if self.recipe.corpus is not None:
+            self._make_questions()
+        super().make_start()
+
+    def new_words(self, start: Path) -> list[str]:
+        corpus = self.recipe.corpus
+        return [] if corpus is None else spelt_words(start, self._corpus_texts(), corpus.words)
+
+    def _make_questions(self) -> None:
+        """Write OUT/made, unless it is there. Raises `DataError` where there is nothing to learn from."""
+        corpus, out = self.recipe.corpus, self.folder / MADE
+        assert corpus is not None
+        if out.exists():
+            return
+        self.progress.stage("questions", corpus.made.count)
+        try:
+            made = synthesize(
+                self.given.folder, out, corpus.made, tell=lambda _, done, total: self.progress.advance(done)
+            )
+        except DataError as error:
+            if corpus.train not in self.given.splits:
+                raise
+            self.progress.say(f"{error}. Only the corpus' own questions are learnt from")
+            return
+        self.progress.say(f"questions made from the passages of {corpus.folder}: {made}")
+
+    @property
+    def given(self) -> Dataset:
+        """The user's data set."""
+        assert self.recipe.corpus is not None
+        return Dataset(Path(self.recipe.corpus.folder))
+
+    def draw(self, generator: Generator) -> Draw:
+        return self.tasks(generator).draw
+
+    def tasks(self, generator: Generator) -> BaseTasks:
+        recipe = self.recipe
+        seed = derive_seed(recipe.seed, "base tasks")
+        tasks = BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator)
+        if (corpus := recipe.corpus) is None:
+            return tasks
+        sampler = self.corpus_sampler("train", corpus.train)
+        if not sampler.questions:
+            raise DataError(
+                f"no question of {corpus.folder} has a path that {corpus.passage_tokens} tokens of its passages state; "
+                "raise corpus.passage_tokens, or give more documents"
+            )
+        return replace(tasks, corpus=sampler, corpus_share=corpus.share)
+
+    def corpus_sampler(self, made: str, own: str) -> CorpusSampler:
+        """The questions of a split of the made ones, and of one of the corpus' own, where there are any."""
+        made_folder = self.folder / MADE
+        places = [(Dataset(made_folder), made)] if made_folder.exists() else []
+        places.append((self.given, own))
+        questions = [one for data, split in places if split in data.splits for one in data.questions(split)]
+        return CorpusSampler(self.shown_corpus, questions)
+
+    @cached_property
+    def shown_corpus(self) -> Corpus:
+        """The passages as an agent reads them: cut, and with a space in front."""
+        assert self.recipe.corpus is not None
+        most = self.recipe.corpus.passage_tokens
+        budget = ContextBudget(most, tokenizer=self.tokenizer)
+        passages = (
+            replace(one, title=spaced(one_line(one.title)), text=budget.cut(spaced(one_line(one.text)), most))
+            for one in self.given.corpus
+        )
+        return Corpus(passages, f"the cut passages of {self.recipe.corpus.folder}")
+
+    def _corpus_texts(self) -> Iterator[str]:
+        """Passages and training questions of the corpus."""
+        assert self.recipe.corpus is not None
+        train = self.recipe.corpus.train
+        yield from texts_in(self.given.corpus, self.given.questions(train) if train in self.given.splits else [])
+
+    def texts(self) -> Iterable[str]:
+        """English words, passages, questions and facts of drawn worlds, and the texts of the corpus."""
+        if self.recipe.corpus is not None:
+            yield from self._corpus_texts()
+        for times, lists in WHOLE_WORDS.items():
+            for words in lists:
+                yield from (f" {word}" for word in words.split() for _ in range(times))
+                yield from (f" {word.capitalize()}" for word in words.split() for _ in range(100))
+        rng = random.Random(f"{self.recipe.seed}/texts")
+        self.progress.stage("texts", self.recipe.tokenizer_worlds)
+        for number in range(self.recipe.tokenizer_worlds):
+            settings = self.recipe.tasks.world.model_copy(update={"seed": TEXT_WORLDS + number})
+            world = make_world(settings)
+            yield from (f"{passage.title} # {rng.randint(1, 9)} :{passage.text}" for passage in world.corpus)
+            for question in world.questions["train"]:
+                yield f" Question :{question.question} So : Then : Next : Support : Check : Claim : Enough : Answer :"
+            self.progress.advance(number + 1)
+
+    @cached_property
+    def laptop_world(self) -> World:
+        return make_world(self.recipe.laptop_world)
+
+    def held_out_samplers(self, split: str) -> dict[str, ExampleSampler]:
+        """Name → what is held out of training: two worlds, and questions of the corpus, made and its own."""
+        found: dict[str, ExampleSampler] = {
+            DRAWN: WorldSampler(self.held_out, split),
+            LAPTOP: WorldSampler(self.laptop_world, split),
+        }
+        if self.recipe.corpus is not None:
+            found["made questions"] = self.corpus_sampler(split, "")
+            found[OWN] = self.corpus_sampler("", self.recipe.corpus.held_out)
+        return {name: sampler for name, sampler in found.items() if sampler.questions}
+
+    def evaluate(self, generator: Generator) -> dict[str, float]:
+        """Strict EM on what is held out, and facts read in a world of drawn words."""
+        samplers = self.held_out_samplers("dev")
+        samplers.pop(OWN, None)  # they are of the final measurement
+        found: dict[str, float] = {}
+        for name, sampler in samplers.items():
+            mark = METRIC_MARKS.get(name, f"{name} ")
+            found |= {f"{mark}{metric}": value for metric, value in self.reading(generator, sampler).items()}
+        world, rng = WorldSampler(self.held_out, "dev"), random.Random(self.recipe.table.seed)
+        read = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
+        return found | {name: fmean(values) for name, values in read.items()}
+
+    def write_results(self, scores: Scores) -> Table:
+        """`table.md` and `table.json` of the abilities; returns the table of abilities."""
+        model = load_model(self.trained_folder, self.recipe)
+        generator = self.generator_of(model, "trained")
+        world = WorldSampler(self.held_out, "test")
+        found = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
+        table, reading = abilities_table(found), self.reading_table(scores)
+        table = replace(table, notes=(*reading.notes, *table.notes))
+        self._write_card(self.trained_folder, self.NAME, table)
+        text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{reading.markdown()}"
+        write_tables(self.folder, text, {"abilities": abilities_json(found), **scores_json(scores)})
+        return table

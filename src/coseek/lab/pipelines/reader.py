@@ -1,0 +1,309 @@
+"""Train a laptop model that reads passages: examples from worlds → supervised training → a model folder and a table.
+`GeneratorTraining` trains a laptop generator on examples from throw-away worlds of the laptop lexicon.
+
+    OUT/recipe.yaml      the recipe, versions and commit
+    OUT/start            the model that training begins with: an untrained one, or `start` with new words
+    OUT/training         metrics and checkpoints
+    OUT/NAME             the trained model folder; its generator.yaml is the prompt that it reads passages with
+    OUT/table.md, .json  EM on a held-out world, with and without gold passages
+
+A part whose result exists is skipped, so a stopped run resumes.
+"""
+
+import random
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from coseek.core.errors import DataError
+from coseek.core.fingerprint import fingerprint
+from coseek.data.answers import exact_match
+from coseek.data.dataset import draw
+from coseek.data.digests import Identities
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.graders.generator import (
+    OWN_PROMPT,
+    PROMPTS,
+    Generator,
+    GeneratorOutput,
+    GeneratorSettings,
+    ReadingInput,
+    load_generator_prompt,
+)
+from coseek.hardware.precision import Precision
+from coseek.hub.card import FILE as MODEL_CARD
+from coseek.hub.card import shown_table
+from coseek.lab.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe
+from coseek.lab.training.examples import ExampleSampler, ExampleWriter, WorldSampler
+from coseek.lab.world.world import World, make_world
+from coseek.measure.score import Scores, score_runs
+from coseek.measure.table import Table, claims_between, group_table, main_table, scores_json, verdict
+from coseek.models.laptop import make_policy
+from coseek.models.model_folder import missing, model_path, shipped_models
+from coseek.models.new_tokens import add_tokens, spelt_words
+from coseek.models.pretrained import load_model
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.text_model import LocalTextModel
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.run_record import TrainingRun, write_tables
+from coseek.training.sft.loop import train_sft
+from coseek.training.sft.settings import Draw
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.policy import Policy, load_learner
+
+PROMPT = "generator-laptop"
+BATCH = 64
+"""Questions answered at once."""
+
+R = TypeVar("R", bound=ReaderRecipe)
+LIMITS = (
+    "It reads short generated English. It knows no facts and follows no instructions. Text by people is outside its "
+    "training, and its answers there were not measured."
+)
+
+
+class ReaderTraining(TrainingRun[R], ABC):
+    """The training of one laptop model that reads. Subclasses say what it learns."""
+
+    NAME: ClassVar[str]
+    """Name of the trained folder."""
+    TITLE: ClassVar[str]
+    """Title of the table."""
+
+    @abstractmethod
+    def draw(self, generator: Generator) -> Draw:
+        """What draws the training examples, with the prompt of `generator`."""
+
+    @abstractmethod
+    def texts(self) -> Iterable[str]:
+        """What the tokenizer learns from."""
+
+    @abstractmethod
+    def new_words(self, start: Path) -> list[str]:
+        """Words that become tokens of the model folder `start`, see `spelt_words`."""
+
+    def check(self) -> None:
+        start = self.recipe.start
+        if start is not None and not (model_path(start) / "config.json").exists():
+            raise DataError(missing("base model", start, "start", shipped_models()))
+
+    def identities(self) -> Identities:
+        return {} if self.recipe.start is None else {"start": fingerprint(model_path(self.recipe.start))}
+
+    def evaluate(self, generator: Generator) -> dict[str, float]:
+        """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""
+        return self.reading(generator, WorldSampler(self.held_out, "dev"))
+
+    def train(self) -> None:
+        """Make the untrained network, train it and save the generator; finished parts are skipped. All workers train;
+        the first makes, evaluates and saves."""
+        if self.recipe.threads is not None:
+            torch.set_num_threads(self.recipe.threads)
+        if self.workers.first:
+            self.make_start()
+        if self.workers.agree(self.trained_folder.exists):
+            return
+        model = load_learner(self.start_folder, self.recipe, self.recipe.sft.learner, self.workers)
+        policy = Policy(model, self.recipe.sft.learner, 0, workers=self.workers)
+        generator = self.generator_of(model, "in training")
+        outcome = train_sft(
+            policy,
+            self.draw(generator),
+            self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
+            self.folder / "training",
+            resume=True,
+            evaluate=lambda _: self.workers.agree(lambda: self.evaluate(generator)),
+            progress=self.progress,
+        )
+        if not outcome.passed:
+            self.progress.warn(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
+
+        def extra(part: Path) -> None:
+            self.tokenizer.save(part)
+            shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
+            self._write_card(part, self.NAME)
+
+        policy.save(self.trained_folder, extra)
+
+    def make_start(self) -> None:
+        """Write the model that training begins with, and its card, unless they are there."""
+        if not self.start_folder.exists():
+            if self.recipe.start is None:
+                make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+            else:
+                source = model_path(self.recipe.start)
+                add_tokens(source, (), self.new_words(source), self.start_folder, self.recipe.seed)
+        if not (self.start_folder / MODEL_CARD).exists():
+            self._write_card(self.start_folder, "start")
+
+    def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
+        """Write the model card of the folder `name`, with the table of figures once there is one."""
+        card = self.model_card("generator", self.NAME)
+        if name == "start" and self.recipe.start is None:
+            card = replace(card, facts={"learnt by": "nothing: an untrained model", **card.facts})
+        replace(
+            card,
+            title=f"{card.title}: {name}",
+            about=f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}.",
+            figures="" if table is None else shown_table(table),
+            limits=LIMITS,
+        ).write(folder)
+
+    @property
+    def start_folder(self) -> Path:
+        return self.folder / "start"
+
+    @property
+    def trained_folder(self) -> Path:
+        return self.folder / self.NAME
+
+    @property
+    def precision(self) -> Precision:
+        """The sampling precision."""
+        return self.recipe.precision_at(self.recipe.laptop.hidden)
+
+    @cached_property
+    def tokenizer(self) -> HfTokenizer:
+        return HfTokenizer.load(self.start_folder)
+
+    @cached_property
+    def held_out(self) -> World:
+        return make_world(self.recipe.held_out)
+
+    def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
+        """A greedy generator that writes with `model` and its training prompt."""
+        most = self.recipe.laptop.max_positions
+        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=self.precision)
+        writer = LocalTextModel(
+            model=Sampler(model, self.tokenizer, (), sampling), around=((), ()), max_context=most, identity=identity
+        )
+        settings = GeneratorSettings(
+            model=str(self.trained_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
+        )
+        return Generator(writer, load_generator_prompt(settings), settings)
+
+    def reading(self, generator: Generator, sampler: ExampleSampler) -> dict[str, float]:
+        """Strict EM on drawn questions with gold passages among others, in all and by hops."""
+        right = self.right_by_hops(generator, sampler, self.recipe.table.dev_questions)
+        every = [value for values in right.values() for value in values]
+        return {"em": fmean(every)} | {f"em {hops} hop": fmean(values) for hops, values in right.items()}
+
+    def right_by_hops(self, generator: Generator, sampler: ExampleSampler, count: int) -> dict[int, list[float]]:
+        """Number of hops → whether each of at most `count` drawn questions is answered right from its gold passages
+        among others (1 or 0)."""
+        asked = draw(sampler.questions, count, self.recipe.table.seed)
+        right: dict[int, list[float]] = {hops: [] for hops in sorted({one.hops or 0 for one in asked})}
+        for run in self._runs(generator, asked, sampler, self.recipe.table.passages):
+            right[run.question.hops or 0].append(float(exact_match(run.answer, run.question.answers)))
+        return right
+
+    def _runs(
+        self, generator: Generator, asked: Sequence[Question], sampler: ExampleSampler, count: int, gold: bool = True
+    ) -> list[Trajectory]:
+        """Answer each question once, from `count` passages: its gold ones among others, or BM25's top ones."""
+        seed = self.recipe.table.seed
+        given = [
+            sampler.passages(one, count, random.Random(f"{seed}/{one.id}"))
+            if gold
+            else tuple(sampler.found[one.id][:count])
+            for one in asked
+        ]
+        runs: list[Trajectory] = []
+        for start in range(0, len(asked), BATCH):
+            part = list(zip(asked[start : start + BATCH], given[start : start + BATCH], strict=True))
+            contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in part]
+            written = generator.answer(contexts)
+            runs += [_run(*pair, one) for pair, one in zip(part, written, strict=True)]
+        return runs
+
+    def measure(self) -> Scores:
+        """Score the trained generator on the test split of the held-out world, beside the one before training."""
+        start, model = (load_model(folder, self.recipe) for folder in (self.start_folder, self.trained_folder))
+        generator = self.generator_of(model, "trained")
+        sampler = WorldSampler(self.held_out, "test")
+        asked = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
+        usual = self.recipe.table.passages
+        runs = {f"before, gold among {usual}": self._runs(self.generator_of(start, "start"), asked, sampler, usual)}
+        runs |= {
+            "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, sampler, count)
+            for count in (usual, *self.recipe.table.others)
+        }
+        runs[f"naive RAG, top {usual}"] = self._runs(generator, asked, sampler, usual, gold=False)
+        return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
+
+    def reading_table(self, scores: Scores) -> Table:
+        """EM by hops, and whether training helped."""
+        usual = f"gold among {self.recipe.table.passages}"
+        claims = claims_between(scores, [(usual, f"before, {usual}")], "em")
+        return replace(group_table(scores), notes=(verdict(claims),))  # a laptop world is one set
+
+    def write_results(self, scores: Scores) -> Table:
+        """`table.md` and `table.json`; returns the table."""
+        table = self.reading_table(scores)
+        self._write_card(self.trained_folder, self.NAME, table)
+        text = f"# {self.TITLE}\n\n{table.markdown()}\n{main_table(scores).markdown()}"
+        write_tables(self.folder, text, scores_json(scores))
+        return table
+
+
+def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutput) -> Trajectory:
+    """A question and its answer as a trajectory without tokens, for scoring."""
+    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
+    return Trajectory(
+        question=question,
+        protocol="generator",
+        segments=(),
+        searches=(Search(question.question, hits),),
+        stop=StopReason.ANSWERED if written.fault is None else StopReason.MODEL_ERROR,
+        answer=written.answer,
+        valid=written.answer is not None,
+    )
+
+
+TOKENIZER_WORLDS = 6
+"""Worlds whose text the tokenizer learns from: every word of the language is in them."""
+
+
+class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
+    """The training of one laptop generator."""
+
+    NAME, TITLE = "generator", "A laptop generator"
+
+    def draw(self, generator: Generator) -> Draw:
+        recipe = self.recipe
+        return ExampleWriter(self.samplers, generator, self.tokenizer, recipe.sft.curriculum, recipe.passages).draw
+
+    @cached_property
+    def samplers(self) -> list[WorldSampler]:
+        """The throw-away worlds."""
+        samplers = []
+        self.progress.stage("worlds", self.recipe.worlds)
+        for number in range(self.recipe.worlds):
+            seed = derive_seed(self.recipe.seed, "generator world", number) % 2**31
+            samplers.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
+            self.progress.advance(number + 1)
+        return samplers
+
+    def texts(self) -> Iterable[str]:
+        """Passages, questions and examples."""
+        texts: list[str] = []
+        rng = random.Random(f"{self.recipe.seed}/texts")
+        for sampler in self.samplers[:TOKENIZER_WORLDS]:
+            texts += [f"{passage.title} :{passage.text}" for passage in sampler.world.corpus]
+            for question in sampler.questions:
+                example = sampler.example_of(question, 2, rng)
+                texts += [f" Question : {question.question} So", example.written]
+        return texts
+
+    def new_words(self, start: Path) -> list[str]:
+        return spelt_words(start, self.texts(), self.recipe.words)

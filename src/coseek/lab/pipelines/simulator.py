@@ -1,0 +1,130 @@
+"""Tune a language model to play a search engine, useful or noisy at will (ZeroSearch).
+
+Stored runs with a real engine teach it: the documents of a right run are what a useful engine returns, those of a
+wrong run what a noisy one does. The prompts are those of the retriever `simulated`, token for token.
+
+    OUT/recipe.yaml      the recipe, versions and commit
+    OUT/training         metrics and checkpoints
+    OUT/simulator        the tuned model folder
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from coseek.core.errors import DataError
+from coseek.core.fingerprint import file_digest, fingerprint
+from coseek.core.prompt_file import load_prompt, one_line
+from coseek.data.digests import Identities, digest
+from coseek.data.run import Run
+from coseek.data.trajectory import Search, Trajectory
+from coseek.graders.scoring import EpisodeScorer
+from coseek.hardware.placement import Placement
+from coseek.hub.card import base_model_of
+from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
+from coseek.models.model_folder import model_path
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.demonstrations import prompted
+from coseek.pipelines.run_record import TrainingRun
+from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPrompt, simulation_prompt
+from coseek.rewards.reward import Reward, make_reward
+from coseek.training.sft.loop import train_sft
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.policy import Policy, load_learner
+from coseek.training.trainer.workers import ALONE
+
+BATCH = 256
+"""Runs scored at once."""
+
+
+class SimulatorTraining(TrainingRun[SimulatorRecipe]):
+    """The tuning of one simulator."""
+
+    @property
+    def simulator_folder(self) -> Path:
+        return self.folder / "simulator"
+
+    def check(self) -> None:
+        check_simulator(self.recipe)
+
+    def identities(self) -> Identities:
+        runs = {f"runs {name}": file_digest(Path(name) / "trajectories.jsonl") for name in self.recipe.runs}
+        prompt = _prompt_of(self.recipe).model_dump_json(exclude={"about"})
+        return {"model": fingerprint(model_path(self.recipe.model)), "prompt": digest(prompt), **runs}
+
+    def train(self) -> None:
+        """Tune the model and save it; a finished one is left as it is."""
+        if self.simulator_folder.exists():
+            return
+        start = model_path(self.recipe.model)
+        tokenizer = HfTokenizer.load(start)
+        useful, noisy = examples(self.recipe, tokenizer)
+        self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
+        learner = self.recipe.sft.learner
+        placement = Placement(device=self.recipe.device, attention=self.recipe.attention, precision=learner.precision)
+        policy = Policy(load_learner(start, placement, learner, ALONE), learner, 0)
+        seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
+
+        def draw(done: float, rng: random.Random) -> Trajectory:
+            return rng.choice(useful if rng.random() < 0.5 else noisy)
+
+        sft = self.recipe.sft.model_copy(update={"seed": seed})
+        train_sft(policy, draw, sft, self.folder / "training", resume=True, progress=self.progress)
+        card = replace(
+            self.model_card("simulator", "simulator", self.recipe.model),
+            title=f"{self.folder.resolve().name}: simulator",
+            about="A language model that plays a search engine, useful or noisy, for training search agents.",
+            limits="What it writes is invented: no document it shows exists. Whether it looks like a search engine's "
+            "answers was not measured.",
+            base_model=base_model_of(self.recipe.model, start),
+        )
+
+        def extra(part: Path) -> None:
+            tokenizer.save(part)
+            card.write(part)
+
+        policy.save(self.simulator_folder, extra)
+
+
+def _prompt_of(recipe: SimulatorRecipe) -> SimulatedPrompt:
+    return load_prompt(SimulatedPrompt, recipe.prompt, Path(), SIMULATED_FIELDS, PROMPTS)
+
+
+def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Searches of right runs and of wrong runs, each as a prompt with the documents behind it. Raises `DataError` where
+    there are none of a kind."""
+    prompt = _prompt_of(recipe)
+    scorer = EpisodeScorer(make_reward(recipe.useful))
+    kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
+    for folder in recipe.runs:
+        runs = list(Run(Path(folder)).trajectories())
+        for start in range(0, len(runs), BATCH):
+            batch = runs[start : start + BATCH]
+            for run, paid in zip(batch, scorer(batch), strict=True):
+                if isinstance(paid, Reward):
+                    wrong = paid.value < recipe.at_least
+                    shown = (search for search in run.searches if search.hits)
+                    kinds[wrong].extend(_example(recipe, prompt, tokenizer, run, one, wrong) for one in shown)
+    for kind, found in zip(("right", "wrong"), kinds, strict=True):
+        if not found:
+            raise DataError(f"no {kind} run among {', '.join(recipe.runs)} found anything; both kinds are needed")
+    return kinds
+
+
+def _example(
+    recipe: SimulatorRecipe,
+    prompt: SimulatedPrompt,
+    tokenizer: HfTokenizer,
+    run: Trajectory,
+    search: Search,
+    noisy: bool,
+) -> Trajectory:
+    answers = run.question.answers if recipe.hint else ()
+    known = (one_line(run.question.question), one_line(answers[0])) if answers else ()
+    asked = simulation_prompt(prompt, search.query, len(search.hits), noisy, known)
+    documents = "\n".join(
+        f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
+        for number, hit in enumerate(search.hits, start=1)
+    )
+    return prompted(run.question, "simulator", asked, documents, tokenizer)

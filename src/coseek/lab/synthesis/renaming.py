@@ -1,0 +1,123 @@
+"""Renaming: questions and their passages again, with names that have changed places (entity substitution: Longpre et
+al. 2021, there against answers from memory). Who learns from few questions so learns to copy names, not to know them.
+"""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from coseek.core.errors import DataError
+from coseek.core.files import Json
+from coseek.data.gold_path import gold_path, plain_name
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+
+WORD = re.compile(r"\w+")
+
+
+def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
+    """The questions that have a gold path, each with a new id, and the corpus in which they are answered.
+
+    The subjects of the paths change names with others that the same is asked about: films with films of whose director
+    is asked. Their passages keep their ids. Passages that no path leads to stay, and so do values: dates, countries,
+    and names that nothing is asked about. What a passage calls a subject otherwise (a family name) stays, too. A
+    question of which a name cannot be found again in its text or its passage is left out. Raises `DataError` where no
+    question has a path.
+    """
+    names, kinds = _subjects(questions)
+    if not names:
+        raise DataError("no training question has a gold path to rename along; set warm_start.renamed=0")
+    new = _exchanged(kinds, random.Random(seed))
+    given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
+    words = _Words(given)
+    told = {
+        one.id: replace(one, title=words.renamed(one.title), text=words.renamed(one.text), given=None)
+        for one in map(corpus.by_id, names)
+    }
+    copies = [_copy(one, words, seed) for one in questions if gold_path(one)]
+    return Corpus(told.get(one.id, one) for one in corpus), [one for one in copies if _stands(one, told)]
+
+
+def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Passage → the names of its subject, that of a question first; and what is asked → the passages it is asked of."""
+    names: dict[str, dict[str, None]] = defaultdict(dict)
+    kinds: dict[str, str] = {}
+    for question in questions:
+        path = gold_path(question)
+        for before, step in zip((None, *path), path, strict=False):
+            forms = [step.source]
+            if before is not None and before.target == step.source:
+                forms.append(before.written)
+            names[step.passage].update(dict.fromkeys(plain_name(form) for form in forms))
+            kinds.setdefault(step.passage, step.phrase)
+    together = defaultdict(list)
+    for ident, kind in kinds.items():
+        together[kind].append(ident)
+    return {ident: [*forms] for ident, forms in names.items()}, dict(together)
+
+
+def _exchanged(kinds: Mapping[str, Sequence[str]], rng: random.Random) -> dict[str, str]:
+    """Passage → the one whose name its subject gets: an order drawn anew within each kind."""
+    return {
+        ident: other
+        for idents in kinds.values()
+        for ident, other in zip(idents, rng.sample(idents, len(idents)), strict=True)
+    }
+
+
+class _Words:
+    """Replaces whole names in texts, the longest first, in any case."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._by_word: dict[str, list[str]] = defaultdict(list)
+        """The first word of names → the names."""
+        self._given = {old.casefold(): new for old, new in given.items()}
+        for old in sorted(given, key=len, reverse=True):
+            if first := WORD.match(old):
+                self._by_word[first.group().casefold()].append(old)
+
+    def renamed(self, text: str) -> str:
+        parts: list[str] = []
+        done = 0
+        for word in WORD.finditer(text):
+            start = word.start()
+            for old in self._by_word.get(word.group().casefold(), ()) if start >= done else ():
+                end = start + len(old)
+                if text[start:end].casefold() == old.casefold() and not WORD.match(text, end):
+                    parts += [text[done:start], self._given[old.casefold()]]
+                    done = end
+                    break
+        return "".join([*parts, text[done:]])
+
+
+def _copy(question: Question, words: _Words, seed: int) -> Question:
+    path = question.meta["path"]
+    assert isinstance(path, list)
+    steps: list[Json] = []
+    for step in path:
+        assert isinstance(step, dict)
+        texts = {
+            key: words.renamed(value) for key, value in step.items() if isinstance(value, str) and key != "passage"
+        }
+        steps.append({**step, **texts})
+    return replace(
+        question,
+        id=f"{question.id}~{seed}",
+        question=words.renamed(question.question),
+        answers=tuple(map(words.renamed, question.answers)),
+        meta={**question.meta, "path": steps},
+    )
+
+
+def _stands(question: Question, told: Mapping[str, Passage]) -> bool:
+    """Whether the names of the path are in the question and in the passages that lead to them."""
+    path = gold_path(question)
+    for before, step in zip((None, *path), path, strict=False):
+        led = before is not None and before.target == step.source
+        if not led and plain_name(step.source) not in question.question:
+            return False
+        if step.written not in told[step.passage].text:
+            return False
+    return True

@@ -1,0 +1,146 @@
+"""Synthesis: a data set with questions made from its corpus alone, written as a folder, all or nothing.
+
+corpus.jsonl, questions.{train,dev,test}.jsonl     the questions that passed every gate
+unanswerable/                                      the same data set with passages withheld
+synthesis.json                                     settings, counts, what each gate dropped
+"""
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, atomic_folder, check_output_folder, check_replaceable, write_json
+from coseek.core.lock import lock_beside
+from coseek.core.settings import dump_settings
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Corpus
+from coseek.data.question import Question, save_questions, twins, withhold
+from coseek.graders.generator import Generator
+from coseek.lab.synthesis.graph import HopGraph
+from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell, by_hops
+from coseek.lab.synthesis.proposals import QuestionProposer
+from coseek.lab.synthesis.self_play import Solver
+from coseek.lab.synthesis.settings import SynthesisSettings
+
+RECORD = "synthesis.json"
+UNANSWERABLE = "unanswerable"
+FEW = 0.05
+"""Share of the wanted questions below which a synthesis warns."""
+WAY_OUT = (
+    "a language model proposes many more: coseek data synthesize DIR --out OUT --generator MODEL_OR_URL, then name OUT "
+    "as the data set; or give more documents"
+)
+_FILES = re.compile(rf"{re.escape(RECORD)}|({UNANSWERABLE}/)?(corpus|questions\.({'|'.join(SPLITS)}))\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisSummary:
+    """The counts of a synthesis."""
+
+    passages: int
+    questions: dict[str, dict[int, int]]
+    """Split → hops → questions."""
+    dropped: dict[str, int]
+    """`gate: reason` → questions."""
+    unanswerable: int
+    wanted: int
+    """`count` of the settings."""
+    calls: dict[str, int]
+    """What came of the calls of a proposer; empty without one."""
+
+    @property
+    def warning(self) -> str:
+        """A sentence with the way out where few of the wanted questions came out; empty otherwise."""
+        made = sum(sum(hops.values()) for hops in self.questions.values())
+        if made >= FEW * self.wanted:
+            return ""
+        way = "give more documents, or raise --limit" if self.calls else WAY_OUT
+        return f"only {made:,} of the {self.wanted:,} questions wanted were made; {way}"
+
+    def __str__(self) -> str:
+        """`7,033 train, 155 dev`."""
+        return ", ".join(f"{sum(hops.values()):,} {split}" for split, hops in self.questions.items())
+
+    def to_json(self) -> JsonObject:
+        questions: JsonObject = {
+            split: {str(hops): count for hops, count in counts.items()} for split, counts in self.questions.items()
+        }
+        dropped: JsonObject = {**self.dropped}
+        calls: JsonObject = {"calls": {**self.calls}} if self.calls else {}
+        return {
+            "passages": self.passages, "questions": questions, "wanted": self.wanted, "dropped": dropped,
+            "unanswerable": self.unanswerable, **calls,
+        }  # fmt: skip
+
+
+def synthesize(
+    folder: Path, out: Path, settings: SynthesisSettings, proposer: QuestionProposer | None = None,
+    reader: Generator | None = None, tell: Tell = lambda what, done, total: None, solver: Solver | None = None,
+) -> SynthesisSummary:  # fmt: skip
+    """Make questions from the corpus of a data-set folder and write the data set `out`.
+
+    The same corpus, settings and models give the same files. `proposer` writes the questions in place of the corpus's
+    own phrases; `reader` tests them besides the rules; of those that a `solver` tries, the ones at the edge of what it
+    can do are kept. Raises `DataError` for a corpus that gives none, `RunError` where a model fails throughout, and
+    `InUse` where another process writes there; nothing is written then.
+    """
+    with lock_beside(out, again=False):
+        check_output_folder(out, RECORD)
+        check_replaceable(out, _FILES.fullmatch, "a synthesis")
+        if out.exists() and folder.resolve() == out.resolve():
+            raise DataError(f"{out} is the data set that is read; choose another folder for --out")
+        corpus = Dataset(folder).corpus
+        maker = QuestionMaker(HopGraph(corpus, settings.support), settings, proposer, reader, solver)
+        questions = maker.make(tell)
+        if not questions:
+            raise DataError(_none_made(folder, len(corpus), maker, settings, proposer))
+        split_questions: dict[str, list[Question]] = dict(questions.items())
+        everything = [question for asked in questions.values() for question in asked]
+        withheld = withhold(everything, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
+        pairs = twins(split_questions, withheld)
+        summary = SynthesisSummary(
+            len(corpus),
+            {split: by_hops(asked) for split, asked in questions.items()},
+            dict(maker.dropped.most_common()),
+            sum(not question.answerable for asked in pairs.values() for question in asked),
+            settings.count,
+            proposer.tally if proposer is not None else {},
+        )
+
+        def fill(part: Path) -> None:
+            _save(part, corpus, split_questions)
+            if withheld:
+                kept = Corpus((one for one in corpus if one.id not in withheld), "the corpus of the unanswerable twins")
+                _save(part / UNANSWERABLE, kept, pairs)
+            write_json(
+                part / RECORD, {"settings": dump_settings(settings), "corpus": corpus.digest, **summary.to_json()}
+            )
+
+        atomic_folder(out, fill)
+        return summary
+
+
+def _none_made(
+    folder: Path, passages: int, maker: QuestionMaker, settings: SynthesisSettings, proposer: QuestionProposer | None
+) -> str:
+    """Why no question was made, and the way out."""
+    reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
+    said = f"the {passages:,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}"
+    if proposer is not None:
+        tally = ", ".join(f"{count:,} {name}" for name, count in proposer.tally.items())
+        told = f"{said}; of the generator: {tally}{f' ({proposer.fault})' if proposer.fault else ''}; "
+        return f"{told}give more documents"
+    less = f", or set support={settings.support - 1}" if settings.support > 2 else ""
+    return (
+        f"{said}; without a model they need English sentences that say the same kind of thing of several names{less}; "
+        f"{WAY_OUT}"
+    )
+
+
+def _save(folder: Path, corpus: Corpus, questions: Mapping[str, list[Question]]) -> None:
+    corpus.save(folder / "corpus.jsonl")
+    for split, asked in questions.items():
+        save_questions(folder / f"questions.{split}.jsonl", asked)

@@ -1,0 +1,1 @@
+"""What the shipped models learn from generated worlds: tasks, examples, drills, labels."""

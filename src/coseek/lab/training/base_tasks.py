@@ -1,0 +1,278 @@
+"""Base tasks: what a base model learns before any protocol, from worlds whose every word is drawn.
+
+All tasks are read from passages and written in words, without a tag. Their cue says what is asked; `read` has the
+prompt of the laptop generator, so a base model answers with it as it is.
+
+    read     the facts that lead to the answer, then the answer        " So :"
+    drill    facts asked by name and relation, of entities alike       " So :"
+    next     the facts found so far, then what to look up, or the answer, where some passages are missing   " Then :"
+    support  which passages support the answer                         " Support :"
+    check    whether a claimed answer is right                         " Claim : … Check :"
+    enough   whether the passages are enough to answer                 " Enough :"
+    records  facts of random tokens, asked as a drill
+    copy     a random sequence again, after a gap of random tokens
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from coseek.core.settings import Settings
+from coseek.data.gold_path import plan_of
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.graders.generator import Generator, ReadingInput
+from coseek.lab.training.examples import DRILL_FACTS, ExampleSampler, WorldSampler, drill_of
+from coseek.lab.training.record_task import RecordTask
+from coseek.lab.world.passages import spaced
+from coseek.lab.world.plan import kind_of, wanted
+from coseek.lab.world.rationales import MARK, NEXT, rationale, step_line
+from coseek.lab.world.world import World, WorldSettings, make_world
+from coseek.models.model import Tokenizer
+from coseek.training.sft.settings import Weight
+
+Task = Literal["read", "drill", "next", "support", "check", "enough", "records", "copy"]
+FIRST: dict[Task, float] = {"records": 0.85, "copy": 0.15}
+"""Task → its share of the examples at the start."""
+GROWING = 0.7
+"""Share of the warm-up in which records grow."""
+GIVING_WAY = 1 / 3
+"""How long, as a share of the warm-up, they then give way to text."""
+CUES: dict[Task, str] = {
+    "read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
+    "enough": " Enough :",
+}  # fmt: skip
+"""Task → what ends its prompt."""
+LIVE_WORLDS = 12
+"""Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
+GROWN = 0.2
+"""Share of training, from the warm-up on, after which examples may have the maximum number of passages."""
+FOLLOW_UPS = 4
+"""Drills about the same passages after an example: more to learn from one context."""
+MISSING = 0.6
+"""Share of `next` and `enough` examples in which a passage of the plan is missing."""
+COPY_LENGTHS = (6, 40)
+COPY_GAPS = (0, 300)
+COPY_ALPHABETS = (12, 200)
+"""Fewest and most different tokens of a copy that is made of few: one token does not tell where to copy from."""
+GIVEN = 4
+"""Tokens of such a copy that are given."""
+FEW = 0.6
+"""Share of copies that are made of few tokens."""
+
+
+class BaseTaskSettings(Settings):
+    """What a base model is trained on."""
+
+    shares: dict[Task, Weight] = Field(
+        default={
+            "read": 0.36, "drill": 0.1, "next": 0.18, "support": 0.06, "check": 0.08, "enough": 0.06, "records": 0.12,
+            "copy": 0.04,
+        }
+    )  # fmt: skip
+    """Task → its share of the examples after the warm-up; a task without a share is left out."""
+    worlds: int = Field(default=2000, ge=1)
+    """Worlds in all, one after the other."""
+    world: WorldSettings = WorldSettings(
+        size="tiny", lexicon="drawn", train=300, dev=0, test=0, comparison=0.15, constraint=0.1, outdated=0.1
+    )
+    """Settings of a world; each has another seed."""
+    passages: tuple[int, int] = (1, 8)
+    """Fewest and most passages of an example, gold ones included."""
+    warm_up: float = Field(default=0.1, ge=0.0, lt=0.5)
+    """Share of training in which records and copies are alone."""
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> "BaseTaskSettings":
+        if not 1 <= self.passages[0] <= self.passages[1]:
+            raise ValueError("passages is the fewest and the most of an example, such as [1, 8]")
+        if not any(self.shares.values()):
+            raise ValueError("shares needs a task above 0")
+        if self.warm_up and not any(self.shares.get(task) for task in FIRST):
+            raise ValueError("a warm_up is made of records and copy; give one of them a share, or set warm_up=0")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class BaseExample:
+    """What is shown, what is to be written, and the passages in it."""
+
+    shown: str
+    written: str
+    passages: tuple[Passage, ...]
+
+
+@dataclass(frozen=True)
+class BaseTasks:
+    """Draws examples. A draw is a function of the share of training and the random generator alone."""
+
+    settings: BaseTaskSettings
+    seed: int
+    tokenizer: Tokenizer
+    vocabulary: int
+    """Number of the tokenizer's ids."""
+    generator: Generator
+    """Whose prompt is read."""
+    corpus: ExampleSampler | None = None
+    """A user's corpus, of which some examples are."""
+    corpus_share: float = 0.0
+    """The share of the examples with text that are of it; the others are of drawn worlds."""
+
+    def draw(self, done: float, rng: random.Random) -> Trajectory:
+        """Draw an example at the share `done` of training."""
+        shares = self.shares(done)
+        task = rng.choices(list(shares), weights=list(shares.values()))[0]
+        if task == "copy":
+            return self._copy(rng)
+        if task == "records":
+            return self._trajectory(task, self.records.draw(self._grown(done), rng))
+        sampler: ExampleSampler
+        if self.corpus is not None and rng.random() < self.corpus_share:
+            sampler = self.corpus
+        else:
+            sampler = self.sampler(int(done * self.settings.worlds) + rng.randrange(LIVE_WORLDS))
+        example = self.example(task, sampler, done, rng)
+        turns = [(example.shown, example.written)]
+        for _ in range(FOLLOW_UPS):
+            turns += self._facts(sampler, example.passages, rng)
+        encode = self.tokenizer.encode_data
+        return self._trajectory(task, [(encode(shown), encode(written)) for shown, written in turns])
+
+    def shares(self, done: float) -> dict[Task, float]:
+        """Task → its share of the examples: records and copies first."""
+        warm_up = self.settings.warm_up
+        late = min(1.0, max(0.0, (done / warm_up - 1.0) / GIVING_WAY)) if warm_up else 1.0
+        given = {task: share for task, share in self.settings.shares.items() if share}
+        return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in given.items()}
+
+    def _grown(self, done: float) -> float:
+        """How far records have grown, from 0 to 1."""
+        return min(1.0, done / (self.settings.warm_up * GROWING)) if self.settings.warm_up else 1.0
+
+    @cached_property
+    def records(self) -> RecordTask:
+        return RecordTask(self.tokenizer.encode_data, self.vocabulary)
+
+    @cached_property
+    def sampler(self) -> Callable[[int], WorldSampler]:
+        """Number of a world → its sampler."""
+
+        @lru_cache(maxsize=LIVE_WORLDS + 1)
+        def make(number: int) -> WorldSampler:
+            return WorldSampler(self.world(number), "train")
+
+        return make
+
+    def world(self, number: int) -> World:
+        """The world of this number."""
+        return make_world(self.settings.world.model_copy(update={"seed": self.world_seed(number)}))
+
+    def world_seed(self, number: int) -> int:
+        """The seed of the world of this number."""
+        return random.Random(f"{self.seed}/base world/{number}").getrandbits(31)
+
+    def example(self, task: Task, sampler: ExampleSampler, done: float, rng: random.Random) -> BaseExample:
+        """One example of a task with text."""
+        fewest, most = self.settings.passages
+        grown = min(1.0, max(0.0, done - self.settings.warm_up) / GROWN)
+        count = rng.randint(fewest, fewest + round((most - fewest) * grown))
+        if task == "drill":
+            drill = sampler.drill(count, rng)
+            return self._example(drill.question, drill.passages, CUES[task], drill.written)
+        if task == "support":
+            question = rng.choice(sampler.supported)
+            passages = sampler.passages(question, max(count, 2), rng)
+            numbers = [number for number, one in enumerate(passages, 1) if one.id in question.gold_ids]
+            written = "".join(f" # {number}" for number in numbers) + " ."
+            return self._example(question, passages, CUES[task], written)
+        question = sampler.draw_question(rng)
+        if task in ("next", "enough"):
+            return self._partly(task, sampler, question, count, rng)
+        example = sampler.example_of(question, count, rng)
+        facts, _, answer = example.written.partition(MARK)
+        if task == "check":
+            right = rng.random() < 0.5
+            claim = answer if right else spaced(self._wrong(sampler, question, rng))
+            cue = f" Claim :{claim} .{CUES[task]}"
+            verdict = " right ." if right else " wrong ."
+            return self._example(question, example.passages, cue, f"{facts}{verdict}")
+        return self._example(question, example.passages, CUES[task], example.written)
+
+    def _example(self, question: Question, passages: tuple[Passage, ...], cue: str, written: str) -> BaseExample:
+        """An example in the prompt of the generator with another cue at its end."""
+        shown = self.generator.context(ReadingInput(question.question, passages)).prompt
+        return BaseExample(shown.removesuffix(CUES["read"]) + cue, written, passages)
+
+    def _facts(
+        self, sampler: ExampleSampler, passages: tuple[Passage, ...], rng: random.Random
+    ) -> list[tuple[str, str]]:
+        """A second question about the same passages, for some of their facts."""
+        numbered = enumerate(passages, 1)
+        facts = [(number, fact) for number, one in numbered for fact in sampler.facts.get(one.id, ())]
+        if not facts:
+            return []
+        drill = drill_of(rng.sample(facts, min(len(facts), DRILL_FACTS)))
+        return [(f" Question : {drill.question.question}{CUES['drill']}", drill.written)]
+
+    def _partly(
+        self, task: Task, sampler: ExampleSampler, question: Question, count: int, rng: random.Random
+    ) -> BaseExample:
+        """An example in which the passages of some steps may be missing."""
+        plan = plan_of(question)
+        whole = sampler.passages(question, max(count, 2), rng)
+        # What was found so far is a beginning of the plan; later passages may lie among the others by chance.
+        found = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
+        known = {step.gold_id for step in plan[:found]}
+        absent = {step.gold_id for step in plan[found:]} - known
+        shown = tuple(passage for passage in whole if passage.id not in absent)
+        numbers = {passage.id: number for number, passage in enumerate(shown, 1)}
+        titles = {passage.id: passage.title for passage in shown}
+        complete = all(step.gold_id in numbers for step in plan)
+        if complete:
+            written = rationale(question, shown, sampler.facts)
+            facts = written.partition(MARK)[0]
+        else:
+            facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found])
+            written = f"{facts}{NEXT} {wanted(question, plan[found])} ."
+        if task == "enough":
+            verdict = " yes ." if complete else " no ."
+            return self._example(question, shown, CUES[task], f"{facts}{verdict}")
+        return self._example(question, shown, CUES[task], written)
+
+    def _wrong(self, sampler: ExampleSampler, question: Question, rng: random.Random) -> str:
+        """An answer of the same type that is wrong."""
+        if set(question.answers) <= {"yes", "no"}:
+            return "no" if "yes" in question.answers else "yes"
+        plan = plan_of(question)
+        if kind_of(question) == "comparison":
+            return next(step.mention for step in plan if step.mention not in question.answers)
+        wrong = [value for value in sampler.values[plan[-1].relation] if value not in question.answers]
+        return rng.choice(wrong) if wrong else plan[0].mention
+
+    def _copy(self, rng: random.Random) -> Trajectory:
+        """Random tokens, a gap, and the tokens again. Of the copy, so much is given as tells where to copy from."""
+        length, gap = rng.randint(*COPY_LENGTHS), rng.randint(*COPY_GAPS) if rng.random() < 0.9 else 0
+        few = rng.random() < FEW
+        # The first two ids are padding and end of text.
+        known = [2 + rng.randrange(self.vocabulary - 2) for _ in range(rng.randint(*COPY_ALPHABETS))] if few else ()
+        drawn = [rng.choice(known) if known else 2 + rng.randrange(self.vocabulary - 2) for _ in range(length + gap)]
+        given = GIVEN if few else 1
+        return self._trajectory("copy", [([*drawn, *drawn[:given]], drawn[given:length])], ends=())
+
+    def _trajectory(
+        self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None
+    ) -> Trajectory:
+        """A trajectory of prompts and targets; each target ends with the end of text or with `ends`."""
+        segments: list[Segment] = []
+        for shown, written in turns:
+            ids = (*written, *((self.tokenizer.eos_id,) if ends is None else ends))
+            segments += [
+                Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(shown), tuple(shown)),
+                Segment(Author.AGENT, "", self.tokenizer.decode(ids), ids, (0.0,) * len(ids)),
+            ]
+        return Trajectory(Question(task, "", hops=0), "base", tuple(segments), (), StopReason.COMPLETE)

@@ -1,0 +1,140 @@
+"""Drills: reading exercises of two passages, with every fact in them stated as in a demonstration's thought.
+
+Extracting a value from a passage is what an untrained policy learns last. A demonstration has about one such value per
+hundred tokens, a drill about eight. Some drills ask for facts one by one, and answer that a fact is not found where its
+passage is missing: a demonstration has about one such decision per search. A drill is a trajectory of a question with 0
+hops, so that a curriculum can select drills.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from coseek.agents.protocol import Protocol
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.lab.agents.expert import MISSED
+from coseek.lab.world.facts import Entity
+from coseek.lab.world.rationales import NEXT, line
+from coseek.lab.world.world import World
+from coseek.models.model import Tokenizer
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+MAX_OBSERVATION_TOKENS = 256
+SHOWN, ASKED = 2, 3
+"""Passages of a drill, and facts of one entity that are asked for, at most."""
+OTHERS = 1
+"""Facts of another shown entity that are asked for, at most."""
+SYMMETRIC = "spouse"
+"""A fact that the other entity's passage states as well."""
+
+
+def make_drills(
+    world: World,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    count: int,
+    rng: random.Random,
+    asking: float = 0.0,
+) -> Iterator[Trajectory]:
+    """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name; a share
+    `asking` shows what BM25 finds for an entity, in half of the cases without its own passage, and asks for facts of it
+    and of what is shown beside it."""
+    entities = [one for one in world.oracle.facts.values() if one.facts and world.corpus.has(one.id)]
+    alike: dict[str, list[Entity]] = {}
+    for entity in entities:
+        alike.setdefault(entity.kind, []).append(entity)
+    retriever = Bm25.over(world.corpus) if asking else None
+    for number in range(count):
+        first, ident = rng.choice(entities), f"drill-{number}"
+        if retriever is not None and rng.random() < asking:
+            yield _asking(ident, world, first, retriever, protocol, tokenizer, rng)
+        else:
+            second = rng.choice(alike[first.kind] if rng.random() < 0.5 else entities)
+            yield _telling(ident, world, (first, second), protocol, tokenizer, rng)
+
+
+def _telling(
+    ident: str,
+    world: World,
+    entities: tuple[Entity, Entity],
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    rng: random.Random,
+) -> Trajectory:
+    hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
+    told = [
+        line(entity.title, number, (fact.noun, fact.value))
+        for number, entity in enumerate(dict.fromkeys(entities), 1)
+        for fact in entity.facts
+    ]
+    rng.shuffle(told)
+    return _drill(ident, hits, [("", "".join(told))], protocol, tokenizer)
+
+
+def _asking(
+    ident: str,
+    world: World,
+    entity: Entity,
+    retriever: Retriever,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    rng: random.Random,
+) -> Trajectory:
+    name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
+    (found,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
+    hits = [hit for hit in found if not missing or hit.passage.id != entity.id][:SHOWN]
+    shown = {hit.passage.id: number for number, hit in enumerate(hits, 1)}
+    asked: list[tuple[str, str]] = []
+    others = [world.oracle.facts[other] for other in sorted(shown.keys() - {entity.id}) if other in world.oracle.facts]
+    for one, most in ((entity, ASKED), *((other, OTHERS) for other in others)):
+        own = name if one is entity else rng.choice(_clear_names(one))
+        for fact in rng.sample(one.facts, min(most, len(one.facts))):
+            needed = f"{NEXT} the {fact.noun} of {own} ."
+            if one.id in shown:
+                asked.append((needed, line(one.title, shown[one.id], (fact.noun, fact.value))))
+            elif fact.noun != SYMMETRIC:
+                asked.append((needed, MISSED))
+    if not asked:
+        return _telling(ident, world, (entity, entity), protocol, tokenizer, rng)
+    rng.shuffle(asked)
+    return _drill(ident, hits, asked, protocol, tokenizer)
+
+
+def _clear_names(entity: Entity) -> list[str]:
+    """The names that no other entity has."""
+    return [name for name in entity.names if name != entity.name or entity.name == entity.title]
+
+
+def _drill(
+    ident: str, hits: Sequence[Hit], lines: Sequence[tuple[str, str]], protocol: Protocol, tokenizer: Tokenizer
+) -> Trajectory:
+    """Passages, then lines of what is asked for, which is not learnt, and what is said."""
+    shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
+    think = protocol.tag_for(Author.AGENT)  # a protocol without a thought (s3) gets the bare facts
+    opening, closing = (think.opening, think.closing) if think is not None else ("", "")
+    tag = think.name if think else ""
+
+    def written(author: Author, opening: str, text: str, closing: str) -> Segment:
+        ids = (*tokenizer.encode(opening), *tokenizer.encode_data(text), *tokenizer.encode(closing))
+        learnt = author is Author.AGENT
+        return Segment(author, tag if learnt else "", tokenizer.decode(ids), ids, (0.0,) * len(ids) if learnt else ())
+
+    segments = [Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown)]
+    if needed := "".join(sorted(asked for asked, _ in lines)):
+        # Before the passages as well, as in an episode: else a name that occurs twice was found.
+        segments.insert(0, written(Author.ENVIRONMENT, opening, needed, closing))
+    for number, (asked, said) in enumerate(lines, start=1):
+        if asked:
+            segments.append(written(Author.ENVIRONMENT, opening, asked, ""))
+            opening = ""
+        segments.append(written(Author.AGENT, opening, said, closing if number == len(lines) else ""))
+        opening = ""
+    return Trajectory(
+        question=Question(ident, "", hops=0),
+        protocol=protocol.name,
+        segments=tuple(segments),
+        searches=(),
+        stop=StopReason.COMPLETE,
+    )

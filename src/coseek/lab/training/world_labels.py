@@ -1,0 +1,96 @@
+"""Synthetic labels: label sets for an encoder, made from the plans of questions in laptop worlds.
+
+Each step of a plan is a search. Its query is one of several kinds, and the passage that states the fact is the
+positive. The negatives are the other top passages of BM25: look-alikes, namesakes, former values, and other passages
+that name the entity. A passage that also states the fact (a marriage, stated by the other spouse) is no negative.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+from coseek.agents.search_turns import TurnId
+from coseek.data.gold_path import Step, plan_of
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.lab.world.oracle import SUPPORT
+from coseek.lab.world.plan import kind_of
+from coseek.lab.world.world import World, make_world
+from coseek.labels.label_set import Candidate, LabelSet
+from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.training.encoder.recipe import SyntheticSettings
+from coseek.training.trainer.data_order import derive_seed
+
+
+def _short(step: Step) -> str:
+    """Return the last capitalised word of the mention, a name that several entities share."""
+    named = [word for word in step.mention.split() if word[0].isupper()]
+    return named[-1] if named else step.mention
+
+
+KINDS: Mapping[str, Callable[[Step], str]] = {
+    "name+type": lambda step: f"{step.mention} {step.word}",
+    "name": lambda step: step.mention,
+    "name+relation": lambda step: f"{step.mention} {step.relation}",
+    "sub-question": lambda step: step.sub_question,
+    "short name+relation": lambda step: f"{_short(step)} {step.relation}",
+}
+"""Kinds of query for a step of a plan. The last one is ambiguous."""
+
+
+def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]:
+    """Make worlds that share no facts; those of one lexicon share its vocabulary."""
+    lexicons = settings.lexicons or (settings.world.lexicon,)
+    for number in range(settings.worlds):
+        own = derive_seed(seed, "retriever world", number) % 2**31
+        lexicon = lexicons[number % len(lexicons)]
+        yield make_world(settings.world.model_copy(update={"seed": own, "lexicon": lexicon}))
+
+
+def texts_of(world: World) -> Iterator[str]:
+    """Yield the texts that the tokenizer is trained on."""
+    for passage in world.corpus:
+        yield f"{passage.title} {passage.text}"
+    for questions in world.questions.values():
+        for question in questions:
+            yield question.question
+
+
+def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed: int) -> dict[str, list[LabelSet]]:
+    """Return label sets by kind of query: one per step of every plan, of a random kind."""
+    rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
+    names, weights = list(settings.kinds), list(settings.kinds.values())
+    drawn: list[tuple[str, Question, int, Step]] = []
+    for question in world.questions[split]:
+        if kind_of(question) == "constraint" or not question.answerable:
+            continue  # no mention, so that the query would be the question itself; or no passage to find
+        for hop, step in enumerate(plan_of(question)):
+            drawn.append((rng.choices(names, weights)[0], question, hop, step))
+    queries = [KINDS[kind](step) for kind, _, _, step in drawn]
+    found = Bm25.over(world.corpus).search(queries, settings.candidates + 1)
+    by_kind: dict[str, list[LabelSet]] = {kind: [] for kind in names}
+    for (kind, question, hop, step), query, hits in zip(drawn, queries, found, strict=True):
+        by_kind[kind].append(_label(world, question, hop, step, query, hits))
+    return {kind: made for kind, made in by_kind.items() if made}
+
+
+def _label(world: World, question: Question, hop: int, step: Step, query: str, hits: list[Hit]) -> LabelSet:
+    gold = world.corpus.by_id(step.gold_id)
+
+    def supports(passage: Passage) -> bool:
+        return world.oracle.relevance(question, passage, hop) >= SUPPORT
+
+    others = [
+        Candidate(hit.passage, rank)
+        for rank, hit in enumerate(hits, start=1)
+        if hit.passage.id != gold.id and not supports(hit.passage)
+    ]
+    rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == gold.id), 0)
+    return LabelSet(
+        turn=TurnId(question.id, 0, hop),
+        question=question,
+        query=Query(query, question.question),
+        candidates=(Candidate(gold, rank), *others),
+        positive=gold.id,
+        negatives=tuple(other.passage.id for other in others),
+    )

@@ -1,0 +1,165 @@
+"""The oracle of a laptop world: judges answers, scores and ranks passages, and answers sub-questions.
+
+It replaces the papers' large model with the gold answer in its prompt, so a method's gain with it is an upper bound.
+"""
+
+import re
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, read_json, shaped
+from coseek.core.settings import make_settings
+from coseek.data.gold_path import Step, plan_of
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.lab.world.drawn_lexicon import lexicon_of
+from coseek.lab.world.facts import Entity, Fact, Facts
+from coseek.lab.world.lexicon import Lexicon
+from coseek.lab.world.plan import kind_of
+from coseek.lab.world.settings import WorldSettings
+
+GOLD = 100
+"""Relevance of the passage that states the fact."""
+SUPPORT = 80
+"""Another passage that implies the fact: the spouse's."""
+OTHER_HOP = 40
+"""The gold passage of another hop of the question."""
+MISLEADING = 25
+"""A passage of a namesake, or with an outdated value."""
+MENTION = 10
+"""A passage that mentions the subject."""
+NOTHING = 0
+
+_MARKS = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The facts of a world, and its outdated passages."""
+
+    facts: Facts
+    stale: Mapping[str, str]
+    """Id of an outdated passage → id of its entity."""
+
+    def judge(self, question: Question, response: str) -> bool:
+        """Whether the response contains an accepted answer.
+
+        Words are compared without case, punctuation and articles. `New Merrow` does not contain the answer `Merrow`
+        when it names another entity. Yes and no must be the first word.
+        """
+        said = _words(response)
+        accepted = {_words(answer) for answer in question.answers} - {()}
+        if accepted <= {("yes",), ("no",)}:
+            return said[:1] in accepted
+        return any(self._says(said, answer, accepted) for answer in accepted)
+
+    def relevance(self, question: Question, passage: Passage, hop: int | None = None) -> int:
+        """Relevance in 0 to 100 for one hop (from 0), or the maximum over all hops; from 60 on the fact follows."""
+        plan = plan_of(question)
+        if hop is not None:
+            return self._relevance(question, plan, self._checked(question, hop), passage)
+        return max(self._relevance(question, plan, number, passage) for number in range(len(plan)))
+
+    def rank(self, question: Question, passages: Iterable[Passage], hop: int | None = None) -> list[Passage]:
+        """The passages by falling relevance; ties keep their order."""
+        return sorted(passages, key=lambda passage: -self.relevance(question, passage, hop))
+
+    def sub_answer(self, question: Question, hop: int) -> str:
+        """The answer of one hop (from 0)."""
+        return plan_of(question)[self._checked(question, hop)].sub_answer
+
+    def hop_of(self, question: Question, query: str) -> int | None:
+        """The hop whose subject, then whose relation, the query names most fully; `None` without one, or for a tie."""
+        asked = set(_words(query))
+        closeness = [(_share(asked, step.mention), _share(asked, step.relation)) for step in plan_of(question)]
+        best = max(closeness)
+        return closeness.index(best) if best > (0.0, 0.0) and closeness.count(best) == 1 else None
+
+    def _checked(self, question: Question, hop: int) -> int:
+        steps = len(plan_of(question))
+        if not 0 <= hop < steps:
+            raise DataError(f"question {question.id!r} has the hops 0 to {steps - 1}, not {hop}")
+        return hop
+
+    def _relevance(self, question: Question, plan: Sequence[Step], hop: int, passage: Passage) -> int:
+        step = plan[hop]
+        if passage.id == step.gold_id:
+            return GOLD
+        other, gold = self.facts.get(passage.id), self.facts.get(step.gold_id)
+        mirror = other.fact(step.relation) if other and step.relation == "spouse" else None
+        if kind_of(question) != "constraint" and mirror is not None and mirror.object_id == step.gold_id:
+            return SUPPORT
+        if passage.id in question.gold_ids:
+            return OTHER_HOP
+        namesake = other is not None and gold is not None and other.name == gold.name
+        if namesake or self.stale.get(passage.id) == step.gold_id:
+            return MISLEADING
+        # The mention of a constraint step is the value in its question, not the entity it looks for.
+        return MENTION if f" {step.mention} " in f"{passage.title}{passage.text} " else NOTHING
+
+    @cached_property
+    def _known(self) -> frozenset[tuple[str, ...]]:
+        """The words of every name in the world."""
+        return frozenset(_words(name) for entity in self.facts.values() for name in entity.names)
+
+    def _says(self, said: tuple[str, ...], answer: tuple[str, ...], accepted: set[tuple[str, ...]]) -> bool:
+        size = len(answer)
+        for start in (at for at in range(len(said)) if said[at : at + size] == answer):
+            ends = range(start + size, start + size + 4)
+            wider = (said[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
+            if not any(len(name) > size and name in self._known and name not in accepted for name in wider):
+                return True  # not inside the name of another entity
+        return False
+
+    def to_json(self) -> JsonObject:
+        return {"stale": dict(self.stale), "entities": [entity.to_json() for entity in self.facts.values()]}
+
+    @classmethod
+    def from_json(cls, row: JsonObject, lexicon: Lexicon) -> "Oracle":
+        entities = (_entity(entity, lexicon) for entity in cast(list[JsonObject], row["entities"]))
+        stale = row["stale"]
+        assert isinstance(stale, dict)
+        return cls({entity.id: entity for entity in entities}, {ident: str(about) for ident, about in stale.items()})
+
+    @classmethod
+    def load(cls, folder: Path) -> "Oracle":
+        """Open the oracle of a world that was written to this folder."""
+        row = read_json(folder / "world.json")
+        if not isinstance(row, dict) or not isinstance(row.get("oracle"), dict):
+            raise DataError(f"{folder / 'world.json'} holds no oracle; write the world again with `coseek world make`")
+        settings = make_settings(WorldSettings, cast(JsonObject, row.get("settings") or {}), folder / "world.json")
+        with shaped(folder / "world.json", "write the world again with `coseek world make`"):
+            return cls.from_json(cast(JsonObject, row["oracle"]), lexicon_of(settings))
+
+
+def _entity(row: JsonObject, lexicon: Lexicon) -> Entity:
+    facts = tuple(_fact(fact, lexicon) for fact in cast(list[JsonObject], row["facts"]))
+    texts = {name: str(row[name]) for name in ("id", "kind", "word", "name", "title", "alias")}
+    return Entity(facts=facts, **texts)
+
+
+def _fact(row: JsonObject, lexicon: Lexicon) -> Fact:
+    noun, object_id = str(row["noun"]), row["object_id"]
+    relation = lexicon.by_noun.get(noun)
+    if relation is None:
+        raise DataError(f"world.json names the unknown relation {noun!r}; write it again with `coseek world make`")
+    return Fact(
+        relation, str(row["value"]), None if object_id is None else str(object_id), str(row.get("before", "")),
+        str(row.get("until", "")), bool(row.get("apart", False)),
+    )  # fmt: skip
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words in lower case, without ASCII punctuation and articles."""
+    return tuple(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split())
+
+
+def _share(asked: set[str], wanted: str) -> float:
+    words = _words(wanted)
+    return sum(word in asked for word in words) / len(words) if words else 0.0

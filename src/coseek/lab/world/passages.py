@@ -1,0 +1,74 @@
+"""The texts of a laptop world's passages: one for each entity, and some with an outdated fact.
+
+A space precedes every word and mark, so that a word is the same token everywhere.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from coseek.data.passage import Passage
+from coseek.lab.world.facts import Entity, Fact, Facts
+from coseek.lab.world.lexicon import Lexicon
+from coseek.lab.world.settings import WorldSettings
+
+MAX_WORDS = 48
+"""Words and marks of one passage's text, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalePassage:
+    """A passage with only an outdated fact of an entity."""
+
+    passage: Passage
+    entity_id: str
+    noun: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenWorld:
+    """The passages of a world, and the entities with the facts that fit into them."""
+
+    facts: Facts
+    passages: dict[str, Passage]
+    stale: tuple[StalePassage, ...]
+
+
+def spaced(words: str) -> str:
+    """The text with a space in front, as in passages."""
+    return f" {words}"
+
+
+def write_passages(facts: Facts, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> WrittenWorld:
+    """Write every passage. Facts that do not fit into `MAX_WORDS` are dropped from the world."""
+    told: Facts = {}
+    passages: dict[str, Passage] = {}
+    for entity in facts.values():
+        while len((text := _describe(entity, lexicon, settings.paraphrases, rng)).split()) > MAX_WORDS:
+            entity = replace(entity, facts=entity.facts[:-1])
+        told[entity.id] = entity
+        passages[entity.id] = Passage(entity.id, spaced(entity.title), spaced(text))
+    return WrittenWorld(told, passages, tuple(_tell_apart(told.values(), lexicon, rng)))
+
+
+def _describe(entity: Entity, lexicon: Lexicon, paraphrases: int, rng: random.Random) -> str:
+    alias = f" , {rng.choice(lexicon.introductions[:paraphrases]).format(alias=entity.alias)} ," if entity.alias else ""
+    article = "an" if entity.word[0] in "aeio" else "a"
+    clauses = [_clause(fact, lexicon, paraphrases, rng) for fact in entity.facts]
+    return lexicon.opening.format(
+        title=entity.title, alias=alias, article=article, word=entity.word, clauses=" , ".join(clauses)
+    )
+
+
+def _clause(fact: Fact, lexicon: Lexicon, paraphrases: int, rng: random.Random) -> str:
+    if fact.before and not fact.apart:
+        return lexicon.beside.format(before=fact.before, noun=fact.noun, until=fact.until, value=fact.value)
+    return rng.choice(fact.relation.clauses[:paraphrases]).format(o=fact.value)
+
+
+def _tell_apart(entities: Iterable[Entity], lexicon: Lexicon, rng: random.Random) -> Iterator[StalePassage]:
+    apart = [(entity, fact) for entity in entities for fact in entity.facts if fact.before and fact.apart]
+    for number, (entity, fact) in enumerate(apart, start=1):
+        text = rng.choice(lexicon.apart).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
+        passage = Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text))
+        yield StalePassage(passage, entity.id, fact.noun)

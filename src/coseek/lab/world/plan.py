@@ -1,0 +1,35 @@
+"""What a laptop world's questions say of their plans: their kind, their constraints, and what a step looks up."""
+
+from coseek.core.files import JsonObject
+from coseek.data.gold_path import Step
+from coseek.data.question import Question
+
+
+def kind_of(question: Question) -> str:
+    """`composition`, `comparison` or `constraint`; empty for questions of no laptop world."""
+    return str(question.meta.get("kind", ""))
+
+
+def constraints_of(question: Question) -> list[JsonObject]:
+    """`relation` and `value` of each constraint; empty for other questions."""
+    rows = question.meta.get("constraints", [])
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def wanted(question: Question, step: Step) -> str:
+    """What a step looks up, in words: `the RELATION of NAME`, the kind with its two values, or a step's own question
+    where a plan is a gold path."""
+    if not step.word:
+        return step.sub_question
+    if kind_of(question) == "constraint":
+        values = " and ".join(f"{row['relation']} {row['value']}" for row in constraints_of(question))
+        return f"the {step.relation} with {values}"
+    return f"the {step.relation} of {step.mention}"
+
+
+def answer_of(question: Question, last: Step) -> str:
+    """The answer as the last step writes it, or the question's own where its path leads elsewhere: one that compares
+    asks for none of the names that its path leads to."""
+    if last.word or not question.answers or last.sub_answer in question.answers:
+        return last.sub_answer
+    return question.answers[0]

@@ -1,0 +1,295 @@
+"""The questions of a laptop world, each with one right answer and the plan that finds it.
+
+A *composition* chains one to four relations from its anchor. A *comparison* compares one relation of two anchors. A
+*constraint* question asks for the only entity with two values; its anchor is the first value. No entity is an anchor
+in two splits; other entities are shared.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.data.gold_path import Step
+from coseek.data.question import Question
+from coseek.lab.world.facts import Entity, Fact, Facts
+from coseek.lab.world.lexicon import Lexicon
+from coseek.lab.world.passages import WrittenWorld, spaced
+from coseek.lab.world.relations import Constraint, Relation
+from coseek.lab.world.settings import SPLITS, Split, WorldSettings
+
+ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}
+ATTEMPTS = 400
+"""Draws of one question before its type counts as exhausted."""
+
+
+Path = list[tuple[Entity, Fact]]
+"""A chain: each fact's object is the next entity."""
+Draw = Callable[[str], Question | None]
+"""Question id → one drawn question; `None` when the draw failed."""
+
+
+def make_questions(
+    told: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random
+) -> dict[str, list[Question]]:
+    """The questions of every split that has any. Raises `SettingError` when the world has too few facts."""
+    wanted: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
+    anchors = split_anchors(told.facts, list(wanted), rng)
+    asker = _Asker(told, settings, lexicon, rng)
+    return {split: asker.ask(split, anchors[split], count) for split, count in wanted.items()}
+
+
+def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
+    """Split the entities of each kind in the proportions of `ANCHOR_SHARES`."""
+    dealt: dict[Split, list[Entity]] = {split: [] for split in splits}
+    by_kind: dict[str, list[Entity]] = {}
+    for entity in facts.values():
+        by_kind.setdefault(entity.kind, []).append(entity)
+    whole = sum(ANCHOR_SHARES[split] for split in splits)
+    for entities in by_kind.values():
+        rng.shuffle(entities)
+        start, share = 0, 0.0
+        for split in splits:
+            share += ANCHOR_SHARES[split] / whole
+            end = round(share * len(entities))
+            dealt[split] += entities[start:end]
+            start = end
+    return dealt
+
+
+class _Asker:
+    """Draws questions without repetition."""
+
+    def __init__(self, told: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> None:
+        self._lexicon = lexicon
+        self._facts = told.facts
+        self._passages = told.passages
+        self._settings = settings
+        self._rng = rng
+        # Yes and no alternate: equal values are rarer, so free draws would favour no.
+        self._yes_is_due = rng.random() < 0.5
+        self._asked: set[tuple[str, ...]] = set()
+        self._by_name: dict[str, list[Entity]] = {}
+        self._holders: dict[tuple[str, str, str], list[Entity]] = {}
+        for entity in told.facts.values():
+            self._by_name.setdefault(entity.name, []).append(entity)
+            for fact in entity.facts:
+                self._holders.setdefault((entity.kind, fact.noun, fact.object_id or fact.value), []).append(entity)
+
+    def ask(self, split: Split, anchors: list[Entity], count: int) -> list[Question]:
+        draws = self._draws(anchors)
+        questions: list[Question] = []
+        spent: set[str] = set()
+        for number in range(count):
+            made = self._ask_one(f"w{self._settings.seed}-{split}-{number:05}", draws, spent)
+            if made is None:
+                raise SettingError(
+                    f"a world of size {self._settings.size!r} has facts for {number} {split} questions and not for "
+                    f"{count}; ask for fewer or choose a larger size"
+                )
+            questions.append(made)
+        return questions
+
+    def _draws(self, anchors: list[Entity]) -> dict[str, Draw]:
+        """The draws by type of question: `comparison`, `constraint`, and `1` to `4` hops."""
+        rng = self._rng
+        by_noun: dict[str, list[Entity]] = {}
+        for entity in anchors:
+            for fact in entity.facts:
+                by_noun.setdefault(fact.noun, []).append(entity)
+        patterns = [(anchor, row) for anchor in anchors for row in self._lexicon.constraints
+                    if len(self._holders.get((*row[:2], anchor.id), ())) > 1]  # fmt: skip
+        draws: dict[str, Draw] = {
+            "comparison": lambda name: (self._same if rng.random() < 0.5 else self._earlier)(name, by_noun),
+            "constraint": lambda name: self._constraint(name, *rng.choice(patterns)) if patterns else None,
+        }
+        for hops, weight in enumerate(self._settings.hop_mix, start=1):
+            if weight > 0:
+                draws[str(hops)] = partial(self._composition, anchors=anchors, hops=hops)
+        return draws
+
+    def _ask_one(self, name: str, draws: dict[str, Draw], spent: set[str]) -> Question | None:
+        """A question of a type drawn by weight; compositions replace an exhausted type."""
+        hops = [sort for sort in draws if sort.isdigit()]
+        weights = [weight for weight in self._settings.hop_mix if weight > 0]
+        dice, drawn = self._rng.random(), self._rng.choices(hops, weights)[0]
+        shares = {"comparison": self._settings.comparison, "constraint": self._settings.constraint}
+        first = next((sort for sort in shares if (dice := dice - shares[sort]) < 0), drawn)
+        for sort in dict.fromkeys((first, drawn, *reversed(hops))):
+            for _ in range(0 if sort in spent else ATTEMPTS):
+                if made := draws[sort](name):
+                    return made
+            spent.add(sort)
+        return None
+
+    def _is_new(self, *key: str) -> bool:
+        if key in self._asked:
+            return False
+        self._asked.add(key)
+        return True
+
+    def _mention(self, entity: Entity, noun: str) -> str:
+        """A name of the anchor that is unique among the entities with the relation."""
+        rng, settings = self._rng, self._settings
+        if entity.alias and rng.random() < settings.alias_use:
+            return entity.alias
+        if entity.title == entity.name:
+            return entity.name
+        rivals = [other for other in self._by_name[entity.name] if other.fact(noun)]
+        if len(rivals) == 1 and rng.random() < settings.short_names:
+            return entity.name
+        return f"the {entity.word} {entity.name}" if rng.random() < 0.5 else entity.title
+
+    def _step(self, entity: Entity, mention: str, fact: Fact, rest: str = "") -> Step:
+        ask = spaced(fact.relation.asks[0].format(x=mention))
+        return Step(entity.title, mention, entity.word, fact.noun, entity.id, fact.value, ask, rest)
+
+    def _answers(self, fact: Fact) -> tuple[str, ...]:
+        names = self._facts[fact.object_id].names if fact.object_id else ()
+        return tuple(dict.fromkeys((fact.value, *names)))
+
+    # Compositions
+
+    def _composition(self, name: str, anchors: list[Entity], hops: int) -> Question | None:
+        anchor = self._rng.choice(anchors)
+        path = self._walk(anchor, hops)
+        if not path:
+            return None
+        mentions = [self._mention(anchor, path[0][1].noun), *(fact.value for _, fact in path[:-1])]
+        texts = self._chain_texts(mentions, [fact.relation for _, fact in path])
+        text = texts[0]
+        if self._gives_away(path, text) or not self._is_new(anchor.id, *(fact.noun for _, fact in path)):
+            return None
+        plan = [
+            self._step(entity, mention, fact, rest)
+            for (entity, fact), mention, rest in zip(path, mentions, [*map(spaced, texts[1:]), ""], strict=True)
+        ]
+        return _question(name, "composition", text, self._answers(path[-1][1]), plan, [anchor.id], hops)
+
+    def _walk(self, anchor: Entity, hops: int) -> Path | None:
+        """A random chain without repeated entities; `None` for a dead end."""
+        path: Path = []
+        entity = anchor
+        met = {anchor.id}
+        for left in reversed(range(hops)):
+            facts = [fact for fact in entity.facts if not left or fact.object_id]
+            if not facts:
+                return None
+            fact = self._rng.choice(facts)
+            path.append((entity, fact))
+            if fact.object_id in met:
+                return None
+            if fact.object_id:
+                met.add(fact.object_id)
+                entity = self._facts[fact.object_id]
+        return path
+
+    def _chain_texts(self, mentions: list[str], relations: list[Relation]) -> list[str]:
+        """The question about each mention: the whole one, and what remains of it as its inner parts are known."""
+        rng, ways = self._rng, self._settings.paraphrases
+        around = [rng.choice(relation.phrases[:ways]) for relation in relations[:-1]]
+        last = relations[-1]
+        if ways == 1 or rng.random() < 0.5:
+            around.append(rng.choice(last.asks[:ways]))
+        else:
+            around.append(rng.choice(self._lexicon.frames).format(x=rng.choice(last.phrases[:ways])))
+        return [
+            reduce(lambda inner, outer: outer.format(x=inner), around[step:], mention)
+            for step, mention in enumerate(mentions)
+        ]
+
+    def _gives_away(self, path: Path, text: str) -> bool:
+        """Whether the question or an earlier passage contains a later value, which shortens the chain."""
+        seen = f"{text} "
+        for entity, fact in path:
+            names = self._answers(fact)
+            if any(f" {name} " in seen for name in names):
+                return True
+            # Added after the check: a passage may contain its own value.
+            seen += f"{self._passages[entity.id].text} "
+        return False
+
+    # Comparisons
+
+    def _earlier(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
+        noun = self._rng.choice(self._lexicon.earlier_nouns)
+        pair = self._pair(by_noun.get(noun, []), noun)
+        if pair is None:
+            return None
+        (one, first), (other, second) = pair
+        if first.value == second.value or not self._is_new("earlier", noun, *sorted((one.id, other.id))):
+            return None
+        winner = one if int(first.value) < int(second.value) else other
+        plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
+        text = self._lexicon.by_noun[noun].first.format(a=plan[0].mention, b=plan[1].mention)
+        mention = plan[0].mention if winner is one else plan[1].mention
+        answers = tuple(dict.fromkeys((mention, *winner.names)))
+        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="earlier")
+
+    def _same(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
+        noun = self._rng.choice(self._lexicon.same_nouns)
+        yes = self._yes_is_due
+        pair = self._pair(by_noun.get(noun, []), noun, partner=yes)
+        if pair is None:
+            return None
+        (one, first), (other, second) = pair
+        # "yes" needs equal words in both passages; "no" needs different entities.
+        alike = first.value == second.value if yes else first.object_id == second.object_id
+        if alike is not yes or not self._is_new("same", noun, *sorted((one.id, other.id))):
+            return None
+        self._yes_is_due = not yes
+        plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
+        ask = self._rng.choice(self._lexicon.same[: self._settings.paraphrases])
+        text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
+        answers = ("yes" if yes else "no",)
+        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="same")
+
+    def _pair(self, entities: list[Entity], noun: str, partner: bool = False) -> Path | None:
+        """Two anchors of one kind with the relation and distinct names; `partner`: with the same value."""
+        if len(entities) < 2:
+            return None
+        one = self._rng.choice(entities)
+        fact = one.fact(noun)
+        if fact is None:
+            return None
+        if partner:
+            entities = [other for other in entities if (match := other.fact(noun)) and match.value == fact.value]
+        other = self._rng.choice(entities)
+        match = other.fact(noun)
+        if match is None or other is one or one.kind != other.kind or _nested(one, other):
+            return None
+        return [(one, fact), (other, match)]
+
+    # Two constraints
+
+    def _constraint(self, name: str, anchor: Entity, pattern: Constraint) -> Question | None:
+        kind, first, second, ask = pattern
+        word = self._lexicon.words[kind]
+        group = self._holders[kind, first, anchor.id]
+        target = self._rng.choice(group)
+        one, other = target.fact(first), target.fact(second)
+        if one is None or other is None:
+            return None
+        fitting = self._holders[kind, second, other.object_id or other.value]
+        if sum(entity in fitting for entity in group) != 1 or not self._is_new(kind, first, second, target.id):
+            return None
+        text = ask.format(a=one.value, b=other.value)
+        step = Step(target.title, one.value, word, word, target.id, target.title, spaced(text))
+        constraints: list[JsonObject] = [{"relation": fact.noun, "value": fact.value} for fact in (one, other)]
+        return _question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
+
+
+def _nested(one: Entity, other: Entity) -> bool:
+    """Whether a name of one contains a name of the other (Merrow, New Merrow), so that answers are ambiguous."""
+    names = [(f" {a} ", f" {b} ") for a in one.names for b in other.names]
+    return any(a in b or b in a for a, b in names)
+
+
+def _question(name: str, kind: str, text: str, answers: tuple[str, ...], plan: list[Step], anchors: list[str],
+              hops: int, **more: str | list[JsonObject]) -> Question:  # fmt: skip
+    gold_ids = tuple(dict.fromkeys(step.gold_id for step in plan))
+    meta: JsonObject = {"kind": kind, "plan": [step.to_json() for step in plan], "anchors": list(anchors)}
+    for key, value in more.items():
+        meta[key] = value if isinstance(value, str) else list(value)
+    return Question(name, spaced(text), answers, gold_ids, hops, meta)

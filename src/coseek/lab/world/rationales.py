@@ -1,0 +1,101 @@
+"""Rationales: how a question's answer follows from passages, in the form that a laptop model learns to write.
+
+Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
+small network takes the relation of a wrong passage. Behind a fact of a chain stands what is still asked, with the value
+in its place, so that the next fact is always that of the innermost words. From a name to its value a small network
+finds, from a value to its name it does not: so two dates are written again, each with its name behind it, and for two
+given values the passages are read in their order up to the one that states both (docs/LOG.md).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from coseek.data.gold_path import Step, plan_of
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.lab.world.passages import spaced
+from coseek.lab.world.plan import answer_of, constraints_of, kind_of
+
+MARK = " Answer :"
+"""Precedes the answer."""
+NOW = " Now :"
+"""Precedes what is still asked."""
+NEXT = " Next :"
+"""Precedes what is to be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFact:
+    """What a passage states: the name that it is filed under, the relation and the value."""
+
+    title: str
+    relation: str
+    value: str
+
+
+def rationale(question: Question, passages: Sequence[Passage], facts: Mapping[str, Sequence[StatedFact]]) -> str:
+    """The rationale of a question with a plan. Its gold passages are among `passages`, which are numbered from 1;
+    `facts` are what passages state, by id."""
+    plan = plan_of(question)
+    if kind_of(question) == "constraint":
+        return conclusion([*_read_in_order(question, passages, facts)], plan[0].sub_answer)
+    numbers = {passage.id: number for number, passage in enumerate(passages, 1)}
+    titles = {passage.id: passage.title for passage in passages}
+    lines = [step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan]
+    if kind_of(question) != "comparison":
+        return conclusion(lines, answer_of(question, plan[-1]))
+    verdict, answer = compared(question, plan, [titles[step.gold_id] for step in plan])
+    return conclusion([*lines, verdict], answer)
+
+
+def compared(question: Question, plan: Sequence[Step], titles: Sequence[str]) -> tuple[str, str]:
+    """What follows from the lines of two steps, and the answer. `titles` are those of their passages."""
+    if question.meta.get("compare") == "same":
+        alike = plan[0].sub_answer == plan[1].sub_answer
+        return (" the same .", "yes") if alike else (" not the same .", "no")
+    names = [title.strip() for title in titles]
+    dated = [f" {step.sub_answer} {name}" for step, name in zip(plan, names, strict=True)]
+    first, last = sorted(range(len(plan)), key=lambda row: int(plan[row].sub_answer))
+    order = f" {plan[first].sub_answer} is before {plan[last].sub_answer} ."
+    return f"{' ,'.join(dated)} .{order}{dated[first]} .", names[first]
+
+
+def _read_in_order(
+    question: Question, passages: Sequence[Passage], facts: Mapping[str, Sequence[StatedFact]]
+) -> Iterator[str]:
+    """What each passage states of the first given relation, and where that is the given value, of the second; up to the
+    gold passage."""
+    first, second = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
+    for number, passage in enumerate(passages, 1):
+        if passage.id in question.gold_ids:
+            yield line(passage.title, number, first, second)
+            return
+        stated = {fact.relation: fact.value for fact in facts.get(passage.id, ())}
+        if first[0] not in stated:
+            yield f" {passage.title.strip()} # {number} , no {first[0]} ."
+            continue
+        wanted = [first[0], second[0]] if stated[first[0]] == first[1] else [first[0]]
+        yield line(passage.title, number, *((one, stated[one]) for one in wanted if one in stated))
+
+
+def line(title: str, number: int, *facts: tuple[str, str]) -> str:
+    """The line of one passage with its (relation, value) facts."""
+    told = " ,".join(f" {relation} : {value}" for relation, value in facts)
+    return f" {title.strip()} # {number} ,{told} ."
+
+
+def fact_of(step: Step, title: str) -> tuple[str, str]:
+    """Relation and value of a step, as the passage of this title states them: a step from the value to the name that
+    the passage is filed under leads the other way."""
+    return step.relation, step.mention if step.sub_answer == title.strip() else step.sub_answer
+
+
+def step_line(step: Step, number: int, title: str) -> str:
+    """The line of a step of a plan, and what is asked behind it."""
+    fact = line(title, number, fact_of(step, title))
+    return f"{fact}{NOW}{step.rest}" if step.rest else fact
+
+
+def conclusion(lines: list[str], answer: str) -> str:
+    """The lines, then the answer."""
+    return f"{''.join(lines)}{MARK}{spaced(answer)}"

@@ -1,0 +1,130 @@
+"""Laptop worlds: a generated encyclopedia with questions and an oracle, in memory or as a data-set folder."""
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.core.errors import DataError
+from coseek.core.files import atomic_folder, check_replaceable, read_json, write_json
+from coseek.core.fingerprint import digest_of
+from coseek.core.lock import lock_beside
+from coseek.core.settings import dump_settings, make_settings
+from coseek.data.dataset import Dataset
+from coseek.data.gold_path import plan_of
+from coseek.data.passage import Corpus
+from coseek.data.question import Question, save_questions, twins, withhold
+from coseek.lab.world.drawn_lexicon import lexicon_of
+from coseek.lab.world.facts import make_facts
+from coseek.lab.world.oracle import Oracle
+from coseek.lab.world.passages import write_passages
+from coseek.lab.world.questions import make_questions
+from coseek.lab.world.reference import reference_worlds
+from coseek.lab.world.settings import SPLITS, WorldSettings
+
+_FILES = re.compile(rf"world\.json|corpus\.jsonl|questions\.({'|'.join(SPLITS)})\.jsonl")
+SCHEMA = 1
+"""Version of `world.json`."""
+
+__all__ = ["World", "WorldSettings", "check_world_folder", "make_world"]
+
+
+@dataclass(frozen=True)
+class World:
+    """The passages, questions and oracle of a laptop world."""
+
+    settings: WorldSettings
+    corpus: Corpus
+    questions: Mapping[str, list[Question]]
+    """By split, without empty splits."""
+    oracle: Oracle
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all passages and questions."""
+        asked = (json.dumps(one.to_json(), sort_keys=True) for split in SPLITS for one in self.questions.get(split, ()))
+        return digest_of(self.corpus.digest, *asked)
+
+    def save(self, folder: Path) -> None:
+        """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing, in place of a world."""
+        with lock_beside(folder, again=False):
+            check_world_folder(folder)
+            atomic_folder(folder, self._fill)
+
+    def _fill(self, folder: Path) -> None:
+        self.corpus.save(folder / "corpus.jsonl")
+        for split, questions in self.questions.items():
+            save_questions(folder / f"questions.{split}.jsonl", questions)
+        settings = dump_settings(self.settings)
+        write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
+
+    @classmethod
+    def load(cls, folder: Path) -> "World":
+        """Read a world back as it was written."""
+        files = Dataset(folder)
+        path = folder / "world.json"
+        row = read_json(path)
+        settings = row.get("settings") if isinstance(row, dict) and row.get("schema") == SCHEMA else None
+        if not isinstance(settings, dict):
+            raise DataError(f"{path} is not a world of schema {SCHEMA}; write it again with `coseek world make`")
+        splits = (split for split in SPLITS if split in files.splits)
+        questions: dict[str, list[Question]] = {split: files.questions(split) for split in splits}
+        return cls(make_settings(WorldSettings, settings), files.corpus, questions, Oracle.load(folder))
+
+
+def check_world_folder(folder: Path) -> None:
+    """Refuse a folder that holds anything but a world: it would be replaced whole."""
+    check_replaceable(folder, _FILES.fullmatch, "a laptop world")
+    if folder.is_dir() and any(folder.iterdir()) and not _is_world(folder / "world.json"):
+        raise DataError(
+            f"{folder} holds a data set that is no laptop world (it has no world.json of one); choose a new folder"
+        )
+
+
+def _is_world(path: Path) -> bool:
+    """Whether a file is the `world.json` of a world, of whatever schema."""
+    try:
+        row = read_json(path)
+    except DataError:
+        return False
+    return isinstance(row, dict) and row.keys() >= {"schema", "settings", "oracle"}
+
+
+def make_world(settings: WorldSettings) -> World:
+    """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged.
+
+    Raises `DataError` where the settings are a reference world's, and the result is not.
+    """
+    lexicon = lexicon_of(settings)
+    facts = make_facts(settings, lexicon, _stage(settings, "facts"))
+    told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
+    questions = make_questions(told, settings, lexicon, _stage(settings, "questions"))
+    withheld = _withheld(questions, settings)
+    passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
+    # Ties in a ranking keep corpus order, so the order must carry no information.
+    _stage(settings, "order").shuffle(passages)
+    oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
+    corpus = Corpus((one for one in passages if one.id not in withheld), "the laptop world")
+    made = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
+    for name, known in reference_worlds().items():
+        if known.settings == settings and known.sha256 != made.digest:
+            raise DataError(
+                f"this version of coseek makes another {name} (sha256 {made.digest}) than the published one "
+                f"({known.sha256}); use the version of your other figures, or other settings"
+            )
+    return made
+
+
+def _withheld(questions: Mapping[str, list[Question]], settings: WorldSettings) -> set[str]:
+    """Ids of the passages that the corpus lacks. Those of marriages stay: the spouse's passage states them, too."""
+    if not settings.unanswerable:
+        return set()
+    everything = [question for asked in questions.values() for question in asked]
+    needed = {step.gold_id for one in everything for step in plan_of(one) if step.relation == "spouse"}
+    return withhold(everything, settings.unanswerable, _stage(settings, "withheld"), needed)
+
+
+def _stage(settings: WorldSettings, name: str) -> random.Random:
+    return random.Random(f"{settings.seed} {name}")

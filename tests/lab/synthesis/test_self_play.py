@@ -1,0 +1,103 @@
+"""Self-play: which questions a solver leaves, and how the proposer finds them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from coseek.agents.drivers import Agent
+from coseek.agents.factory import limits_of
+from coseek.agents.protocol import load_protocol
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_agent import ScriptedAgentModel
+from coseek.core.errors import DataError
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Corpus
+from coseek.data.question import Question
+from coseek.lab.synthesis.graph import HopGraph
+from coseek.lab.synthesis.self_play import AgentSolver, Proposer
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.synthesis import SynthesisSummary, synthesize
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+SETTINGS = SynthesisSettings(count=40, hop_mix=(1.0, 1.0, 1.0), unanswerable=0)
+
+
+@dataclass
+class SkilledSolver:
+    """Answers a question of n hops in a known share of its tries."""
+
+    skill: dict[int, float | None]
+    asked: list[int] = field(default_factory=list)
+
+    def solved(self, questions: Sequence[Question]) -> list[float | None]:
+        self.asked += [one.hops or 0 for one in questions]
+        return [self.skill[one.hops or 0] for one in questions]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return make_world(WorldSettings(size="tiny", train=0, dev=0, test=0)).corpus
+
+
+def made(corpus: Corpus, folder: Path, solver: SkilledSolver) -> SynthesisSummary:
+    corpus.save(folder / "in" / "corpus.jsonl")
+    return synthesize(folder / "in", folder / "out", SETTINGS, solver=solver)
+
+
+def test_only_questions_at_the_edge_are_kept_and_the_rest_is_counted(corpus: Corpus, tmp_path: Path) -> None:
+    summary = made(corpus, tmp_path, SkilledSolver({1: 1.0, 2: 0.4, 3: 0.0}))
+    questions = [one for split in ("train", "dev", "test") for one in Dataset(tmp_path / "out").questions(split)]
+    assert {one.hops for one in questions} == {2}
+    assert "'solved in 40% of the tries'" in str(questions[0].meta["gates"])
+    assert summary.dropped["edge: the solver nearly always answers it"] > 0
+    assert summary.dropped["edge: the solver seldom answers it"] > 0
+
+
+def test_a_solver_that_always_fails_is_a_sentence_and_nothing_is_written(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the solver failed in every try"):
+        made(corpus, tmp_path, SkilledSolver({1: None, 2: None, 3: None}))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_number_of_hops_at_the_edge_is_drawn_more_often(corpus: Corpus) -> None:
+    proposer = Proposer((1.0, 1.0))
+    assert proposer.shares((1, 2), 64) == {1: 32, 2: 32}
+    graph = HopGraph(corpus, 3)
+    hops = [hop for start in graph.starts for hop in graph.hops(start)][:20]
+    proposer.learn([*(((hop,), False) for hop in hops), *(((hop, hop), True) for hop in hops)])
+    shares = proposer.shares((1, 2), 64)
+    assert shares[2] > 10 * shares[1] > 0
+
+
+def test_a_phrase_is_paid_beside_chains_of_its_own_length_alone(corpus: Corpus) -> None:
+    graph = HopGraph(corpus, 3)
+    by_phrase = {str(hop.phrase): hop for start in graph.starts for hop in graph.hops(start)}
+    one, second, *_ = by_phrase.values()
+    proposer = Proposer((1.0, 1.0))
+    for _ in range(10):
+        # Both are as good as what has their length: neither is preferred, though long chains never pay.
+        proposer.learn([((one,), True), ((one,), True), ((second, second), False)])
+    drawn = [proposer.choose((one, second), random.Random(seed)) for seed in range(400)]
+    assert 140 < drawn.count(one) < 260
+    for _ in range(10):
+        proposer.learn([((one,), True), ((second,), False)])
+    drawn = [proposer.choose((one, second), random.Random(seed)) for seed in range(400)]
+    assert drawn.count(one) > 380
+
+
+def test_an_agent_tries_each_question_in_its_retriever(corpus: Corpus) -> None:
+    world = make_world(WorldSettings(size="tiny", train=0, dev=30, test=0))
+    protocol = load_protocol("search-r1")
+    model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    agent = Agent(protocol, model)
+    solver = AgentSolver(agent, Bm25.over(world.corpus), limits_of(agent), tries=2, seed=0)
+    rates = solver.solved(world.questions["dev"])
+    assert len(rates) == len(world.questions["dev"])
+    assert {*rates} == {0.0, 1.0}  # the rules draw nothing: all tries are alike

@@ -1,0 +1,361 @@
+"""Synthesis: gates, splits, twins and files of questions made from passages alone."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tests.lab.synthesis.truth import Truth
+
+from coseek.core.cache import TextCache
+from coseek.core.errors import DataError, ModelError, RunError
+from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
+from coseek.data.dataset import Dataset
+from coseek.data.gold_path import gold_path
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.lab.synthesis.gates import closed_book, follows, one_search, read
+from coseek.lab.synthesis.graph import Chain, HopGraph
+from coseek.lab.synthesis.proposals import QuestionProposer
+from coseek.lab.synthesis.question_text import question_of
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.synthesis import RECORD, UNANSWERABLE, SynthesisSummary, synthesize
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import World, make_world
+from coseek.models.text_model import CachedTextModel, texts_of
+
+SETTINGS = SynthesisSettings(count=60)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(WorldSettings(size="tiny", train=0, dev=0, test=0))
+
+
+@pytest.fixture(scope="module")
+def made(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, SynthesisSummary]:
+    folder = tmp_path_factory.mktemp("synthesis")
+    world.corpus.save(folder / "in" / "corpus.jsonl")
+    summary = synthesize(folder / "in", folder / "out", SETTINGS)
+    return Dataset(folder / "out"), summary
+
+
+def everything(dataset: Dataset) -> list[Question]:
+    return [question for split in dataset.splits for question in dataset.questions(split)]
+
+
+def test_questions_are_true_and_need_their_hops(world: World, made: tuple[Dataset, SynthesisSummary]) -> None:
+    questions, truth = everything(made[0]), Truth(world)
+    assert {question.hops for question in questions} == {1, 2, 3, 4}
+    assert len(questions) > 40
+    assert sum(map(truth.is_true, questions)) >= 0.95 * len(questions)
+    assert sum(map(truth.needs_all, questions)) >= 0.95 * len(questions)
+
+
+def test_the_check_of_truth_finds_a_wrong_answer_and_a_wrong_path(
+    world: World, made: tuple[Dataset, SynthesisSummary]
+) -> None:
+    questions, truth = [one for one in everything(made[0]) if one.hops == 2], Truth(world)
+    for one, other in pairwise(questions):
+        path = cast(list[JsonObject], one.meta["path"])
+        crossed = [path[0], cast(list[JsonObject], other.meta["path"])[1]]
+        assert not truth.is_true(replace(one, answers=("Nobody At All",)))
+        assert not truth.is_true(replace(one, gold_ids=one.gold_ids[::-1]))
+        assert not truth.is_true(replace(one, meta={**one.meta, "path": [*crossed]}))
+
+
+def test_no_passage_of_a_test_path_is_in_a_path_of_another_split(made: tuple[Dataset, SynthesisSummary]) -> None:
+    dataset, _ = made
+    paths = {split: {gold for one in dataset.questions(split) for gold in one.gold_ids} for split in dataset.splits}
+    assert set(paths) == {"train", "dev", "test"}
+    assert not paths["test"] & (paths["train"] | paths["dev"])
+    assert not paths["dev"] & paths["train"]
+
+
+def test_the_same_corpus_and_seed_give_the_same_bytes(
+    world: World, made: tuple[Dataset, SynthesisSummary], tmp_path: Path
+) -> None:
+    world.corpus.save(tmp_path / "in" / "corpus.jsonl")
+    synthesize(tmp_path / "in", tmp_path / "out", SETTINGS)
+    files = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert len(files) == 9
+    for name in files:
+        assert (tmp_path / "out" / name).read_bytes() == (made[0].folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["questions.mine.jsonl", "notes/a.md", "unanswerable/b.md"])
+def test_a_synthesis_replaces_no_folder_with_a_file_of_somebody_else(world: World, tmp_path: Path, name: str) -> None:
+    world.corpus.save(tmp_path / "in" / "corpus.jsonl")
+    (tmp_path / "out/unanswerable").mkdir(parents=True)
+    (tmp_path / "out" / RECORD).write_text("{}")
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(DataError, match=f"holds {name}, which is no part of a synthesis"):
+        synthesize(tmp_path / "in", tmp_path / "out", SETTINGS)
+    assert mine.read_text() == "mine"
+
+
+def test_a_hard_negative_neither_answers_nor_is_gold(made: tuple[Dataset, SynthesisSummary]) -> None:
+    dataset, _ = made
+    for question in everything(dataset):
+        negatives = cast(list[str], question.meta["negatives"])
+        assert negatives and not set(negatives) & set(question.gold_ids)
+        assert not any(f" {question.answers[0]} " in f"{dataset.corpus.by_id(one).text} " for one in negatives)
+
+
+def test_a_twin_lacks_a_passage_that_it_needs_and_nothing_else_changes(
+    made: tuple[Dataset, SynthesisSummary],
+) -> None:
+    dataset, summary = made
+    twins = Dataset(dataset.folder / UNANSWERABLE)
+    whole = {question.id: question for question in everything(dataset)}
+    lost = 0
+    for question in everything(twins):
+        if "unanswerable" in question.meta:
+            lost += 1
+            withheld = cast(list[str], question.meta["withheld"])
+            assert question.answers == () and not question.answerable
+            assert withheld and not any(map(twins.corpus.has, withheld))
+            assert {*question.gold_ids, *withheld} == set(whole[str(question.meta["twin_of"])].gold_ids)
+        else:
+            assert (question.question, question.gold_ids) == (
+                whole[question.id].question, whole[question.id].gold_ids
+            )  # fmt: skip
+    assert lost == summary.unanswerable > 0.2 * len(whole)
+
+
+FILM = "{} is a film directed by {}."
+BORN = "{} is a director born in {}."
+PAIRS = (("Red Hour", "Ada Stone", "Ulm"), ("Ferry", "Bert Moss", "Graz"), ("Glass Night", "Cora Hill", "Bern"))
+
+
+def chained(*more: tuple[str, str], **instead: str) -> tuple[HopGraph, Chain]:
+    """The chain from a film to the birthplace of its director; `instead` replaces a passage's text by its id."""
+    films = [Passage(f"f{row}", film, FILM.format(film, who)) for row, (film, who, _) in enumerate(PAIRS)]
+    people = [Passage(f"p{row}", who, BORN.format(who, place)) for row, (_, who, place) in enumerate(PAIRS)]
+    added = [Passage(f"m{row}", *each) for row, each in enumerate(more)]
+    texts = (replace(one, text=instead.get(one.id, one.text)) for one in (*films, *people, *added))
+    graph = HopGraph(Corpus(texts), support=2)
+    first = next(hop for hop in graph.hops("red hour") if hop.target == "ada stone")
+    return graph, (first, next(hop for hop in graph.hops("ada stone") if hop.target == "ulm"))
+
+
+@pytest.mark.parametrize(
+    ("phrase", "asked"),
+    [
+        ("works for", "work for"), ("teaches", "teach"), ("goes to", "go to"), ("studies at", "study at"),
+        ("lies in", "lie in"),
+    ],
+)  # fmt: skip
+def test_a_verb_in_the_present_is_asked_for_with_its_infinitive(phrase: str, asked: str) -> None:
+    pairs = (("Red Line", "Ulm"), ("Blue Line", "Bern"), ("Green Line", "Graz"))
+    graph = HopGraph(Corpus(Passage(line, line, f"{line} {phrase} {town}.") for line, town in pairs), support=2)
+    assert question_of(graph, tuple(graph.hops("red line"))) == f"What does Red Line {asked}?"
+
+
+def test_a_chain_of_two_passages_passes_and_neither_alone_leads_to_the_answer() -> None:
+    graph, chain = chained()
+    assert question_of(graph, chain) == "Red Hour is directed by a director. Where is this director born?"
+    assert follows(graph, chain).passed
+    assert read(graph, chain, {hop.row for hop in chain}) == {"ulm"}
+    assert not any(read(graph, chain, {hop.row}) for hop in chain)
+
+
+@pytest.mark.parametrize(
+    "spare",
+    [
+        ("Red Hour festival", "Red Hour festival shows Red Hour in Ulm."),
+        ("Stone family", "Stone family has a plaque for Ada Stone in Ulm."),
+        ("Mail", "Mail to Ada Stone on Red Hour was lost."),
+    ],
+)
+def test_a_passage_that_makes_another_needless_ends_a_chain(spare: tuple[str, str]) -> None:
+    graph, chain = chained(spare)
+    verdict = follows(graph, chain)
+    assert not verdict.passed and verdict.reason
+
+
+def test_a_passage_that_names_the_start_again_makes_the_first_needless() -> None:
+    graph, chain = chained(p0="Ada Stone is a director born in Ulm. She made Red Hour.")
+    assert not follows(graph, chain).passed
+
+
+def test_a_question_that_holds_its_answer_is_dropped() -> None:
+    graph, chain = chained()
+    assert closed_book(graph, chain, question_of(graph, chain)).passed
+    assert not closed_book(graph, chain, "Where in Ulm was the director of Red Hour born?").passed
+    assert not closed_book(graph, chain, "Where was Ada Stone, who directed Red Hour, born?").passed
+
+
+def test_a_question_that_one_search_answers_is_dropped() -> None:
+    graph, chain = chained()
+    assert one_search(graph, chain, "Red Hour", depth=1).passed
+    assert not one_search(graph, chain, "which director was born in Ulm", depth=1).passed
+
+
+@dataclass
+class Told:
+    """A text model that says one thing, or answers from its prompt."""
+
+    answers: dict[str, str]
+    """Words of a prompt → answer; all of them must stand in the prompt."""
+    identity: str = "told"
+    asked: list[str] = field(default_factory=list)
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        self.asked += prompts
+        return [
+            next((said for held, said in self.answers.items() if all(one in prompt for one in held.split("|"))), "no")
+            for prompt in prompts
+        ]
+
+
+def with_model(tmp_path: Path, proposer: Told | None, reader: Told | None, **given: object) -> list[Question]:
+    """Two-hop questions of the three films, with models."""
+    graph, _ = chained()
+    graph.corpus.save(tmp_path / "in" / "corpus.jsonl")
+    plain: JsonObject = {"hop_mix": [0, 1], "support": 2, "depth": 1, "dev": 0, "test": 0, "unanswerable": 0}
+    settings = make_settings(SynthesisSettings, cast(JsonObject, {**plain, **given}))
+    checked = GeneratorSettings(model="told")
+    generator = None if reader is None else Generator(reader, load_generator_prompt(checked), checked)
+    proposing = None if proposer is None else QuestionProposer.over(proposer)
+    synthesize(tmp_path / "in", tmp_path / "out", settings, proposing, generator)
+    return everything(Dataset(tmp_path / "out"))
+
+
+FOLLOWED = {"by Ada Stone|born in Ulm": "Ulm", "by Bert Moss|born in Graz": "Graz"}
+
+
+def test_a_model_that_needs_the_whole_path_keeps_a_question_and_its_words_are_stored(tmp_path: Path) -> None:
+    questions = with_model(tmp_path, None, Told(FOLLOWED))
+    asked = [question for question in questions if question.gold_ids == ("f0", "p0")]
+    gates = cast(dict[str, JsonObject], asked[0].meta["gates"])
+    assert gates["follows (model)"]["said"] == ["Ulm", "no", "no"]
+    assert gates["closed_book (model)"] == {"passed": True, "said": ["no"]}
+
+
+@pytest.mark.parametrize("knows", [{"Red Hour": "Ulm"}, {"born in Ulm": "Ulm"}, {"nowhere at all": "Ulm"}])
+def test_a_question_is_dropped_that_a_model_answers_with_less_or_not_at_all(
+    tmp_path: Path, knows: dict[str, str]
+) -> None:
+    try:
+        kept = with_model(tmp_path, None, Told({**knows, "by Bert Moss|born in Graz": "Graz"}))
+    except DataError:
+        kept = []
+    assert not [question for question in kept if question.answers[0] == "Ulm"]
+
+
+def said(*rows: tuple[str, str], **more: object) -> str:
+    """A reply with proposals."""
+    return json.dumps({"questions": [{"question": question, "answer": span, **more} for question, span in rows]})
+
+
+def test_a_model_proposes_questions_of_linked_passages_with_their_steps(tmp_path: Path) -> None:
+    steps = ["Who directed Red Hour?", "In which town was Ada Stone born?"]
+    model = Told(
+        {"directed by Ada Stone|born in Ulm": said(("Where was the maker of Red Hour born?", "Ulm"), steps=steps)}
+    )
+    (question,) = with_model(tmp_path, model, None)
+    assert (question.question, question.answers, question.gold_ids) == (
+        "Where was the maker of Red Hour born?", ("Ulm",), ("f0", "p0")
+    )  # fmt: skip
+    first, last = gold_path(question)
+    assert [first.target, last.source, last.target] == ["Ada Stone", "Ada Stone", "Ulm"]
+    assert [first.question, last.question] == steps
+
+
+@pytest.mark.parametrize(
+    ("row", "gate"),
+    [
+        (("Which director was born in a town on the Danube?", "Neu-Ulm"), "verbatim"),
+        (("Where was Ada Stone born, in Ulm or elsewhere?", "Ulm"), "closed_book"),
+        (("Where was the director in this passage born?", "Ulm"), "self_contained"),
+        (("Tell me where Ada Stone was born", "Ulm"), "self_contained"),
+        (("Which river flows through Paraguay?", "Ulm"), "retrievable"),
+    ],
+)
+def test_a_proposal_that_its_passage_does_not_answer_fairly_is_dropped_and_counted(
+    row: tuple[str, str], gate: str, tmp_path: Path
+) -> None:
+    good = ("Where was Cora Hill born?", "Bern")
+    model = Told({"born in Ulm": said(row), "born in Bern": said(good, good)})
+    (question,) = with_model(tmp_path, model, None, hop_mix=[1])
+    assert question.question == good[0]
+    dropped = json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["dropped"]
+    assert [name.partition(":")[0] for name in dropped] == [gate, "duplicate"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Sure! Here are some questions.",
+        '{"questions": [{"question": "Who?", "answer": null}]}',
+        '{"questions": {"question": "Who?"}}',
+        "<think>born in Ulm …",
+    ],
+)
+def test_a_reply_that_is_no_list_of_questions_is_asked_for_once_more_and_never_read_as_a_question(
+    reply: str, tmp_path: Path
+) -> None:
+    good = said(("Where was Ada Stone born?", "Ulm"))
+    model = Told({"born in Ulm|could not be read": f"<think>{{</think>```json\n{good}\n```", "born in Ulm": reply})
+    (question,) = with_model(tmp_path, model, None, hop_mix=[1])
+    assert question.answers == ("Ulm",)
+    calls = json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["calls"]
+    assert calls["requests"] == 6 and calls["failed"] == 0
+    assert calls["unreadable"] == 5, "the stand-in says `no` of the other passages, twice"
+
+
+class Failing(Told):
+    """A text model whose server fails for some prompts, until it is repaired."""
+
+    broken: str = "born in Ulm"
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        texts = super().write(prompts, max_tokens)
+        found = [
+            ModelError("HTTP 500") if self.broken in prompt else text
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return texts_of(found)
+
+
+def test_a_failure_of_the_server_is_counted_and_the_next_start_asks_only_what_failed(tmp_path: Path) -> None:
+    rows = {f"born in {town}": said((f"Where was {who} born?", town)) for _, who, town in PAIRS}
+    model = Failing(rows)
+    cached = CachedTextModel(model, TextCache(tmp_path / "said.sqlite"))
+    assert len(with_model(tmp_path, cast(Told, cached), None, hop_mix=[1])) == 2
+    assert json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["calls"]["failed"] == 1
+    model.broken, before = "no such words", len(model.asked)
+    assert len(with_model(tmp_path, cast(Told, cached), None, hop_mix=[1])) == 3
+    assert len(model.asked) == before + 1
+
+
+def test_a_server_that_fails_throughout_ends_the_synthesis_and_nothing_is_written(tmp_path: Path) -> None:
+    model = Failing({})
+    model.broken = ""
+    with pytest.raises(RunError, match="HTTP 500"):
+        with_model(tmp_path, model, None, hop_mix=[1])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_without_names_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    Corpus([Passage("a", "", "nothing is said here"), Passage("b", "", "nor here")]).save(tmp_path / "in/corpus.jsonl")
+    with pytest.raises(DataError, match="give no questions"):
+        synthesize(tmp_path / "in", tmp_path / "out", SETTINGS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_record_tells_what_each_gate_dropped(made: tuple[Dataset, SynthesisSummary]) -> None:
+    record = json.loads((made[0].folder / "synthesis.json").read_text(encoding="utf-8"))
+    assert record["settings"]["count"] == 60
+    assert record["dropped"] == made[1].dropped
+    assert all(
+        reason.partition(":")[0] in ("wording", "follows", "closed_book", "one_search") for reason in record["dropped"]
+    )

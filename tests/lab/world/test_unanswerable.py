@@ -1,0 +1,130 @@
+"""Worlds with unanswerable questions: these have no answer in any passage, and nothing else has changed."""
+
+import random
+import re
+from functools import cache
+from typing import cast
+
+import pytest
+from tests.agents.test_expert import run as run_expert
+
+from coseek.agents.actions import NOT_FOUND
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.protocol import load_protocol
+from coseek.agents.scripted_agent import ScriptedAgentModel
+from coseek.data.gold_path import plan_of
+from coseek.data.trajectory import Author
+from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.training import drills
+from coseek.lab.training.drills import make_drills
+from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.world_labels import synthetic_labels
+from coseek.lab.world.oracle import SUPPORT
+from coseek.lab.world.passages import spaced
+from coseek.lab.world.world import World, WorldSettings, make_world
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.rewards.reward import make_reward
+from coseek.training.encoder.recipe import SyntheticSettings
+
+
+@cache
+def world(unanswerable: float = 0.3) -> World:
+    return make_world(WorldSettings(size="tiny", seed=4, train=150, dev=60, test=0, unanswerable=unanswerable))
+
+
+@cache
+def bm25() -> Bm25:
+    return Bm25.over(world().corpus)
+
+
+def test_no_passage_states_what_an_unanswerable_question_lacks() -> None:
+    lost = [question for asked in world().questions.values() for question in asked if not question.answerable]
+    assert 0.28 < len(lost) / 210 < 0.4
+    for question in lost:
+        withheld = cast("list[str]", question.meta["withheld"])
+        assert question.answers == () and not any(map(world().corpus.has, withheld))
+        hops = [hop for hop, step in enumerate(plan_of(question)) if step.gold_id in withheld]
+        assert hops
+        for hop in hops:
+            assert all(world().oracle.relevance(question, passage, hop) < SUPPORT for passage in world().corpus)
+
+
+def test_the_answerable_questions_are_those_of_the_world_without_the_setting() -> None:
+    plain = {question.id: question for asked in world(0.0).questions.values() for question in asked}
+    for asked in world().questions.values():
+        for question in asked:
+            if question.answerable:
+                assert question == plain[question.id] and all(map(world().corpus.has, question.gold_ids))
+            else:
+                assert question.question == plain[str(question.meta["twin_of"])].question
+    assert {one.id for one in world().corpus} < {one.id for one in world(0.0).corpus}
+
+
+def test_the_expert_declines_what_lacks_a_passage_and_never_anything_else() -> None:
+    for expert in (ExpertAgent.perfect(), ExpertAgent(ExpertSettings(stop_early=0, blind_guess=0))):
+        for question in world().questions["dev"]:
+            moves, searches = run_expert(expert, question, index=bm25())
+            declined = moves[-1].answer == f" {NOT_FOUND}"
+            assert declined == (not question.answerable)
+            assert searches or not declined
+
+
+def test_lessons_are_made_of_the_passages_that_are_there() -> None:
+    protocol = load_protocol("search-r1", "laptop")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    assert len(list(make_drills(world(), protocol, tokenizer, 200, random.Random(0)))) == 200
+    assert synthetic_labels(world(), "train", SyntheticSettings(), 0)
+    sampler = WorldSampler(world(), "train")
+    assert all(question.answerable for question in sampler.questions)
+    assert all(sampler.drill(3, random.Random(seed)).passages for seed in range(100))
+
+
+def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drills, "MAX_OBSERVATION_TOKENS", 10_000)  # the tokens are bytes here
+    protocol = load_protocol("search-r1", "laptop")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    named = {name: one for one in world().oracle.facts.values() for name in one.names if name != one.name}
+    named |= {one.title: one for one in world().oracle.facts.values()}
+    counts = {True: 0, False: 0}
+    for drill in make_drills(world(), protocol, tokenizer, 200, random.Random(0), asking=1.0):
+        if len(drill.segments) == 2:
+            continue  # nothing to ask for: it tells instead
+        before, observation, *lines = drill.segments
+        assert all(request.text.removeprefix("<think>") in before.text for request in lines[::2])
+        for request, reply in zip(lines[::2], lines[1::2], strict=True):
+            assert (request.author, reply.author) == (Author.ENVIRONMENT, Author.AGENT)
+            asked = re.search(r" Next : the (.*?) of (.*) \.$", request.text)
+            assert asked is not None
+            entity = named[asked[2]]
+            fact, found = entity.fact(asked[1]), reply.text.removesuffix("</think>") != " Not found ."
+            counts[found] += 1
+            title = spaced(entity.title.strip())
+            assert fact is not None and found == (f"{title} # " in observation.text)
+            if found:
+                line = re.match(rf"{re.escape(title)} # (\d) , {asked[1]} : {re.escape(fact.value)} \.", reply.text)
+                assert line is not None and f"{title} # {line[1]} :" in observation.text
+    assert min(counts.values()) > 0.25 * sum(counts.values()) > 100
+
+
+def test_the_recipe_that_teaches_to_decline_shows_it_within_its_budget_of_searches() -> None:
+    recipe = load_recipe("abstain-laptop")
+    assert recipe.warm_start is not None and recipe.data.world is not None and recipe.data.world.unanswerable == 0.3
+    assert recipe.warm_start.world.unanswerable == 0.4 and recipe.data.unseen is not None
+    assert recipe.data.unseen.unanswerable == 0.3
+    wide = {"max_turn_tokens": 4000, "max_observation_tokens": 9000, "max_tokens": 90000}  # the tokens are bytes here
+    protocol = recipe.load_protocol()
+    expert = ScriptedAgentModel(
+        ExpertAgent(recipe.warm_start.expert), protocol, ByteTokenizer(protocol.grammar.special_tokens)
+    )
+    asked = world().questions["train"]
+    limits = recipe.limits.model_copy(update=wide)
+    runs = rollout(Agent(protocol, expert), bm25(), asked, list(range(len(asked))), limits)
+    reward = make_reward(recipe.reward)
+    lost = [run for run in runs if not run.question.answerable]
+    assert sum(run.declined and run.valid for run in lost) > 0.5 * len(lost)
+    assert sum(run.truncated for run in lost) < 0.15 * len(lost)
+    for run in runs:
+        paid = reward(run)
+        assert paid is not None and (not run.declined or paid.value == 1.0)

@@ -1,0 +1,371 @@
+"""The laptop world: its text, its questions, its files."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.cli.main import main
+from coseek.core.errors import DataError, SettingError
+from coseek.core.settings import make_settings
+from coseek.data.dataset import Dataset
+from coseek.data.gold_path import plan_of
+from coseek.data.question import Question
+from coseek.lab.world.facts import Entity
+from coseek.lab.world.lexicon import LAPTOP
+from coseek.lab.world.passages import MAX_WORDS
+from coseek.lab.world.plan import kind_of
+from coseek.lab.world.relations import RELATIONS
+from coseek.lab.world.settings import SPLITS
+from coseek.lab.world.world import World, WorldSettings, make_world
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+
+@cache
+def small() -> World:
+    return make_world(WorldSettings())
+
+
+@cache
+def tiny() -> World:
+    return make_world(WorldSettings(size="tiny", seed=3))
+
+
+def asked(world: World) -> list[Question]:
+    return [question for questions in world.questions.values() for question in questions]
+
+
+def forms(entity: Entity) -> set[str]:
+    """Everything that a text may call an entity."""
+    return {entity.title, entity.name, entity.alias, f"the {entity.word} {entity.name}"}
+
+
+def meant(world: World, mention: str, noun: str) -> list[Entity]:
+    """All that a mention may mean where this relation is asked for."""
+    return [entity for entity in world.oracle.facts.values() if mention in forms(entity) and entity.fact(noun)]
+
+
+def chase(world: World, entity: Entity, nouns: list[str]) -> str | None:
+    """Where a chain of relations ends: an entity's id or a literal."""
+    facts = world.oracle.facts
+    for left, noun in reversed(list(enumerate(reversed(nouns)))):
+        fact = entity.fact(noun)
+        if fact is None or (left and not fact.object_id):
+            return None
+        if not left:
+            return fact.object_id or fact.value
+        assert fact.object_id
+        entity = facts[fact.object_id]
+    return None
+
+
+def called(world: World, ident: str) -> tuple[str, ...]:
+    entity = world.oracle.facts.get(ident)
+    return entity.names if entity else (ident,)
+
+
+@pytest.mark.slow
+def test_the_default_world_is_as_large_as_promised() -> None:
+    facts = small().oracle.facts.values()
+    assert len(facts) >= 2500
+    assert len({entity.kind for entity in facts}) >= 7
+    assert len({fact.noun for entity in facts for fact in entity.facts}) >= 20
+    assert [len(small().questions[split]) for split in SPLITS] == [6000, 1000, 1000]
+
+
+@pytest.mark.slow
+def test_passages_are_short_and_put_a_space_before_every_word() -> None:
+    for passage in small().corpus:
+        for text in (passage.title, passage.text):
+            assert text == " " + " ".join(text.split())
+        assert len(passage.text.split()) <= MAX_WORDS
+    assert mean(len(passage.text.split()) for passage in small().corpus) < 32
+
+
+@pytest.mark.slow
+def test_worlds_of_other_seeds_share_their_words_and_not_their_facts() -> None:
+    one, other = make_world(WorldSettings(size="compact", seed=1)), make_world(WorldSettings(size="compact", seed=2))
+    words = [{word for passage in world.corpus for word in (passage.title + passage.text).split()}
+             for world in (one, other, small())]  # fmt: skip
+    assert len(words[0] & words[1]) > 0.85 * len(words[0])
+    told = [{(e.title, f.noun, f.value) for e in w.oracle.facts.values() for f in e.facts} for w in (one, other)]
+    assert len(told[0] & told[1]) < 0.01 * len(told[0])
+    assert len(words[0] | words[1] | words[2] | {w for q in asked(small()) for w in q.question.split()}) <= 1300
+
+
+def test_the_same_settings_make_the_same_world() -> None:
+    again = make_world(WorldSettings(size="tiny", seed=3))
+    assert again.corpus.digest == tiny().corpus.digest
+    assert again.questions == tiny().questions
+    assert again.oracle == tiny().oracle
+
+
+def test_asking_other_questions_leaves_the_passages_alone() -> None:
+    fewer = make_world(WorldSettings(size="tiny", seed=3, train=10, dev=0, test=0))
+    assert fewer.corpus.digest == tiny().corpus.digest
+    assert {split: len(questions) for split, questions in fewer.questions.items()} == {"train": 10}
+
+
+def test_every_passage_tells_exactly_the_facts_that_are_known() -> None:
+    for entity in small().oracle.facts.values():
+        text = f"{small().corpus.by_id(entity.id).text} "
+        assert all(f" {fact.value} " in text for fact in entity.facts)
+        assert f" {entity.alias} " in text if entity.alias else " known as " not in text
+
+
+def test_relations_are_functional_and_former_values_are_not_present_ones() -> None:
+    for entity in small().oracle.facts.values():
+        assert all(count == 1 for count in Counter(fact.noun for fact in entity.facts).values())
+        for fact in entity.facts:
+            assert fact.before not in (called(small(), fact.object_id) if fact.object_id else (fact.value,))
+
+
+def test_marriage_goes_both_ways() -> None:
+    facts = small().oracle.facts
+    for entity in facts.values():
+        fact = entity.fact("spouse")
+        back = facts[fact.object_id].fact("spouse") if fact and fact.object_id else None
+        assert back is None or back.object_id == entity.id
+
+
+def test_titles_and_second_names_are_unique() -> None:
+    facts = small().oracle.facts.values()
+    names = Counter([entity.title for entity in facts] + [entity.alias for entity in facts if entity.alias])
+    assert max(names.values()) == 1
+    bare = {entity.name for entity in facts}
+    assert not bare & {entity.alias for entity in facts if entity.alias}
+
+
+def test_every_composition_has_one_answer_by_brute_force() -> None:
+    for question in asked(tiny()) + small().questions["test"][:400]:
+        world = small() if question.id.startswith("w0") else tiny()
+        if kind_of(question) == "composition":
+            plan = plan_of(question)
+            nouns = [step.relation for step in plan]
+            ends = {chase(world, entity, nouns) for entity in meant(world, plan[0].mention, nouns[0])}
+            assert len(ends) == 1
+            end = ends.pop()
+            assert end is not None and set(question.answers) == set(called(world, end))
+            assert question.hops == len(plan) == len(question.gold_ids)
+
+
+def test_every_comparison_has_one_answer_by_brute_force() -> None:
+    for question in [question for question in small().questions["dev"] if kind_of(question) == "comparison"]:
+        one, other = plan_of(question)
+        left, right = meant(small(), one.mention, one.relation), meant(small(), other.mention, other.relation)
+        assert len(left) == len(right) == 1
+        first, second = left[0].fact(one.relation), right[0].fact(other.relation)
+        assert first is not None and second is not None
+        if question.meta["compare"] == "same":
+            same = (first.object_id or first.value) == (second.object_id or second.value)
+            assert question.answers == ("yes" if same else "no",)
+        else:
+            assert int(first.value) != int(second.value)
+            winner = left[0] if int(first.value) < int(second.value) else right[0]
+            assert set(winner.names) <= set(question.answers) <= forms(winner)
+
+
+def test_every_constraint_question_has_one_answer_and_needs_both_constraints() -> None:
+    questions = [question for question in small().questions["dev"] if kind_of(question) == "constraint"]
+    assert questions
+    for question in questions:
+        constraints = question.meta["constraints"]
+        step = plan_of(question)[0]
+        assert isinstance(constraints, list)
+        fitting = []
+        for row in constraints:
+            assert isinstance(row, dict)
+            noun, value = str(row["relation"]), str(row["value"])
+            holders = [e for e in small().oracle.facts.values() if e.kind == step.relation and (fact := e.fact(noun))
+                       and value in called(small(), fact.object_id or fact.value)]  # fmt: skip
+            fitting.append({entity.id for entity in holders})
+        assert fitting[0] & fitting[1] == {step.gold_id}
+        assert len(fitting[0]) > 1
+
+
+def test_no_anchor_is_asked_about_in_two_splits() -> None:
+    for world in (tiny(), small()):
+        anchors = {split: {str(ident) for question in questions for ident in _anchors(question)}
+                   for split, questions in world.questions.items()}  # fmt: skip
+        assert not anchors["train"] & anchors["dev"]
+        assert not anchors["train"] & anchors["test"]
+        assert not anchors["dev"] & anchors["test"]
+
+
+def _anchors(question: Question) -> list[str]:
+    anchors = question.meta["anchors"]
+    assert isinstance(anchors, list) and len(anchors) == (2 if kind_of(question) == "comparison" else 1)
+    return [str(ident) for ident in anchors]
+
+
+def test_no_question_is_asked_twice() -> None:
+    questions = asked(small())
+    assert len({question.id for question in questions}) == len(questions)
+    assert len({(question.question, question.gold_ids) for question in questions}) == len(questions)
+
+
+def test_a_chain_gives_no_later_value_away() -> None:
+    for question in small().questions["dev"]:
+        if kind_of(question) == "composition":
+            texts = [question.question] + [small().corpus.by_id(ident).text for ident in question.gold_ids[:-1]]
+            assert not any(f" {answer} " in f"{text} " for text in texts for answer in question.answers)
+
+
+def test_gold_passages_tell_the_sub_answers_and_are_never_out_of_date() -> None:
+    for question in asked(small()):
+        for step in plan_of(question):
+            assert f" {step.sub_answer} " in f"{small().corpus.by_id(step.gold_id).text} "
+            assert step.gold_id not in small().oracle.stale
+
+
+def test_yes_and_no_are_about_equally_often_right() -> None:
+    asked_same = [question for question in small().questions["train"] if question.meta.get("compare") == "same"]
+    answers = Counter(question.answers[0] for question in asked_same)
+    assert set(answers) == {"yes", "no"}
+    assert 0.4 < answers["yes"] / answers.total() < 0.6
+
+
+def test_a_sort_of_question_that_has_run_out_is_replaced_by_compositions() -> None:
+    world = make_world(WorldSettings(size="tiny", comparison=0, constraint=1, train=0, dev=0, test=800))
+    kinds = Counter(kind_of(question) for question in asked(world))
+    assert kinds["constraint"] > 0 and kinds["composition"] > 0 and kinds.total() == 800
+
+
+def test_the_mix_of_hops_is_a_setting() -> None:
+    world = make_world(WorldSettings(size="tiny", hop_mix=(0.0, 1.0), comparison=0, constraint=0))
+    assert {question.hops for question in asked(world)} == {2}
+
+
+@pytest.mark.slow
+def test_the_oracles_queries_find_the_gold_passage_and_the_raw_question_only_the_first() -> None:
+    world = small()
+    retriever = Bm25.over(world.corpus)
+    questions = [question for question in world.questions["dev"] if kind_of(question) == "composition"]
+    steps = [step for question in questions for step in plan_of(question)]
+    found = retriever.search([f"{step.mention} {step.relation}" for step in steps], k=2)
+    assert mean(step.gold_id in [h.passage.id for h in hits] for step, hits in zip(steps, found, strict=True)) >= 0.93
+    assert _raw_recall(retriever, [question for question in questions if question.hops == 1]) >= 0.9
+    assert _raw_recall(retriever, [question for question in questions if question.hops == 2]) <= 0.1
+
+
+def _raw_recall(retriever: Bm25, questions: list[Question]) -> float:
+    found = retriever.search([question.question for question in questions], k=3)
+    served = [{hit.passage.id for hit in hits} for hits in found]
+    return mean(set(question.gold_ids) <= ids for question, ids in zip(questions, served, strict=True))
+
+
+def _short_query_recall(world: World) -> float:
+    """How often the bare name of a work finds its passage first."""
+    works = [entity for entity in world.oracle.facts.values() if entity.kind in ("film", "book", "band", "company")]
+    found = Bm25.over(world.corpus).search([work.name for work in works], k=1)
+    return mean(hits[0].passage.id == work.id for work, hits in zip(works, found, strict=True))
+
+
+def test_more_lookalikes_make_short_queries_find_less() -> None:
+    easy, hard = (make_world(WorldSettings(size="compact", lookalikes=share, dev=0, test=0)) for share in (0, 0.9))
+    assert _short_query_recall(easy) > _short_query_recall(hard) + 0.15
+
+
+def test_a_second_name_finds_less_than_the_title() -> None:
+    entities = [entity for entity in small().oracle.facts.values() if entity.alias]
+    retriever = Bm25.over(small().corpus)
+    by_title = retriever.search([entity.title for entity in entities], k=1)
+    by_alias = retriever.search([entity.alias for entity in entities], k=1)
+    recall = [mean(hits[0].passage.id == entity.id for entity, hits in zip(entities, found, strict=True))
+              for found in (by_title, by_alias)]  # fmt: skip
+    assert recall[0] > recall[1] + 0.1
+
+
+def test_with_one_wording_passages_and_questions_use_no_other() -> None:
+    world = make_world(WorldSettings(size="tiny", paraphrases=1, outdated=0))
+    for entity in world.oracle.facts.values():
+        text = world.corpus.by_id(entity.id).text
+        assert all(fact.relation.clauses[0].format(o=fact.value) in text for fact in entity.facts)
+
+
+def test_every_relation_has_three_wordings_that_end_with_the_subject_where_they_nest() -> None:
+    for relation in RELATIONS:
+        assert len(relation.clauses) == len(relation.phrases) == len(relation.asks) == 3
+        assert all(phrase.endswith("{x}") for phrase in relation.phrases)
+        assert all(ask.count("{x}") == 1 for ask in relation.asks)
+        assert all(clause.count("{o}") == 1 for clause in relation.clauses)
+        assert LAPTOP.by_noun[relation.noun] is relation
+
+
+def test_a_saved_world_comes_back_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    tiny().save(folder)
+    back = World.load(folder)
+    assert back.settings == tiny().settings and back.questions == tiny().questions and back.oracle == tiny().oracle
+    assert list(back.corpus) == list(tiny().corpus)
+    assert Dataset(folder).splits == ["dev", "test", "train"]
+    assert len(Dataset(folder).questions("dev")) == 120
+
+
+def test_a_world_replaces_a_world_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    tiny().save(folder)
+    tiny().save(folder)
+    (folder / "thesis.txt").write_text("all of it")
+    with pytest.raises(DataError, match=r"thesis\.txt.*choose a new or an empty folder"):
+        tiny().save(folder)
+    assert (folder / "thesis.txt").read_text() == "all of it"
+    (folder / "thesis.txt").rename(folder / "questions.mine.jsonl")
+    with pytest.raises(DataError, match=r"holds questions\.mine\.jsonl, which is no part of a laptop world"):
+        tiny().save(folder)
+
+
+@pytest.mark.parametrize("world_json", [None, "{}", "no JSON", '{"schema": "of another program"}'])
+def test_a_data_set_of_the_users_own_is_not_replaced_by_a_world(tmp_path: Path, world_json: str | None) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "corpus.jsonl").write_text('{"id": "a", "contents": "years of work"}\n')
+    (mine / "questions.train.jsonl").write_text("")
+    if world_json is not None:
+        (mine / "world.json").write_text(world_json)
+    with pytest.raises(DataError, match=r"holds a data set that is no laptop world.*choose a new folder"):
+        tiny().save(mine)
+    assert main(["world", "make", str(mine), "--size", "tiny"]) == 2
+    assert "years of work" in (mine / "corpus.jsonl").read_text()
+
+
+def test_a_data_set_that_is_no_world_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    tiny().save(tmp_path / "world")
+    (tmp_path / "world" / "world.json").write_text("{}")
+    with pytest.raises(DataError, match="coseek world make"):
+        World.load(tmp_path / "world")
+
+
+def test_asking_for_more_than_a_world_holds_is_refused_with_the_way_out() -> None:
+    with pytest.raises(SettingError, match="larger size"):
+        make_world(WorldSettings(size="tiny", hop_mix=(1.0,), dev=2000))
+
+
+def test_shares_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(SettingError, match="lower one of them"):
+        make_settings(WorldSettings, {"comparison": 0.8, "constraint": 0.8})
+    with pytest.raises(SettingError, match="hop_mix"):
+        make_settings(WorldSettings, {"hop_mix": [0, 0]})
+
+
+SHARE = st.sampled_from([0.0, 0.3, 1.0])
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10_000), aliases=SHARE, alias_use=SHARE, lookalikes=SHARE, namesakes=SHARE, outdated=SHARE)
+def test_any_mix_of_difficulties_makes_a_sound_world(
+    seed: int, aliases: float, alias_use: float, lookalikes: float, namesakes: float, outdated: float
+) -> None:
+    world = make_world(WorldSettings(
+        size="tiny", seed=seed, aliases=aliases, alias_use=alias_use, lookalikes=lookalikes, namesakes=namesakes,
+        outdated=outdated, train=40, dev=10, test=10,
+    ))  # fmt: skip
+    assert max(len(passage.text.split()) for passage in world.corpus) <= MAX_WORDS
+    assert len({passage.title for passage in world.corpus if passage.id not in world.oracle.stale}) == 306
+    for question in asked(world):
+        assert all(world.corpus.has(ident) for ident in question.gold_ids)
+        assert world.oracle.judge(question, question.answers[0])
