@@ -1,7 +1,6 @@
 """A damaged index, or a corpus that changed below it, never answers."""
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from coseek.core.files import read_json
 from coseek.data.corpus_file import STAMP
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index, verify_index
-from coseek.retrieval.index_files import BLOCK_BYTES, CHECKSUMS, Checksums
+from coseek.retrieval.index_files import CHECKSUMS
 from coseek.retrieval.index_update import update_index
 
 PASSAGES = list(sentences(40))
@@ -51,32 +50,13 @@ def test_a_file_that_is_gone_or_short_is_named_with_the_way_out(
             use(tmp_path / "index")
 
 
-def sampled(sums: Checksums, seed: int) -> str:
-    """What the check of five blocks finds."""
-    try:
-        sums.check_sample(random.Random(seed), 5)
-    except DataError as error:
-        return str(error).partition(";")[0]
-    return ""
-
-
-def test_a_large_file_is_sampled_when_opened_and_read_whole_on_request(tmp_path: Path) -> None:
-    blocks = 9
-    (tmp_path / "large").write_bytes(b"a" * BLOCK_BYTES * blocks)
-    Checksums.write(tmp_path)
-    sums, damaged = Checksums.read(tmp_path), tmp_path / "large"
-    with damaged.open("r+b") as file:
-        file.seek(BLOCK_BYTES * 5 + 7)
-        file.write(b"b")
-    caught = [sampled(sums, seed) for seed in range(40)]
-    assert {*caught} == {"", f"{damaged} is damaged (block 6 of 9 has changed)"}
-    assert 5 < caught.count("") < 35  # 4 of the 8 blocks behind the first are read
-    with pytest.raises(DataError, match="block 6 of 9"):
-        sums.check_all(silent)
-    with damaged.open("r+b") as file:
-        file.write(b"b")
-    with pytest.raises(DataError, match="block 1 of 9"):
-        sums.check_sample(random.Random(0), 1)
+def test_a_flipped_bit_is_found_on_request_and_named(tmp_path: Path) -> None:
+    build_index(saved(PASSAGES, tmp_path / "corpus.jsonl"), "bm25", tmp_path / "index")
+    whole = (tmp_path / "index" / "rows.npy").read_bytes()
+    (tmp_path / "index" / "rows.npy").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for use in (verify_index, lambda index: update_index(tmp_path / "corpus.jsonl", index)):
+        with pytest.raises(DataError, match=r"rows\.npy is damaged.*rebuild the index"):
+            use(tmp_path / "index")
 
 
 def changed_in_secret(path: Path) -> None:

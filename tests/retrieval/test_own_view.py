@@ -10,7 +10,7 @@ from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.index_files import Checksums
+from coseek.retrieval.index_files import write_checksums
 from coseek.retrieval.query import ContextFields, PastTurn, Query
 from coseek.retrieval.retriever import fields_read
 from coseek.training.encoder.recipe import load_retriever_recipe
@@ -47,7 +47,7 @@ def test_a_view_file_runs_only_where_it_is_named_and_with_the_content_it_was_nam
     for view in ("latest_find.py#0123456789abcdef", str(home / "latest_find.py")):
         stored["settings"]["view"] = view  # as a stranger's index might say
         (home / "index" / "index.json").write_text(json.dumps(stored))
-        Checksums.write(home / "index")
+        write_checksums(home / "index")
         with pytest.raises(SettingError, match="runs only where you name it"):
             open_index(home / "index")
     assert not (home / "mark").exists()

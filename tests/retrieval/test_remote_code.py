@@ -9,7 +9,7 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 from coseek.core.errors import UserError
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.index_files import Checksums
+from coseek.retrieval.index_files import write_checksums
 
 CODE = """
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encode
     assert "trust_remote_code" not in card["settings"]
     card["settings"]["trust_remote_code"] = True  # as a stranger's index might say
     (tmp_path / "index" / "index.json").write_text(json.dumps(card))
-    Checksums.write(tmp_path / "index")
+    write_checksums(tmp_path / "index")
     mark.unlink()
     with pytest.raises(UserError, match="trust_remote_code=true"):
         open_index(tmp_path / "index").search(["ba be"], 3)

@@ -15,7 +15,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import PACKAGE, build_index
-from coseek.retrieval.index_files import Checksums
+from coseek.retrieval.index_files import write_checksums
 from coseek.retrieval.web.providers import PROVIDERS
 
 OWN = "newest.py"
@@ -81,7 +81,7 @@ def test_an_index_that_somebody_gave_away_runs_no_python(home: Path) -> None:
     card, trap = home / "given" / "index.json", home / "given" / "evil.py"
     trap.write_text(f"open({str(home / 'was-run')!r}, 'w').close()\n", encoding="utf-8")
     card.write_text(card.read_text(encoding="utf-8").replace('"random"', json.dumps(str(trap))), encoding="utf-8")
-    Checksums.write(home / "given")
+    write_checksums(home / "given")
     with pytest.raises(UserError):
         open_retriever(home / "given")
     assert not (home / "was-run").exists()

@@ -7,19 +7,17 @@ name.
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    returns a retriever
 
-It may define six more:
+It may define five more:
 
     resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
     update(corpus, settings, folder, old, report)   writes its files with what an older index has (`index_update`)
-    UNREAD                            names of files of the older index that `update` does not read
     settle(settings)                  returns the settings with defaults filled in, as stored; refuses invalid ones
     suit(settings, corpus)            returns the settings with what depends on the corpus filled in, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
 """
 
 import os
-import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +44,16 @@ from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.precision import resolve_here
-from coseek.retrieval.index_files import CHECKSUMS, INDEX_CARD, Checksums, Report, build_resumably, silent
+from coseek.retrieval.index_files import (
+    CHECKSUMS,
+    INDEX_CARD,
+    Report,
+    build_resumably,
+    check_files,
+    read_checksums,
+    silent,
+    write_checksums,
+)
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 
@@ -182,7 +189,7 @@ def build_index(
 def check_own_files(out: Path) -> None:
     """Refuse an index folder with files of somebody else, which would be lost when it is replaced."""
     try:
-        own = {CHECKSUMS, STAMP, *Checksums.read(out).files}
+        own = {CHECKSUMS, STAMP, *read_checksums(out)}
     except DataError:  # of no index, or of a damaged one nobody knows which files it had
         return
     check_replaceable(out, lambda name: name in own or name.startswith("."), "its index")
@@ -206,7 +213,7 @@ def install(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fil
             corpus.keep(folder)
         if not isinstance(module, _Resumable):
             write_json(folder / INDEX_CARD, card.to_json())
-        Checksums.write(folder)
+        write_checksums(folder)
 
     if isinstance(module, _Resumable):
         build_resumably(out, card.to_json(), whole)
@@ -234,17 +241,6 @@ def open_index(
     return module.load(folder, corpus, settings)
 
 
-def check_files(folder: Path, report: Report | None = None, unread: Collection[str] = ()) -> Checksums:
-    """Compare the files of an index with its checksums: with a `report` all blocks of all files that are not `unread`,
-    else a sample of them. Raises `DataError` with the damaged file."""
-    sums = Checksums.read(folder)
-    if report is None:
-        sums.check_sample(random.Random())  # another sample at each opening; results do not depend on it
-    else:
-        sums.check_all(report, unread)
-    return sums
-
-
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What `verify_index` read."""
@@ -260,11 +256,11 @@ def verify_index(folder: Path | str, report: Report = silent) -> Verified:
     corpus."""
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
-    sums = check_files(folder, report)
+    size = check_files(folder, report)
     path = None if card.corpus_path is None else _corpus_file(folder, card.corpus_path)
     if path is not None and read_corpus(path, folder).digest != card.digest:
         raise IndexMismatch(f"{path} has changed since {folder} was made; use `coseek index --update`, or rebuild it")
-    return Verified(len(sums.files), sums.size, path)
+    return Verified(len(read_checksums(folder)), size, path)
 
 
 def _corpus_file(folder: Path, relative: str) -> Path:

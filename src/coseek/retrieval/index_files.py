@@ -1,15 +1,13 @@
 """Files of an index: a build that continues after a kill, and checksums that find a damaged file."""
 
 import hashlib
-import random
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError, DiskFault, UserError
-from coseek.core.files import WRONG_SHAPE, JsonObject, make_folder, read_json, read_json_object, sync, write_json
+from coseek.core.files import JsonObject, make_folder, read_json, read_json_object, shaped, sync, write_json
 from coseek.core.parts import recover_folder, replace_folder, sweep
 from coseek.data.corpus_file import STAMP
 
@@ -73,143 +71,56 @@ def empty(folder: Path, keep: str | None = None) -> None:
 CHECKSUMS = "checksums.json"
 SCHEMA = 1
 BLOCK_BYTES = 1 << 20
-SAMPLE = 64
-"""Blocks that are read when an index is opened: all of a small one, so that a large one opens as fast."""
-_DIGEST_BYTES = 16
 _WAY_OUT = "rebuild the index with `coseek index`, or restore the file from a copy"
 
 
-@dataclass(frozen=True, slots=True)
-class FileSums:
-    """The size of a file in bytes and the joined digests of its blocks."""
-
-    size: int
-    digests: bytes
-
-    @classmethod
-    def of(cls, path: Path) -> "FileSums":
-        """Read a file."""
-        size, digests = 0, bytearray()
-        for read, digest in _blocks(path):
-            size += read
-            digests += digest
-        return cls(size, bytes(digests))
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "FileSums":
-        """Raises `KeyError`, `TypeError` or `ValueError` for anything but the row of a file."""
-        size, digests = row["bytes"], bytes.fromhex(cast(str, row["blocks"]))
-        if (
-            not isinstance(size, int)
-            or isinstance(size, bool)
-            or len(digests) != -(-size // BLOCK_BYTES) * _DIGEST_BYTES
-        ):
-            raise ValueError(row)
-        return cls(size, digests)
-
-    def to_json(self) -> JsonObject:
-        return {"bytes": self.size, "blocks": self.digests.hex()}
-
-    @property
-    def blocks(self) -> int:
-        return len(self.digests) // _DIGEST_BYTES
-
-    def check_size(self, path: Path) -> None:
-        """Raise `DataError` for a file that is missing or has another size."""
-        if not path.is_file():
-            raise DataError(f"{path} is missing; {_WAY_OUT}")
-        if (size := path.stat().st_size) != self.size:
-            raise DataError(f"{path} is damaged (it has {size:,} bytes instead of {self.size:,}); {_WAY_OUT}")
-
-    def check_block(self, path: Path, number: int) -> None:
-        """Raise `DataError` for a block that is not as it was written."""
-        for _ in self.checked(path, number, 1):
-            pass
-
-    def checked(self, path: Path, first: int = 0, count: int = -1) -> Iterator[int]:
-        """The numbers of so many blocks from `first` on, or of all, each when it is found to be as it was written."""
-        last = self.blocks if count < 0 else first + count
-        found = _blocks(path, first)
-        for number in range(first, last):
-            try:
-                _, digest = next(found, (0, b""))
-            except OSError as error:
-                raise DataError(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None
-            if digest != self.digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]:
-                raise DataError(f"{path} is damaged (block {number + 1} of {self.blocks} has changed); {_WAY_OUT}")
-            yield number
+def write_checksums(folder: Path) -> None:
+    """Read every file of a complete index, and write `checksums.json`."""
+    sums: JsonObject = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        if name.as_posix() not in (CHECKSUMS, STAMP) and not any(part.startswith(".") for part in name.parts):
+            sums[name.as_posix()] = {"bytes": path.stat().st_size, "blocks": _digests(path)}
+    write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": sums})
 
 
-@dataclass(frozen=True, slots=True)
-class Checksums:
-    """The checksums of an index folder."""
-
-    folder: Path
-    files: dict[str, FileSums]
-
-    @classmethod
-    def write(cls, folder: Path) -> None:
-        """Read every file of a complete index, and write `checksums.json`."""
-        found = {}
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name = path.relative_to(folder)
-            if name.as_posix() not in (CHECKSUMS, STAMP) and not any(part.startswith(".") for part in name.parts):
-                found[name.as_posix()] = FileSums.of(path).to_json()
-        write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": {**found}})
-
-    @classmethod
-    def read(cls, folder: Path) -> "Checksums":
-        """Raises `DataError` where there are none that this version can read."""
-        path = folder / CHECKSUMS
-        if not path.is_file():
-            raise DataError(f"{path} is missing; {_WAY_OUT}")
-        try:
-            row = read_json_object(path)
-            schema, files = row["schema"], cast(dict[str, JsonObject], row["files"])
-            found = {name: FileSums.from_json(sums) for name, sums in files.items()}
-        except DataError as error:
-            raise DataError(f"{error}; {_WAY_OUT}") from None
-        except WRONG_SHAPE:
-            raise DataError(f"{path} is damaged; {_WAY_OUT}") from None
-        if schema != SCHEMA:
-            raise DataError(f"{path} is of schema {schema!r}, and this coseek reads schema {SCHEMA}; {_WAY_OUT}")
-        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in found):
-            raise DataError(f"{path} names a file outside of the index; {_WAY_OUT}")
-        return cls(folder, found)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(sums.size for sums in self.files.values())
-
-    def check_sample(self, rng: random.Random, count: int = SAMPLE) -> None:
-        """Check all sizes, the first block of every file, and other blocks drawn by `rng` up to `count` in total."""
-        for name, sums in self.files.items():
-            sums.check_size(self.folder / name)
-        first = [(name, 0) for name, sums in self.files.items() if sums.blocks]
-        rest = [(name, number) for name, sums in self.files.items() for number in range(1, sums.blocks)]
-        drawn = rng.sample(rest, min(len(rest), max(0, count - len(first))))
-        for name, number in sorted(first + drawn):
-            self.files[name].check_block(self.folder / name, number)
-
-    def check_all(self, report: Callable[[str, int, int], None], unread: Collection[str] = ()) -> None:
-        """Check every block of every file, but only the sizes of those that are `unread`."""
-        read = {name: sums for name, sums in self.files.items() if name not in unread}
-        done, total = 0, sum(sums.blocks for sums in read.values())
-        for name, sums in self.files.items():
-            sums.check_size(self.folder / name)
-        for name, sums in read.items():
-            for _ in sums.checked(self.folder / name):
-                done += 1
-                report("MiB checked", done, total)
+def read_checksums(folder: Path) -> dict[str, tuple[int, str]]:
+    """Bytes and digests of each file. Raises `DataError` where there are none that this version can read."""
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        raise DataError(f"{path} is missing; {_WAY_OUT}")
+    try:
+        sums = read_json_object(path)
+    except DataError as error:
+        raise DataError(f"{error}; {_WAY_OUT}") from None
+    with shaped(path, _WAY_OUT):
+        schema, files = sums["schema"], cast(dict[str, JsonObject], sums["files"])
+        found = {name: (int(cast(int, file["bytes"])), str(file["blocks"])) for name, file in files.items()}
+    if schema != SCHEMA:
+        raise DataError(f"{path} is of schema {schema!r}, and this coseek reads schema {SCHEMA}; {_WAY_OUT}")
+    return found
 
 
-def _blocks(path: Path, first: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The size and the digest of every block from `first` on. All are read into the same memory, which stays in a
-    processor's cache."""
-    block = bytearray(BLOCK_BYTES)
-    view = memoryview(block)
+def check_files(folder: Path, report: Report | None = None) -> int:
+    """Compare the files of an index with its checksums: their sizes, and with a `report` their contents, too. Returns
+    their bytes. Raises `DataError` with the damaged file."""
+    sums = read_checksums(folder)
+    for name, (size, _) in sums.items():
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name} is missing; {_WAY_OUT}")
+        if (found := (folder / name).stat().st_size) != size:
+            raise DataError(f"{folder / name} is damaged (it has {found:,} bytes instead of {size:,}); {_WAY_OUT}")
+    if report is not None:
+        for number, (name, (_, digests)) in enumerate(sums.items(), start=1):
+            if _digests(folder / name) != digests:
+                raise DataError(f"{folder / name} is damaged (its contents have changed); {_WAY_OUT}")
+            report("files checked", number, len(sums))
+    return sum(size for size, _ in sums.values())
+
+
+def _digests(path: Path) -> str:
+    digests = ""
     with path.open("rb") as file:
-        file.seek(first * BLOCK_BYTES)
-        while read := file.readinto(block):
-            yield read, hashlib.sha256(view[:read]).digest()[:_DIGEST_BYTES]
+        while block := file.read(BLOCK_BYTES):
+            digests += hashlib.sha256(block).hexdigest()[:32]
+    return digests

@@ -1,6 +1,6 @@
 """Index update: an index over a changed corpus, made with what the old index holds of it.
 
-Passages are told apart by digests of their ids and contents, so that only new and changed texts are tokenised or
+Passages are told apart by digests of their ids and contents, so that only new and changed texts are
 encoded. The results are those of a rebuild. The old index stays in place until the new one is complete.
 """
 
@@ -17,11 +17,10 @@ from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
 from coseek.data.array_file import read_array
-from coseek.data.corpus_file import DIGESTS, IDS, SPANS, CorpusFile, Digests, DigestTable, as_digests, first_rows
+from coseek.data.corpus_file import DIGESTS, CorpusFile, Digests, DigestTable, as_digests, first_rows
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import (
     IndexCard,
-    check_files,
     check_own_files,
     corpus_path,
     fill_anew,
@@ -30,7 +29,7 @@ from coseek.retrieval.index import (
     read_corpus,
     stored_settings,
 )
-from coseek.retrieval.index_files import Report, silent
+from coseek.retrieval.index_files import Report, check_files, silent
 from coseek.retrieval.views import load_views
 
 Rows = NDArray[np.int64]
@@ -110,8 +109,7 @@ def update_index(
     with lock_beside(out, again=False):
         if not (out / DIGESTS).is_file():
             raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")
-        # In full, where the new index takes bytes over and vouches for them.
-        check_files(out, report, unread={SPANS, IDS, *getattr(module, "UNREAD", ())})
+        check_files(out, report)  # in full: the new index takes bytes over, and vouches for them
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
         known_N = corpus.known_N if path is not None and isinstance(corpus, CorpusFile) else None

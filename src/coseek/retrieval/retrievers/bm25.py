@@ -6,44 +6,31 @@ Lucene's variant; a word repeated in the query counts again. The weights are com
 bit-identical in float32 to the library bm25s; a search only sums them.
 """
 
+import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import DataError
-from coseek.core.files import read_json_object, write_json
+from coseek.core.files import read_json, read_json_object, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.index_files import Report
 from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, language_of, stemmer, units, words
-from coseek.retrieval.lexical.postings import ArrayWriter, Ints, Postings, Rows32, Sums
-from coseek.retrieval.lexical.word_counts import (
-    ChunkCounts,
-    Splice,
-    WordBlock,
-    WordCounts,
-    WordList,
-    blocks_of,
-    count_words,
-    joined_counts,
-)
+from coseek.retrieval.lexical.postings import Ints, Postings, Rows32, Sums
+from coseek.retrieval.lexical.word_counts import ChunkCounts, Times, WordCounts, blocks_of, count_words, joined_counts
 from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import Scores, top_rows
 from coseek.retrieval.views import View, find_view, render_view
-
-if TYPE_CHECKING:
-    from coseek.retrieval.index_update import OldIndex
 
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
@@ -52,10 +39,6 @@ VERSION = "analyzer.json"
 """Holds the version of the tokenisation; version 1 wrote no such file."""
 LANGUAGE_SAMPLE = 1_000
 """Passages in which the language is looked for."""
-_FEW_WORDS, _FEW = 30, 0.05
-"""At most this number of words, or this share of a vocabulary, can lack vowel signs by chance."""
-_LOST = 0.01
-"""Share of a vocabulary's words that no query can find, from which on an index of an earlier version is refused."""
 
 
 class Bm25Settings(Settings):
@@ -111,18 +94,9 @@ class Bm25:
     absent_score = 0.0
     """Of a passage without any query word."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        settings: Bm25Settings,
-        postings: Postings,
-        vocabulary: dict[str, int],
-        analyzer: int = ANALYZER,
-    ) -> None:
-        """`analyzer`: the version of the tokenisation that `vocabulary` was made with."""
+    def __init__(self, corpus: Corpus, settings: Bm25Settings, postings: Postings, vocabulary: dict[str, int]) -> None:
         self.corpus = corpus
         self.settings = settings
-        self._analyzer = analyzer
         self._postings = postings
         self._vocabulary = vocabulary
 
@@ -139,8 +113,7 @@ class Bm25:
     @property
     def identity(self) -> str:
         unset = set() if self.settings.fold_accents else {"fold_accents"}  # earlier versions had no such setting
-        version = [] if self._analyzer == 1 else [str(self._analyzer)]
-        return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json(exclude=unset), *version)
+        return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json(exclude=unset), str(ANALYZER))
 
     def seen(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, bare=True)
@@ -215,8 +188,10 @@ def count(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int =
 def weighed(counts: WordCounts, settings: Bm25Settings) -> Postings:
     """The weight of every word in every passage."""
     weights = _Weights(counts.lengths_N, settings)
-    weights_P = np.concatenate([np.zeros(0, dtype=np.float32), *map(weights.of, blocks_of(counts))])
-    maxima_V = _maxima(weights_P, counts.starts_V1)
+    weights_P = np.empty(len(counts.rows_P), dtype=np.float32)
+    for pairs, passages_W in blocks_of(counts):
+        weights_P[pairs] = weights.of(passages_W, counts.rows_P[pairs], counts.times_P[pairs])
+    maxima_V = np.maximum.reduceat(weights_P, counts.starts_V1[:-1]) if len(weights_P) else weights_P
     return Postings(weights_P, counts.rows_P, counts.starts_V1, maxima_V, len(counts.lengths_N))
 
 
@@ -231,12 +206,12 @@ class _Weights:
         self._idfs_N1 = np.zeros(len(lengths_N) + 1)
         """Of words in so many passages each, as float32 has it; 0 where none was met."""
 
-    def of(self, block: WordBlock) -> Scores:
-        """The weight of each pair."""
-        below_P = self._norms_N.take(block.rows_P, mode="clip")
-        below_P += block.times_P
-        share_P = np.divide(block.times_P, below_P, out=below_P)
-        share_P *= np.repeat(self._idf(block.counts_W), block.counts_W)
+    def of(self, passages_W: Ints, rows_P: Rows32, times_P: Times) -> Scores:
+        """The weight of each pair of consecutive words, which occur in `passages_W` passages each."""
+        below_P = self._norms_N.take(rows_P, mode="clip")
+        below_P += times_P
+        share_P = np.divide(times_P, below_P, out=below_P)
+        share_P *= np.repeat(self._idf(passages_W), passages_W)
         return share_P.astype(np.float32)
 
     def _idf(self, passages_W: Ints) -> Sums:
@@ -281,11 +256,6 @@ def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numb
     return count_words(np.frombuffer(found, dtype=np.int32), np.frombuffer(lengths, dtype=np.int64))
 
 
-def _maxima(weights_P: Scores, starts_V1: Ints) -> Scores:
-    """The maximum weight of each word; every word has postings."""
-    return np.maximum.reduceat(weights_P, starts_V1[:-1]) if len(weights_P) else weights_P
-
-
 SETTINGS = Bm25Settings
 
 
@@ -302,116 +272,32 @@ def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
     counts = count(corpus, settings)
+    postings = weighed(counts, settings)
     write_json(folder / VERSION, {"analyzer": ANALYZER})
-    _write(blocks_of(counts), counts.lengths_N, settings, folder)
-    (folder / VOCABULARY).write_bytes(counts.vocabulary.data)
-
-
-UNREAD = frozenset(["weights.npy", "maxima.npy"])
-"""Computed again by `update`."""
-
-
-def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: "OldIndex", report: Report) -> None:
-    """Write the files that `build` writes. Only new texts are tokenised; all weights are computed again, since they
-    depend on the whole corpus. An index of an earlier tokenisation is rebuilt."""
-    if _version(old.folder) != ANALYZER:
-        build(corpus, settings, folder)
-        return
-    write_json(folder / VERSION, {"analyzer": ANALYZER})
-    counts = _read_counts(old.folder)
-    kept = np.flatnonzero(old.rows_N >= 0)[::-1]
-    first_O = np.full(len(counts.lengths_N), -1)
-    first_O[old.rows_N[kept]] = kept  # a text that occurs twice is kept once: of several the first is written last
-    places_N = np.full(len(corpus), -1)
-    places_N[first_O[first_O >= 0]] = np.flatnonzero(first_O >= 0)
-    new_M = np.flatnonzero(places_N < 0)
-    fresh = count((corpus[row] for row in new_M.tolist()), settings)
-    splice = Splice(counts, places_N, fresh, new_M)
-    counts_V = _write(splice.blocks(), splice.lengths_N, settings, folder)
-    (folder / VOCABULARY).write_bytes(splice.vocabulary(np.flatnonzero(counts_V == 0)))
-
-
-def _write(blocks: Iterable[WordBlock], lengths_N: Ints, settings: Bm25Settings, folder: Path) -> Ints:
-    """Write the arrays of an index block by block, without words that no longer occur. Returns each word's passages."""
-    weights = _Weights(lengths_N, settings)
-    counts, maxima = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
-    with (
-        ArrayWriter(folder / "weights.npy", np.float32) as weights_file,
-        ArrayWriter(folder / "rows.npy", np.int32) as rows_file,
-        ArrayWriter(folder / "times.npy", np.uint8) as times_file,
-    ):
-        for block in blocks:
-            weights_P = weights.of(block)
-            starts_W1 = np.concatenate([[0], np.cumsum(block.counts_W[block.counts_W > 0])])
-            counts.append(block.counts_W)
-            maxima.append(_maxima(weights_P, starts_W1))
-            weights_file.append(weights_P)
-            rows_file.append(block.rows_P)
-            times_file.append(block.times_P)
-    counts_V = np.concatenate(counts)
-    np.save(folder / "starts.npy", np.concatenate([[0], np.cumsum(counts_V[counts_V > 0])]))
-    np.save(folder / "maxima.npy", np.concatenate(maxima))
-    np.save(folder / "lengths.npy", lengths_N)
-    return counts_V
-
-
-def _read_counts(folder: Path) -> WordCounts:
-    """The counts that an index was weighed from; the pairs stay on disk."""
-    starts_V1, lengths_N = (cast(Ints, read_array(folder / f"{name}.npy", "i")) for name in ("starts", "lengths"))
-    rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
-    times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
-    vocabulary = WordList.read(folder / VOCABULARY)
-    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P))
-    return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
+    (folder / VOCABULARY).write_text(json.dumps(counts.vocabulary, ensure_ascii=False), encoding="utf-8")
+    np.save(folder / "weights.npy", postings.weights_P)
+    np.save(folder / "rows.npy", postings.rows_P)
+    np.save(folder / "starts.npy", postings.starts_V1)
+    np.save(folder / "maxima.npy", postings.maxima_V)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    version, vocabulary = _version(folder), WordList.read(folder / VOCABULARY)
+    version = read_json_object(folder / VERSION).get("analyzer") if (folder / VERSION).is_file() else 1
     if version != ANALYZER:
-        _check_words(folder, vocabulary)
+        raise DataError(f"{folder} was tokenised by version {version} of the analyzer; {WAY_OUT}")
+    vocabulary = read_json(folder / VOCABULARY)
     weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
-    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(weights_P))
     maxima_V = cast(Scores, read_array(folder / "maxima.npy", "f"))
-    if len(maxima_V) != len(vocabulary):
-        raise DataError(f"maxima.npy does not fit the other files of {folder}; {WAY_OUT}")
-    postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
-    return Bm25(corpus, settings, postings, _numbered(vocabulary), version)
-
-
-def _version(folder: Path) -> int:
-    """The version of the tokenisation of an index."""
-    if not (folder / VERSION).is_file():
-        return 1
-    version = read_json_object(folder / VERSION).get("analyzer")
-    if version != ANALYZER:
-        raise DataError(f"{folder} was tokenised by version {version} of the analyzer; {WAY_OUT}")
-    return ANALYZER
-
-
-def _check_words(folder: Path, vocabulary: WordList) -> None:
-    """Raise `DataError` if no query finds too many words of version 1 any more: torn at the vowel signs of a script of
-    India, whole sentences of a script without blanks, or pointed Arabic."""
-    signed = vocabulary.between("\u0900", "\u10a0")
-    if len(signed) > max(_FEW_WORDS, _FEW * len(vocabulary)) and "".join(signed).isalnum():
-        raise DataError(f"{folder} was made when words ended at vowel signs, as in {signed[0]!r}; {WAY_OUT}")
-    # From Hebrew on; the scripts before it are tokenised as they were.
-    lost = [word for word in vocabulary.between("\u0590", "\uac00") if words(word) != [word]]
-    if len(lost) > _LOST * len(vocabulary):
-        raise DataError(
-            f"{folder} was made when {lost[0]!r} was one word, which BM25 now splits or spells without vowel points; "
-            f"{WAY_OUT}"
-        )
-
-
-def _numbered(vocabulary: WordList) -> dict[str, int]:
-    return {word: number for number, word in enumerate(vocabulary.strings())}
-
-
-def _check_sizes(folder: Path, words: int, starts_V1: Ints, rows_P: Rows32, pairs: int) -> None:
-    """Refuse files that do not fit each other. The rows themselves are vouched for by checksums."""
-    fits = len(starts_V1) == words + 1 and starts_V1[0] == 0 and starts_V1[-1] == len(rows_P) == pairs
-    if not fits or not (np.diff(starts_V1) >= 0).all():
+    # The rows themselves are vouched for by checksums.
+    fits = isinstance(vocabulary, list) and len(vocabulary) == len(maxima_V) == len(starts_V1) - 1
+    if not fits or not starts_V1[-1] == len(rows_P) == len(weights_P):
         raise DataError(f"the arrays of {folder} do not fit each other; {WAY_OUT}")
+    postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
+    return Bm25(corpus, settings, postings, _numbered(cast(list[str], vocabulary)))
+
+
+def _numbered(vocabulary: Sequence[str]) -> dict[str, int]:
+    return {word: number for number, word in enumerate(vocabulary)}
