@@ -139,8 +139,8 @@ def test_the_files_of_own_mechanisms_exist() -> None:
 
 def test_every_class_of_the_glossary_exists() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.*?) \|", page, flags=re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
+    words = re.findall(r"^- (.*?):", page, flags=re.MULTILINE)
+    named = {name for word in words for name in re.findall(r"`([A-Z]\w+)`", word)}
     found = (node for path in sources("src/coseek") for node in nodes(path))
     assert named and named <= {node.name for node in found if isinstance(node, ast.ClassDef)}
 

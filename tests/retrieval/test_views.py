@@ -17,10 +17,10 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "reference" / "views.md"
 BLOCK = re.compile(r"(<!-- views: [^\n]* -->\n).*(<!-- end of views -->)", re.DOTALL)
 EXAMPLE = Query(
     text="Ada Byron birthplace",
-    question="Where was the director of Night Train born ?",
-    reasoning="The director is Ada Byron .",
+    question="Where was Night Train's director born?",
+    reasoning="The director is Ada Byron.",
     history=(
-        PastTurn("Night Train director", "I need the director .", ('"Night Train"\na film directed by Ada Byron .',)),
+        PastTurn("Night Train director", "I need the director.", ('"Night Train"\na film directed by Ada Byron.',)),
     ),
 )
 LONG = Query(
