@@ -15,7 +15,7 @@ from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.graders.rag_baseline import FILE, baseline_cache, is_closed, make_baselines, unsolved_by_rag
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.rewards.accuracy import Accuracy
+from coseek.rewards.grades import Accuracy
 
 FIRST = QUESTION
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",))

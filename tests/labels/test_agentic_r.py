@@ -35,11 +35,11 @@ from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import StopReason
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.sub_answer import SubAnswerModel, load_sub_answer_prompt
+from coseek.labels.answer_correctness import Ties
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
-from coseek.labels.positives import Ties
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.models.text_model import LocalTextModel, TextModel
 

@@ -12,14 +12,14 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.settings import Settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
+from coseek.labels.candidates import label_sets, pick_negatives
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.makers import agentic_r, dr_synth, gold, llm_embedder, replug, scarlet
-from coseek.labels.makers.gold import GoldMaker, GoldSettings, unseen
+from coseek.labels.makers.gold import GoldSettings, unseen
 from coseek.labels.makers.llm_embedder import ChangeRule
 from coseek.labels.makers.replug import ReplugRule
 from coseek.labels.makers.scarlet import LeaveOneOutRule, upper_group
-from coseek.labels.negatives import label_sets, pick_negatives
 from coseek.retrieval.query import Query, QueryLike
 
 PASSAGES = (ORBO, MIRA, OTHER)
@@ -114,7 +114,7 @@ class Fixed:
 
 def gold_labels(folder: Path, turn: SearchTurn, *passages: Passage, **settings: object) -> list[LabelSet | DroppedTurn]:
     own = GoldSettings.model_validate({"add_missing": False, "candidates": 40} | settings)
-    return list(GoldMaker(own, parts(folder, retriever=Fixed(*passages))).label([turn]))
+    return list(gold.open(own, parts(folder, retriever=Fixed(*passages))).label([turn]))
 
 
 def test_a_gold_passage_is_seen_once_an_earlier_turn_has_shown_it() -> None:

@@ -13,8 +13,7 @@ from coseek.data.trajectory import Search, Visit
 from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import answer_in_passage, opened_next
 from coseek.labels.makers.opened_next import OpenedSettings
-from coseek.labels.rule_maker import RuleSettings
-from coseek.labels.used_passages import used
+from coseek.labels.rule_maker import RuleSettings, used
 from coseek.retrieval.query import Query
 
 FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")
@@ -61,7 +60,7 @@ def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_pas
     first, _ = run_of(found("Night Train", 1, SEA, FILM, OTHER, selected=("sea",)), found("Ada Byron", 2, ADA))
     ruled = opened_next.judge(("opened", "selected", "query", "answer"), first, ())
     assert not isinstance(ruled, str)
-    assert (ids([*ruled.positives]), ids([*ruled.not_negative])) == (["sea"], ["sea", "film"])
+    assert ([one.passage.id for one in ruled.positives], ids([*ruled.not_negative])) == (["sea"], ["sea", "film"])
     assert opened_next.judge(("opened",), first, ()) == "not-used"
 
 

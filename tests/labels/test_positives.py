@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.labels.positives import LEAST, MOST_TIED, NextCandidate, PositiveChoice, Ties, decide_positives
+from coseek.labels.answer_correctness import LEAST, MOST_TIED, NextCandidate, PositiveChoice, Ties, decide_positives
 
 SCORES = st.sampled_from([0.0, 40.0, 59.0, 60.0, 80.0, 100.0])  # few values, so that ties are common
 TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), max_size=8)

@@ -20,8 +20,8 @@ from coseek.data.trajectory import StopReason
 from coseek.graders.factory import open_frozen_model
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
-from coseek.labels.cluster_labelling import LabelJob
 from coseek.labels.label_folder import LabelFolder
+from coseek.labels.labelling import LabelJob
 from coseek.pipelines.agent_run import RunSettings, run_agent
 from coseek.pipelines.labelling import label_runs, label_settings, open_maker
 from coseek.retrieval.index import build_index

@@ -10,7 +10,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, fault, found, run
 from coseek.core.errors import SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.rewards.grades import NO_GRADES, Grades, VerdictNeeded
+from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardFault, RewardSpec, make_reward, reward_names
 
 SAID = Grades(
@@ -137,9 +137,9 @@ def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() ->
     for answer, worth in (("in Velora", 1), (None, 0), ("  ", 0)):
         reward = make_reward(own)(run(answer=answer), nobody)
         assert reward is not None and reward.value == worth
-    with pytest.raises(VerdictNeeded) as asked:
-        make_reward(own)(run(answer="Zun"), nobody)
-    assert asked.value.response == "Zun"
+        assert make_reward(own).to_judge(run(answer=answer), nobody) == []
+    assert make_reward(own).to_judge(run(answer="Zun"), nobody) == ["Zun"]
+    assert make_reward(own).pay(run(answer="Zun"), nobody) == RewardFault("judge", "no verdict")
 
 
 def test_no_answer_from_the_generator_is_wrong_and_no_fault() -> None:

@@ -9,8 +9,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
 from coseek.core.errors import DataError, SettingError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
-from coseek.rewards.accuracy import Accuracy, is_right, left_to_judge, needs_of
-from coseek.rewards.grades import Grades, Need, NoReward, VerdictNeeded
+from coseek.rewards.grades import Accuracy, Grades, Need, NoReward, is_right, left_to_judge, needs_of
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward, reward_names
 
 NO_JUDGE = Grades()
@@ -109,7 +108,6 @@ def test_the_part_that_failed_is_named() -> None:
     assert gain.pay(run(), Grades(fine, broken)) == RewardFault("baseline", "the server choked")
     assert gain.pay(run(), Grades(broken, fine)) == RewardFault("generator", "the server choked")
     assert str(NoReward("judge", "it said perhaps")) == "judge: it said perhaps"
-    assert str(VerdictNeeded("Zun")) == "Zun"
 
 
 PARTS_OF_ANSWERS = sorted({*reward_names()} - {"gold_recall", "ndcg", "searches", "searched", "valid", "invalid"})

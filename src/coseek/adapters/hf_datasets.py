@@ -7,7 +7,7 @@ from coseek.core.files import JsonObject, as_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.tevatron import tevatron_row
+from coseek.labels.label_set import tevatron_row
 from coseek.measure.score import score_trajectory
 from coseek.retrieval.views import find_view
 

@@ -21,8 +21,7 @@ from coseek.graders.grading import BATCH, Tell, generated_answer, no_progress, v
 from coseek.graders.judge import Claim, Judge, VerdictKey
 from coseek.measure.searched import Answered, search_questions
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.accuracy import Accuracy, is_right, left_to_judge
-from coseek.rewards.grades import Grades, NoReward, VerdictNeeded
+from coseek.rewards.grades import Accuracy, Grades, NoReward, is_right, left_to_judge
 
 FILE = "baselines.jsonl"
 ORDER = "as ranked, equal passages once"
@@ -183,7 +182,7 @@ def unsolved_by_rag(
         grades = Grades(baseline=baselines.of(question), verdicts=baselines.verdicts_on(question))
         try:
             right = is_right(accuracy, question, grades.baseline_answer(), grades)
-        except (NoReward, VerdictNeeded):
+        except NoReward:
             failed += 1
             continue
         if right:

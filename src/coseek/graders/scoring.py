@@ -15,7 +15,7 @@ from coseek.graders.generator import Generator, ReadingInput
 from coseek.graders.grading import generated_answer
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.rag_baseline import RagBaselines
-from coseek.rewards.grades import WAY_OUT, Grades, Need, VerdictNeeded
+from coseek.rewards.grades import WAY_OUT, Grades, Need
 from coseek.rewards.reward import Reward, RewardFault, RewardFunction
 
 
@@ -35,23 +35,17 @@ class EpisodeScorer:
     def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
         """A reward, or a fault, for every run in order. Each depends on its own run only."""
         grades = self._grades(runs)
-        scored: dict[int, Reward | RewardFault] = {}
-        left = list(range(len(runs)))
-        while left:
-            claims: dict[tuple[str, str], Claim] = {}
-            waiting: list[int] = []
-            for place in left:
-                try:
-                    scored[place] = self.reward.pay(runs[place], grades[place])
-                except VerdictNeeded as asks:
-                    question = runs[place].question
-                    claims[question.id, asks.response] = Claim(question, asks.response)
-                    waiting.append(place)
-            known = self._judged(claims)
-            for place in waiting:
-                grades[place] = _with_verdicts(grades[place], runs[place].question.id, known)
-            left = waiting
-        return [scored[place] for place in range(len(runs))]
+        claims = {
+            (run.question.id, response): Claim(run.question, response)
+            for run, given in zip(runs, grades, strict=True)
+            if run.fault is None
+            for response in self.reward.to_judge(run, given)
+        }
+        known = self._judged(claims)
+        return [
+            self.reward.pay(run, _with_verdicts(given, run.question.id, known))
+            for run, given in zip(runs, grades, strict=True)
+        ]
 
     def _grades(self, runs: Sequence[Trajectory]) -> list[Grades]:
         """Grades of each run before the judge is called."""
@@ -94,6 +88,8 @@ def check_needs(reward: RewardFunction, there: set[str]) -> None:
 
 
 def _with_verdicts(grades: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
-    """The grades with the verdicts on this question added."""
+    """The grades with the verdicts on this question added; those without a judge as they are."""
+    if grades.verdicts is None:
+        return grades
     fresh = {response: verdict for (ident, response), verdict in known.items() if ident == question_id}
-    return Grades(grades.reply, grades.baseline, {**(grades.verdicts or {}), **fresh})
+    return Grades(grades.reply, grades.baseline, {**grades.verdicts, **fresh})

@@ -1,18 +1,20 @@
 """Label set: training label of one search turn for a retriever, with all scores that determined it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, cast
 
 from coseek.agents.search_turns import SearchTurn, TurnId, TurnRecord
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import Json, JsonObject, write_jsonl
 from coseek.core.record import OMIT_EMPTY, Record
 from coseek.data.digests import value_digest
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.query import Query
+from coseek.retrieval.views import find_view, render_view
 
 SCHEMA = 2
 """Version of the label set object in `labels.jsonl`. In schema 1 every text stands in its row."""
@@ -147,3 +149,32 @@ def trajectory_digest(trajectory: Trajectory) -> str:
 
 def _origin(trajectory: str) -> JsonObject:
     return {TRAJECTORY: trajectory} if trajectory else {}
+
+
+# Tevatron: label sets as training rows of other trainers.
+#
+# One JSON object per line: `{query_id, query, positive_passages: [{docid, title, text}], negative_passages: […]}`. The
+# query is rendered through the chosen view.
+
+
+def write_tevatron(path: Path, sets: Iterable[LabelSet], view: str, separator: str = "[SEP]") -> int:
+    """Write the rows; returns how many."""
+    find_view(view)  # raises for an unknown view before the file is created
+    return write_jsonl(path, (tevatron_row(one, view, separator) for one in sets))
+
+
+def tevatron_row(labels: LabelSet, view: str, separator: str = "[SEP]") -> JsonObject:
+    """One label set."""
+    turn = labels.turn
+    copy = f"/{labels.copy}" if labels.copy else ""
+    negatives: list[Json] = [_passage(labels.passage(ident)) for ident in labels.negatives]
+    return {
+        "query_id": f"{turn.question_id}/{turn.seed}/{turn.search}{copy}",
+        "query": render_view(view, labels.query, separator=separator),
+        "positive_passages": [_passage(labels.passage(labels.positive))],
+        "negative_passages": negatives,
+    }
+
+
+def _passage(passage: Passage) -> JsonObject:
+    return {"docid": passage.id, "title": passage.title, "text": passage.text}

@@ -12,16 +12,33 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from coseek.agents.search_turns import SearchTurn
+from coseek.agents.protocol import Protocol as AgentProtocol
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.plugins import PluginSpec
 from coseek.core.settings import Settings
 from coseek.data.question import Question
-from coseek.data.run import RowKey
+from coseek.data.run import RowKey, Run
 from coseek.labels.label_set import DroppedTurn, LabelSet
 
-if TYPE_CHECKING:  # resources import this module
+if TYPE_CHECKING:
     from coseek.labels.resources import LabelResources
-    from coseek.labels.stored_turns import StoredTurns
+
+# Stored turns: the search turns of a run on disk, of which one trajectory at a time is in memory.
+
+
+@dataclass(frozen=True)
+class StoredTurns:
+    """The search turns of a run's trajectories for some questions, in their stored order. Can be read several times."""
+
+    run: Run
+    protocol: AgentProtocol
+    question_ids: Collection[str]
+
+    def __iter__(self) -> Iterator[SearchTurn]:
+        for trajectory in self.run.trajectories():
+            if trajectory.question.id in self.question_ids:
+                yield from search_turns(trajectory, self.protocol)
+
 
 PACKAGE = "coseek.labels.makers"
 CONTRACT: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}

@@ -22,9 +22,9 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.graders.ranker import ModelRanker, RankedOrder, Ranker, RankingRequest
 from coseek.labels.candidates import RETRIEVER
+from coseek.labels.label_folder import TextStore
 from coseek.labels.label_set import Candidate
 from coseek.labels.score_cache import ScoreCache
-from coseek.labels.text_store import TextStore
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 

@@ -22,7 +22,7 @@ from coseek.hardware.placement import Placement
 from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModelSettings
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.accuracy import Accuracy
+from coseek.rewards.grades import Accuracy
 from coseek.rewards.reward import RewardFunction
 
 ORACLE = "oracle"

@@ -28,13 +28,11 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
-from coseek.labels.cluster_labelling import ClusterMaker, LabelJob
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.labelling import LabelSummary, check_distinct, digests_of, make_labels
-from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker
+from coseek.labels.labelling import ClusterMaker, LabelJob, LabelSummary, check_distinct, digests_of, make_labels
+from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker, StoredTurns
 from coseek.labels.makers.gold import unseen
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
-from coseek.labels.stored_turns import StoredTurns
 from coseek.models.model_folder import model_path, shipped_models
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files

@@ -13,7 +13,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines, is_closed, unsolved_by_rag
 from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
-from coseek.rewards.accuracy import Accuracy
+from coseek.rewards.grades import Accuracy
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.settings import KeepSettings

@@ -1,10 +1,12 @@
 """Grades: outputs of frozen models for one run. A reward reads them; the caller computes them, in batches.
 
-A reward part declares its needs with a function `needs(settings)` and gets `Grades` as third argument:
+A reward part says what it needs before it is called, with a function `needs(settings)`, and gets `Grades` as third
+argument:
 
     component   the frozen generator's answer from the run's passages
     baseline    the same generator's answer from naive RAG, computed before training
-    judge       verdicts on answers that matching does not decide
+    judge       verdicts on the answers that its function `to_judge(trajectory, settings, grades)` names, since matching
+                does not decide on them; `grades` has the other two
 
 A fault of a frozen model leaves the run without a reward (`NoReward`). It is never a wrong answer.
 """
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from coseek.core.errors import PartFault, SettingError
+from coseek.data import answers
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
+from coseek.data.question import Question
 
 Need: TypeAlias = Literal["component", "baseline", "judge"]
 
@@ -34,15 +38,6 @@ class NoReward(PartFault):
         self.part, self.detail = part, detail
 
 
-class VerdictNeeded(Exception):
-    """A reward needs a verdict that is not in its grades. The caller gets it from the judge and computes the reward
-    again."""
-
-    def __init__(self, response: str) -> None:
-        super().__init__(response)
-        self.response = response
-
-
 @dataclass(frozen=True, slots=True)
 class Grades:
     """Outputs of frozen models for one run, as far as a reward needs them."""
@@ -53,6 +48,11 @@ class Grades:
     """The generator's answer from naive RAG."""
     verdicts: Mapping[str, Verdict] | None = None
     """The judge's verdicts on responses to this question, by response; `None` without a judge."""
+
+    @property
+    def written(self) -> str | None:
+        """The generator's answer from the run's passages; `None` also without a generator, and for a fault."""
+        return None if self.reply is None else self.reply.answer
 
     def component_answer(self) -> str | None:
         """The generator's answer from the run's passages; `None` if its output has no answer."""
@@ -75,10 +75,8 @@ class Grades:
         if self.verdicts is None:
             raise SettingError(f"this reward needs {WAY_OUT['judge']}")
         verdict = self.verdicts.get(response)
-        if verdict is None:
-            raise VerdictNeeded(response)
-        if verdict.right is None:
-            raise NoReward("judge", verdict.fault or "no verdict")
+        if verdict is None or verdict.right is None:
+            raise NoReward("judge", (verdict and verdict.fault) or "no verdict")
         return verdict.right
 
 
@@ -92,3 +90,44 @@ def _answer(reply: GeneratedAnswer | None, need: Need, part: str) -> str | None:
     if reply.fault is not None:
         raise NoReward(part, reply.fault)
     return reply.answer
+
+
+# Accuracy: when a generator's answer counts as right, for rewards of an agent's passages.
+
+Accuracy: TypeAlias = Literal["gen_acc", "gen_acc_span", "cover_match", "span_match", "exact_match", "judge"]
+"""s3, table 5 compares four (GenAcc, Span, EM, LLMJudge); those with `span` look for spans as its program does."""
+JUDGED = ("gen_acc", "gen_acc_span", "judge")
+_SPANS = {"gen_acc": answers.cover_match, "gen_acc_span": answers.span_match}
+
+
+def needs_of(accuracy: Accuracy) -> tuple[Need, ...]:
+    """GenAcc needs a judge too, for answers without a matching span."""
+    return ("judge",) if accuracy in JUDGED else ()
+
+
+def undecided(accuracy: Accuracy, question: Question, *responses: str | None) -> list[str]:
+    """The responses that only a judge can decide on; an empty one is wrong without a judge."""
+    return [one for one in responses if one and one.strip() and left_to_judge(accuracy, question, one)]
+
+
+def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) -> bool:
+    """Whether the judge has to decide, because matching does not. No answer to an unanswerable question is right."""
+    if not question.answerable:
+        return False
+    found = _SPANS.get(accuracy)
+    return accuracy == "judge" or (found is not None and not found(response, question.answers))
+
+
+def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:
+    """`cover_match`, `span_match`: the response contains a gold answer; `exact_match`: it equals one; `judge`: the
+    judge says yes; `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never
+    right, nor is any to an unanswerable question."""
+    if not question.answerable:
+        return False
+    if accuracy == "exact_match":
+        return answers.exact_match(response, question.answers)
+    if accuracy == "cover_match":
+        return answers.cover_match(response, question.answers)
+    if accuracy == "span_match":
+        return answers.span_match(response, question.answers)
+    return not left_to_judge(accuracy, question, response) or grades.right(response)

@@ -116,6 +116,8 @@ class _GradedModule(Protocol):
 
     def needs(self, settings: PartSettings) -> tuple[Need, ...]: ...
 
+    def to_judge(self, trajectory: Trajectory, settings: PartSettings, grades: Grades) -> Sequence[str]: ...
+
     def reward(self, trajectory: Trajectory, settings: PartSettings, grades: Grades) -> float | PartValue: ...
 
 
@@ -133,6 +135,10 @@ class RewardPart:
         if not hasattr(self.module, "needs"):
             return frozenset()
         return frozenset(cast(_GradedModule, self.module).needs(self.settings))
+
+    def to_judge(self, trajectory: Trajectory, grades: Grades) -> Sequence[str]:
+        """The responses on which this part, which needs a judge, needs a verdict."""
+        return cast(_GradedModule, self.module).to_judge(trajectory, self.settings, grades)
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> PartValue:
         if hasattr(self.module, "needs"):
@@ -185,6 +191,12 @@ class RewardFunction:
     def needs(self) -> frozenset[Need]:
         """Grades that the parts need."""
         return frozenset(need for part in self.parts for need in part.needs)
+
+    def to_judge(self, trajectory: Trajectory, grades: Grades) -> list[str]:
+        """The responses on which the parts need a verdict of the judge that `grades` lack."""
+        judged = [part for part in self.parts if "judge" in part.needs]
+        named = [one for part in judged for one in part.to_judge(trajectory, grades)]
+        return [one for one in dict.fromkeys(named) if one not in (grades.verdicts or {})]
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | None:
         """The reward of a finished run; `None` for a fault."""
@@ -322,7 +334,13 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
         raise SettingError(*(f"reward {name!r}: {sentence}" for sentence in error.sentences)) from None
     if settings.gate and "weight" in settings.model_fields_set:
         raise SettingError(f"reward {name!r} is a gate, which multiplies the others; leave out its weight")
-    return RewardPart(plugin_name(name), module, settings)
+    part = RewardPart(plugin_name(name), module, settings)
+    if "judge" in part.needs and not hasattr(module, "to_judge"):
+        raise SettingError(
+            f"reward {name!r} needs a judge and does not say for which answers; define to_judge(trajectory, settings, "
+            "grades), which returns them"
+        )
+    return part
 
 
 def _check_signature(name: str, module: _PartModule | _GradedModule) -> None:

@@ -22,9 +22,9 @@ from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
 from coseek.data.kept_files import check_output_file
 from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import write_tevatron
 from coseek.labels.labelling import LabelSummary
 from coseek.labels.maker import PACKAGE
-from coseek.labels.tevatron import write_tevatron
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.retrieval.views import find_view, load_view
 

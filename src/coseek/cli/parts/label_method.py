@@ -7,10 +7,9 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.agents.sources import holds
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
-from coseek.labels.candidates import Candidates
+from coseek.labels.candidates import Candidates, label_sets
 from coseek.labels.label_set import DroppedTurn
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.negatives import label_sets
 from coseek.labels.resources import LabelResources
 
 

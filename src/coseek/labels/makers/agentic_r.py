@@ -11,7 +11,7 @@ For every search turn (Agentic-R, section 4.1):
 5. The negatives are drawn from all other candidates except copies of the positive.
 
 GAC is computed only where it can change the positive, which is the first candidate by descending LR with a GAC of 1
-(`coseek.labels.positives` proves that the labels are the same). No negative depends on a GAC.
+(`coseek.labels.answer_correctness` proves that the labels are the same). No negative depends on a GAC.
 
 `ties: code` is the rule of the published program, where the paper takes the single best: the first three candidates
 that equal the best in both scores are positives, each in its own label set. `gac: false` ranks by LR alone, `lr: false`
@@ -29,13 +29,11 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.labels.answer_correctness import GAC, Correctness, TurnCorrectness
-from coseek.labels.candidates import find_candidates
+from coseek.labels.answer_correctness import GAC, Correctness, PositiveChoice, Ties, TurnCorrectness
+from coseek.labels.candidates import find_candidates, label_sets, not_equal_to
 from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, RelevanceOptions
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.negatives import label_sets, not_equal_to
-from coseek.labels.positives import PositiveChoice, Ties
 from coseek.labels.resources import LabelResources
 
 

@@ -11,8 +11,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.labels.candidates import Candidates
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
-from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings
-from coseek.labels.used_passages import shown_before
+from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before
 from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable
 
 SETTINGS = RuleSettings
@@ -23,13 +22,12 @@ def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     answers = [known for answer in turn.question.answers if is_decidable(known := answer_words(answer))]
     if not answers:
         return "no-answer"
-    passages = (one.passage for one in candidates)
-    holders = [passage for passage in passages if holds_answer(f"{passage.title} {passage.text}", answers)]
+    holders = [one for one in candidates if holds_answer(f"{one.passage.title} {one.passage.text}", answers)]
     if not holders:
         return "not-found"
     shown = shown_before(turn)
-    positives = [passage for passage in holders if passage.id not in shown]
-    return RuledTurn(positives, holders) if positives else "all-shown"
+    positives = [one for one in holders if one.passage.id not in shown]
+    return RuledTurn(positives, [one.passage for one in holders]) if positives else "all-shown"
 
 
 def terms(settings: RuleSettings) -> MakerRequirements:

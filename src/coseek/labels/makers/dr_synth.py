@@ -36,14 +36,13 @@ from coseek.graders.call_counts import FAULT
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
+from coseek.labels.candidates import not_equal_to
+from coseek.labels.label_folder import TextStore
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
-from coseek.labels.maker import RUN, Labelled, MakerRequirements
-from coseek.labels.negatives import not_equal_to
+from coseek.labels.maker import RUN, Labelled, MakerRequirements, StoredTurns
 from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch, StoredRanking
 from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_run
 from coseek.labels.score_cache import ScoreCache
-from coseek.labels.stored_turns import StoredTurns
-from coseek.labels.text_store import TextStore
 
 METHOD = "dr-synth"
 

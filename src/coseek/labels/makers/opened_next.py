@@ -12,8 +12,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.labels.candidates import Candidates
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
-from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings
-from coseek.labels.used_passages import Use, used
+from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, Use, candidate_of, used
 
 
 class OpenedSettings(RuleSettings):
@@ -31,7 +30,10 @@ def judge(by: tuple[Use, ...], turn: SearchTurn, candidates: Candidates) -> Rule
     if not turn.trajectory.searches[turn.search].hits:
         return "not-found"
     found = [passages for use in by if (passages := used(turn, use))]
-    return RuledTurn(found[0], [passage for some in found for passage in some]) if found else "not-used"
+    if not found:
+        return "not-used"
+    positives = [candidate_of(passage, candidates) for passage in found[0]]
+    return RuledTurn(positives, [passage for some in found for passage in some])
 
 
 def terms(settings: OpenedSettings) -> MakerRequirements:

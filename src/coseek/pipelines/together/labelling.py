@@ -24,9 +24,8 @@ from coseek.graders.judge import is_world
 from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder, absorb_lines
 from coseek.labels.labelling import check_distinct, digests_of, label_turns, summary, unlabelled
-from coseek.labels.maker import RUN, LabelMaker, RolloutMaker
+from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
-from coseek.labels.stored_turns import StoredTurns
 from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.grader_settings import CACHE
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths

@@ -1,8 +1,7 @@
 """Component: 1 if a frozen generator answers right from the run's passages, else 0."""
 
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.accuracy import Accuracy, is_right, needs_of
-from coseek.rewards.grades import Grades, Need
+from coseek.rewards.grades import Accuracy, Grades, Need, is_right, needs_of, undecided
 from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
@@ -19,6 +18,11 @@ SETTINGS = ComponentSettings
 def needs(settings: ComponentSettings) -> tuple[Need, ...]:
     """The generator, and a judge if the accuracy needs one."""
     return ("component", *needs_of(settings.accuracy))
+
+
+def to_judge(trajectory: Trajectory, settings: ComponentSettings, grades: Grades) -> list[str]:
+    """The generator's answer, where the accuracy leaves it to a judge."""
+    return undecided(settings.accuracy, trajectory.question, grades.written)
 
 
 def reward(trajectory: Trajectory, settings: ComponentSettings, grades: Grades) -> PartValue:

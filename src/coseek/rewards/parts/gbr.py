@@ -1,8 +1,7 @@
 """Gain beyond RAG: a frozen generator's accuracy with the run's passages minus that with naive RAG's (s3)."""
 
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.accuracy import Accuracy, is_right, needs_of
-from coseek.rewards.grades import Grades, Need
+from coseek.rewards.grades import Accuracy, Grades, Need, is_right, needs_of, undecided
 from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
@@ -19,6 +18,12 @@ SETTINGS = GbrSettings
 def needs(settings: GbrSettings) -> tuple[Need, ...]:
     """The generator's two answers, and a judge if the accuracy needs one."""
     return ("component", "baseline", *needs_of(settings.accuracy))
+
+
+def to_judge(trajectory: Trajectory, settings: GbrSettings, grades: Grades) -> list[str]:
+    """The generator's two answers, where the accuracy leaves them to a judge."""
+    baseline = None if grades.baseline is None else grades.baseline.answer
+    return undecided(settings.accuracy, trajectory.question, grades.written, baseline)
 
 
 def reward(trajectory: Trajectory, settings: GbrSettings, grades: Grades) -> PartValue:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from coseek.data.answers import cover_match, span_match
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.grades import Grades, Need
+from coseek.rewards.grades import Grades, Need, undecided
 from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
@@ -23,6 +23,12 @@ SETTINGS = GenAccSettings
 def needs(settings: GenAccSettings) -> tuple[Need, ...]:
     """A judge, and the generator unless the agent's own answer is graded."""
     return ("judge",) if settings.of == "own" else ("component", "judge")
+
+
+def to_judge(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> list[str]:
+    """The graded answer, if it has no matching span."""
+    response = trajectory.answer if settings.of == "own" else grades.written
+    return undecided("gen_acc" if settings.span == "cover_match" else "gen_acc_span", trajectory.question, response)
 
 
 def reward(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> PartValue:
