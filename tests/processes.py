@@ -4,15 +4,23 @@ An interpreter needs five seconds for these imports, more than most runs that ar
 computed nothing, so a fork of it inherits no thread and no lock. Its environment is that of its first caller.
 """
 
+import contextlib
+import json
 import multiprocessing
 import os
+import runpy
+import socket
+import sys
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import ParamSpec
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 P = ParamSpec("P")
@@ -45,3 +53,68 @@ def _work(work: Callable[..., object], args: tuple[object, ...], named: dict[str
     work(*args, **named)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+CLIENT = """#!{python} -IS
+import json, os, socket, sys
+name = os.path.basename(sys.argv[0])
+if name == "coseek" and "serve" in sys.argv or name == "python" and sys.argv[1] not in {scripts}:
+    os.execv("{bin}/" + name, ["{bin}/" + name, *sys.argv[1:]])
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect("{address}")
+socket.send_fds(server, [json.dumps([name, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()], [0, 1, 2])
+sys.exit(int(server.recv(9) or 1))
+"""
+
+
+@contextlib.contextmanager
+def programs(folder: Path, scripts: tuple[str, ...]) -> Iterator[None]:
+    """Put a `coseek` and a `python` into a folder that run commands and these scripts as forks of one process. What
+    else they are asked, servers among it, the programs of this environment do."""
+    address, here = folder / "programs.socket", Path(sys.executable).parent
+    for name in ("coseek", "python"):
+        (folder / name).write_text(CLIENT.format(python=sys.executable, scripts=scripts, bin=here, address=address))
+        (folder / name).chmod(0o755)
+    server = forked(_run_programs, str(address))
+    while not address.exists():
+        time.sleep(0.01)
+    yield
+    server.terminate()
+    server.join()
+
+
+def _run_programs(address: str) -> None:
+    for name in dir(transformers):  # scripts import everything, which takes longer than what they do
+        getattr(transformers, name)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(address)
+    listening.listen()
+    while True:
+        asked, _ = listening.accept()
+        if not (child := os.fork()):
+            os._exit(_run_program(asked))
+        asked.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        asked.close()
+
+
+def _run_program(asked: socket.socket) -> int:
+    given, files, *_ = socket.recv_fds(asked, 1 << 20, 3)
+    name, words, folder, environment = json.loads(given)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    from coseek.__main__ import run
+
+    try:
+        if name == "coseek":
+            sys.argv = [name, *words]
+            return run()
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        return 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()

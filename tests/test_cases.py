@@ -5,10 +5,10 @@ Skipped if the folder of shared cases is not next to the project. `as-people-typ
 
 import os
 import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+from tests.processes import programs
 from tests.source_tree import ROOT
 
 CASES = ROOT.parent / "shared" / "cases"
@@ -40,11 +40,18 @@ NEVER = ("src/coseek/", "nothing found")
 """A traceback of ours names our files; the cases' own scripts may end in one."""
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the cases find `coseek`."""
+    folder = tmp_path_factory.mktemp("bin")
+    with programs(folder, ("make.py",)):
+        yield f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases are not beside the project")
 @pytest.mark.parametrize("name", SAID)
-def test_a_case_ends_as_expected(name: str) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def test_a_case_ends_as_expected(path: str, name: str) -> None:
     command = ["bash", str(CASES / name / "run.sh")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
     said = done.stdout + done.stderr
