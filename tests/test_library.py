@@ -53,18 +53,6 @@ def test_rollouts_in_memory_are_those_of_a_run_folder_and_of_the_command(
     assert [row.question.id for row in rows[:2]] == [data.questions("test")[0].id] * 2
 
 
-def test_a_killed_run_goes_on_by_the_library_where_the_command_began_it(
-    data: coseek.Dataset, index: Path, tmp_path: Path
-) -> None:
-    whole = coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test")
-    lines = whole.trajectories_path.read_bytes().splitlines(keepends=True)
-    whole.trajectories_path.write_bytes(b"".join(lines[:5]) + lines[5][:40])
-    again = coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test", resume=True)
-    assert len(again.done()) == len(list(again.trajectories())) == 12
-    with pytest.raises(UserError, match="holds a run already"):
-        coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test")
-
-
 def test_labels_of_the_library_are_those_of_the_command(data: coseek.Dataset, index: Path, tmp_path: Path) -> None:
     run = coseek.run_agent(data.folder, "expert", index, tmp_path / "run", split="train")
     summary = coseek.label(run.folder, "gold", tmp_path / "called", {"negatives": 3})
@@ -143,28 +131,12 @@ def test_a_policy_that_the_library_trained_is_opened_again_and_goes_on(index: Pa
     assert coseek.train_agent("from-nothing", [*TINY, *FEW], out=tmp_path / "run", resume=True) == folder
 
 
-def run_of(data: coseek.Dataset, index: Path) -> coseek.Run:
-    return coseek.run_agent(data.folder, "rules", index, data.folder.parent / "run", split="test", count=1)
-
-
 MISUSES: dict[str, tuple[Callable[[coseek.Dataset, Path], object], str]] = {
     "a list where a folder is wanted": (lambda data, index: coseek.Dataset([str(data.folder)]), "one path"),  # type: ignore[arg-type]
-    "an empty path": (lambda data, index: coseek.Dataset(""), "one path"),
-    "a run that is a list": (lambda data, index: coseek.Run([index]), "one path"),  # type: ignore[arg-type]
-    "a list of indexes": (lambda data, index: coseek.open_index([index]), "one path"),  # type: ignore[arg-type]
     "a list of retrievers": (lambda data, index: coseek.open_retriever([index]), "a YAML file or a mapping"),  # type: ignore[arg-type]
     "an agent misspelt": (lambda data, index: coseek.open_agent("ruels"), "did you mean 'rules'"),
-    "an agent that is a list": (lambda data, index: coseek.open_agent(["rules"]), "one path"),  # type: ignore[arg-type]
     "a temperature below 0": (lambda data, index: coseek.open_agent("rules", temperature=-1), "at least 0"),
-    "a protocol misspelt": (lambda data, index: coseek.load_protocol("serch-r1"), "did you mean 'search-r1'"),
-    "an agent's protocol misspelt": (
-        lambda data, index: coseek.open_agent("rules", protocol="serch-r1"),
-        "did you mean 'search-r1'",
-    ),
-    "a reward misspelt": (lambda data, index: coseek.make_reward({"exact_mach": 1.0}), "did you mean 'exact_match'"),
     "a reward that is a number": (lambda data, index: coseek.make_reward(1.0), "{'exact_match': 1.0}"),  # type: ignore[arg-type]
-    "a reward misspelt as a text": (lambda data, index: coseek.make_reward("exact_mach"), "did you mean 'exact_match'"),
-    "a size misspelt": (lambda data, index: coseek.make_world("w", size="tinny"), "'size' needs"),
     "a retriever misspelt": (lambda data, index: coseek.build_index(data.folder, "bm52", "i"), "did you mean 'bm25'"),
     "a setting misspelt": (
         lambda data, index: coseek.rollout("rules", "x", index, limits={"max_turn": 1}),
@@ -178,31 +150,17 @@ MISUSES: dict[str, tuple[Callable[[coseek.Dataset, Path], object], str]] = {
     ),
     "half of a surrogate pair": (lambda data, index: coseek.rollout("rules", "who \ud800", index), "surrogate"),
     "a retriever without a search": (lambda data, index: coseek.rollout("rules", "x", data), "`search`"),  # type: ignore[arg-type]
-    "no samples": (lambda data, index: coseek.rollout("rules", "x", index, samples=0), "at least 1"),
     "a run instead of trajectories": (lambda data, index: coseek.score([str(index)], {"f1": 1.0}), "trajectories()"),  # type: ignore[list-item]
     "a reward that asks a judge": (lambda data, index: coseek.score([], {"preset": "s3"}), "generator"),
-    "limits that are a list": (lambda data, index: coseek.rollout("rules", "x", index, limits=[4]), "{'max_turns': 6}"),  # type: ignore[arg-type]
-    "a run where its trajectories are wanted": (
-        lambda data, index: coseek.score(run_of(data, index), {"f1": 1.0}),  # type: ignore[arg-type]
-        "trajectories()",
-    ),
     "pairs of settings": (
         lambda data, index: coseek.train_agent("quickstart", [("rl.steps", 4)], out="o"),  # type: ignore[list-item]
         "'rl.steps=60'",
-    ),
-    "a setting of a world misspelt": (lambda data, index: coseek.make_world("w", trian=4), "did you mean 'train'"),
-    "a recipe misspelt": (lambda data, index: coseek.train_agent("quikstart", out="o"), "did you mean 'quickstart'"),
-    "a setting of a recipe": (
-        lambda data, index: coseek.train_agent("quickstart", {"rl.stepps": 1}, out="o"),
-        "did you mean 'rl.steps'",
     ),
     "a setting that is an object": (
         lambda data, index: coseek.train_agent("quickstart", {"rl.steps": object()}, out="o"),
         "text, a number, a list or a mapping",
     ),
     "a query that is a number": (lambda data, index: coseek.open_index(index).search([7], 1), "not 7"),  # type: ignore[list-item]
-    "queries that are a number": (lambda data, index: coseek.open_index(index).search(7, 1), "not 7"),  # type: ignore[arg-type]
-    "no such label method": (lambda data, index: coseek.label("r", "gould", "l"), "did you mean 'gold'"),
 }
 
 

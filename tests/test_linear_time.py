@@ -1,7 +1,6 @@
 """Linear time: text from passages, questions, models, servers and files decides neither how long a pattern looks at it
 nor how long a reader does."""
 
-import json
 import re
 import time
 from collections import Counter
@@ -22,14 +21,12 @@ from coseek.agents.actions import (
     parse_queries,
     parse_tool_call,
 )
-from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.extract import extract
 from coseek.agents.scripted.rules import guess, with_subject
 from coseek.agents.search_turns import reasoning_of
 from coseek.agents.tool import open_tool
-from coseek.core.errors import SettingError
-from coseek.core.prompt_file import ROLE_MARK, fill_template, one_line, without_role_marks
+from coseek.core.prompt_file import fill_template, one_line, without_role_marks
 from coseek.core.text import decode
 from coseek.data.answers import cover_match, f1, normalise
 from coseek.data.documents.document import decoded_text, paragraphs
@@ -40,11 +37,11 @@ from coseek.graders.context_budget import ContextBudget
 from coseek.graders.listed_answer import read_lines, read_scores
 from coseek.graders.sub_answer import sure
 from coseek.models.judge_text import read_verdict
-from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm import neutralise_numbers, parse_ranking
 from coseek.retrieval.query import PastTurn, Query
-from coseek.retrieval.retrievers.simulated import parse_documents, without_tags
+from coseek.retrieval.retrievers.simulated import parse_documents
 from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut
 from coseek.retrieval.web.providers import plain
@@ -85,29 +82,7 @@ def hostile(size: int) -> Iterator[str]:
     yield "<a" * (size // 4) + ">" * (size // 4)
 
 
-USERS = """
-tags:
-  think: {author: agent, open: AAAA, close: AAAB}
-  find: {author: agent, action: search, open: "<  find (.*)+", close: "(?:a|a)*  >", query_format: items}
-  choose: {author: agent, action: search, open: "[choose]", close: "</choose>"}
-  say: {author: agent, action: answer, open: "say{", close: "}"}
-  found: {author: environment, open: "[[", close: "]]"}
-order: {start: [think], think: [find, choose, say], find: [found], choose: [found], found: [think], say: [end]}
-prompt_template: {prompt: "{question}", observation: "[[{documents}]]", document: "{text}"}
-"""
-"""A user's own marks: blanks, brackets and what patterns are made of among them, and the longest that is allowed."""
 OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("protocols") / "mine.yaml"
-    path.write_text(USERS.replace("AAA", "a" * (LONGEST_MARK - 1)), encoding="utf-8")
-    return str(path)
-
-
-def grammar_named(name: str, users: str) -> Grammar:
-    return load_protocol(users if name == "a user's" else name).grammar
 
 
 def took_s(call: Callable[[], object], most: float = LIMIT_S) -> float:
@@ -225,9 +200,9 @@ USES: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*OURS, "a user's"])
-def test_no_passage_stalls_an_agent(name: str, users: str) -> None:
-    grammar = grammar_named(name, users)
+@pytest.mark.parametrize("name", OURS)
+def test_no_passage_stalls_an_agent(name: str) -> None:
+    grammar = load_protocol(name).grammar
     for use in (
         grammar.escape,
         grammar.intent,
@@ -242,56 +217,9 @@ def test_no_reader_takes_longer_than_its_text_is_long(name: str) -> None:
     check(name, USES[name])
 
 
-def test_a_template_of_a_user_is_checked_in_linear_time(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(json.dumps({"prompt": "{question}", "observation": "<information>" * 75_000, "document": "x"}))
-    began = time.perf_counter()
-    with pytest.raises(SettingError, match="must hold <information>"):
-        load_protocol("search-r1", str(path))
-    assert time.perf_counter() - began < 5
-
-
-@pytest.mark.slow
-def test_a_tokenizer_cuts_marks_that_stand_close_in_linear_time() -> None:
-    fast = train_tokenizer(["a few words"], [], 300)
-    fast.add_tokens(["<tool_call>", "<<"])
-    tokenizer = HfTokenizer(fast)
-    for unit in ("<tool_call>", "<", "<tool_"):
-        assert took_s(partial(tokenizer.encode_data, (unit * 100_000)[:100_000])) < LIMIT_S
-
-
-def old_lookalikes(grammar: Grammar) -> re.Pattern[str]:
-    """The specification: the pattern as it was, which backtracked over blanks, and the role marks in the same way."""
-    plain_marks = [mark[1:-1] for mark in grammar.special_tokens if re.fullmatch(r"<\w[\w-]*>", mark)]
-    marks = [re.escape(mark) for mark in grammar.special_tokens if not re.fullmatch(r"</?\w[\w-]*>", mark)]
-    tag = rf"<\s*/?\s*(?:{'|'.join(plain_marks)})\s*>"
-    return re.compile("|".join([tag, ROLE_MARK.replace("*+", "*"), *marks]), re.I)
-
-
-def old_disarm(grammar: Grammar, text: str) -> str:
-    def harmless(mark: re.Match[str]) -> str:
-        changed = {"<": "‹", "[": "［", "{": "｛", "(": "（", "\\": "＼"}.get(mark[0][0], "·") + mark[0][1:]
-        return changed[:-1] + "›" if changed[-1] == ">" else changed
-
-    return old_lookalikes(grammar).sub(harmless, text)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OURS)
-@given(data=st.data())
-def test_disarming_gives_what_it_always_gave(name: str, data: st.DataObject) -> None:
-    grammar = grammar_named(name, "")
-    marks = [*grammar.special_tokens, *(mark.strip("<>/") for mark in grammar.special_tokens)]
-    pieces = st.sampled_from([*marks, "<", ">", "/", " ", "\n", "|", "a", "S", "-", "\\", "{", "}", "[", "]"])
-    text = "".join(data.draw(st.lists(pieces, max_size=12)))
-    assert grammar.escape(text) == old_disarm(grammar, text)
-
-
 SEARCH_O1 = load_protocol("search-o1").grammar
 OLD_NUMBERS = re.compile(r"""\[?\s*(?:["']?[0-9]{1,6}["']?(?:\s*,\s*["']?[0-9]{1,6}["']?)*)?\s*\]?""")
 OLD_SENTENCE_END = re.compile(r"""(?:[!?]+|(?:(?<=\w\w\w)|(?<=[\d\s]))\.+)["')\]]*(?=\s|$)""")
-OLD_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-OLD_WORD = re.compile(r"\s*(?:[\u4e00-\u9fff]{1,2}|[^\s\u4e00-\u9fff]{1,100})")
 
 
 @given(st.text("[]1234567,'\" \n", max_size=14))
@@ -303,20 +231,6 @@ def test_numbers_are_read_as_they_always_were(text: str) -> None:
 def test_a_sentence_ends_where_it_always_did(text: str) -> None:
     end = OLD_SENTENCE_END.search(text.strip())
     assert first_sentence(text) == (text.strip()[: end.end()] if end else text.strip())
-
-
-@given(st.text("<>/ab1 ", max_size=20))
-def test_tags_are_taken_out_until_none_is_left(text: str) -> None:
-    less = text
-    while (again := OLD_TAG.sub("", less)) != less:
-        less = again
-    assert without_tags(text) == less
-
-
-@given(st.text("(a) \n", max_size=16))
-def test_a_title_loses_what_it_always_lost(text: str) -> None:
-    old = re.sub(r"\s*\(.*?\)", "", text).strip() or text
-    assert guess("Who?", [Passage("a", text, "")]) == old
 
 
 @given(st.text("{}a", max_size=16))
@@ -331,9 +245,3 @@ def test_a_bracket_ends_where_its_depth_says(text: str) -> None:
             break
     found = SEARCH_O1.intent(written).span
     assert (found.text if found else None) == (None if end is None else text[:end])
-
-
-@given(st.text(" \nab中", max_size=30), st.integers(1, 4))
-def test_pages_are_cut_as_they_always_were(text: str, size: int) -> None:
-    found = OLD_WORD.findall(text)
-    assert cut(text, size) == [" ".join("".join(found[at : at + size]).split()) for at in range(0, len(found), size)]

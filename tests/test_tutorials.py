@@ -12,8 +12,9 @@ from tests.source_tree import ROOT
 from coseek.cli.main import main
 
 BASE = [
-    *TINY, *FEW, "warm_start.sft={steps: 2, repeat_steps: 0, rounds: 1, tokens_per_step: 1000}",
-    "limits.max_turns=2", "limits.max_turn_tokens=24",
+    *TINY, *FEW, "warm_start.sft={steps: 1, repeat_steps: 0, rounds: 1, tokens_per_step: 600}", "warm_start.worlds=1",
+    "limits={max_turns: 1, max_turn_tokens: 8}", "rl={steps: 1, questions_per_step: 2, group_size: 2}",
+    "table={questions: 2, dev_questions: 2}",
 ]  # fmt: skip
 """The shipped base is larger than what the other tests train, and so far writes to the end of its limits."""
 SHORT: dict[tuple[str, ...], list[str]] = {

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.http_site import Asked, Said, site
-from tests.models.prompt_server import ids_of, serving
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import RetrieverError, SettingError
@@ -19,8 +17,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
-from coseek.hardware.placement import FLOAT32
-from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, LikelihoodMaker, distinct, softmax
+from coseek.labels.answer_likelihood import LikelihoodMaker, distinct, softmax
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.makers import llm_embedder, replug, scarlet
@@ -30,8 +27,6 @@ from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.likelihood import (
     Continuation,
     ContinuationLogprob,
-    LikelihoodSettings,
-    RemoteLikelihood,
     open_local_likelihood,
 )
 from coseek.models.tokenizer import PAD
@@ -355,51 +350,3 @@ def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turn
             context = context_of(prompt, ContextBudget(2048), ReadingInput(QUESTION.question, (candidate.passage,)))
             nats = likelihood.score([Continuation(context.prompt, " 1815")])[0].nats
             assert candidate.scores["logp"] == pytest.approx(nats, abs=2e-4)
-
-
-def test_weighing_settings_are_described() -> None:
-    assert all(field.description for field in AnswerLikelihoodSettings.model_fields.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_server_labels_as_its_model_does_and_a_refused_prompt_leaves_only_its_turn_undone(
-    method: str, tmp_path: Path
-) -> None:
-    folder, given = tmp_path / "model", {} if method == "replug" else {"above": -99.0}
-    texts = [f" {passage.title} {passage.text} 1815" for passage in PASSAGES]
-    make_policy(LaptopSettings(hidden=32, feed_forward=48, vocabulary=300), texts, [PAD], folder, seed=1)
-    local = open_local_likelihood(folder, make_settings(LikelihoodSettings, FLOAT32.values()))
-    answer, eve = serving(local.model, local.tokenizer), local.tokenizer.encode_data(" Eve")
-    refusing = [True]
-
-    def some(asked: Asked) -> Said:
-        refused = refusing[0] and asked.path != "/v1/models" and ids_of(asked)[-len(eve) :] == eve
-        return Said({"error": "not this"}, 400) if refused else answer(asked)
-
-    turns = [turn(), turn(question=Question("q2", "Who knows Bob ?", ("Eve",))), turn("one", seed=8)]
-
-    def labels(name: str, place: str) -> tuple[dict[TurnId, LabelSet], LabelResources]:
-        parts = LabelResources(tmp_path / place, SHELF, likelihood_name=name, placement=FLOAT32)
-        rows = list(opened(method, parts, dict(given)).label(turns))
-        parts.close()
-        if isinstance(parts.likelihood, RemoteLikelihood):
-            parts.likelihood.calls.close()
-        return {row.turn: row for row in rows if isinstance(row, LabelSet)}, parts
-
-    own, _ = labels(str(folder), "own")
-    with site(some) as there:
-        found, parts = labels(there.url, "served")
-        paid = len(there.asked)
-        assert set(own) - set(found) == {turns[1].id}
-        assert {name: count for name, count in parts.tally.faults.items() if count} == {"likelihood": 1}
-        refusing[0] = False
-        found, parts = labels(there.url, "served")
-        again = [asked for asked in there.asked[paid:] if asked.path != "/v1/models"]
-        assert all(ids_of(asked)[-len(eve) :] == eve for asked in again[1:])  # the first one is the probe
-    assert not any(parts.tally.faults.values())
-    assert set(found) == set(own)
-    for ident, label in own.items():
-        assert found[ident].positive == label.positive
-        for mine, its in zip(label.candidates, found[ident].candidates, strict=True):
-            assert its.scores == pytest.approx(mine.scores, abs=1e-4)

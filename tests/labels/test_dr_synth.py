@@ -2,7 +2,6 @@
 
 The checks read the run and the world, and derive every rule anew."""
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -22,25 +21,24 @@ from coseek.core.errors import DataError, ModelError, RetrieverError, SettingErr
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.answers import exact_match
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.graders.ranker import RankedOrder, RankingRequest
 from coseek.hardware.placement import Placement
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels import resources
-from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
-from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
-from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, label_of, open
+from coseek.labels.maker import Labelled
+from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.models.text_model import TextModelSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import PastTurn, Query, QueryLike
-from coseek.retrieval.retriever import FixedRetriever, Retriever
+from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 LIMITS = Limits(passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
@@ -95,11 +93,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Labelled]
     return folder, labels_of(maker(folder))
 
 
-def test_it_is_a_maker_that_rolls_out(tmp_path: Path) -> None:
-    made: LabelMaker = maker(tmp_path)
-    assert isinstance(made, RolloutMaker)
-
-
 def test_the_positive_is_the_oracles_first_of_fifty_and_gold_and_the_negatives_are_its_last_seven(
     made: tuple[Path, list[Labelled]],
 ) -> None:
@@ -149,25 +142,6 @@ def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: 
     everything = labels_of(maker(tmp_path, reject=False))
     assert len(everything) == len(made[1])
     assert all(isinstance(one, LabelSet) for one in everything)
-
-
-@pytest.mark.slow
-def test_neither_its_runs_nor_its_labels_hold_all_trajectories_in_memory(tmp_path: Path) -> None:
-    """With pages all of them would be gigabytes. Of 120 runs here, a batch of labels has 64 turns."""
-    made = maker(tmp_path, samples=5)
-    gc.collect()
-    gc.freeze()  # so that only what is made from here on is looked through
-    held: list[int] = []
-
-    def look(*_: object) -> None:
-        held.append(sum(type(one) is Trajectory for one in gc.get_objects()))
-
-    turns = made.roll_out(questions(), look)
-    assert len(held) == 121 and max(held) <= 2
-    held.clear()
-    for _ in made.label(turns):
-        look()
-    assert len(held) > 150 and 0 < max(held) < 60
 
 
 @pytest.mark.slow
@@ -322,44 +296,6 @@ def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judg
     assert kept == {turn.id for turn, correct in zip(turns, right, strict=True) if correct} and not all(right)
     with pytest.raises(SettingError, match="need each other"):
         maker(tmp_path / "none", outcome="judge")
-
-
-def test_a_label_row_with_fifty_pages_of_five_thousand_words_takes_twenty_kilobytes(tmp_path: Path) -> None:
-    pages = [Passage(f"page-{n}", f"Page {n}", " ".join(f"word{n}x{m}" for m in range(5000))) for n in range(60)]
-    hits = [[Hit(page, 1.0 / (n + 1)) for n, page in enumerate(pages[:50])]]
-    corpus = Corpus(pages)
-    retriever = FixedRetriever(corpus, {"what": [page.id for page in pages[:50]]})
-    asked = Question("q", "What is it?", ("it",), gold_ids=("page-55",))
-    past = tuple(PastTurn(f"query {n}", "why", tuple(page.contents for page in pages[n : n + 5])) for n in range(20))
-    query = Query("what", asked.question, "because", past)
-    parts = LabelResources(tmp_path, retriever, speaker, "gold")
-    made = open(DrSynthSettings(), parts)
-    (ranking,) = made.rankings.of([(asked, query)])
-    run = Trajectory(asked, "search-r1", (), (Search("what", hits=tuple(hits[0])),), StopReason.ANSWERED, "it", seed=1)
-    label = label_of(SearchTurn(run, 0, query), ranking.candidates, 7)
-    labels = LabelFolder.create(tmp_path, {}, "by hand")
-    with labels.appending() as append:
-        append(label)
-    rows = [(tmp_path / "labels.jsonl").read_bytes(), *(p.read_bytes() for p in (tmp_path / "scores").glob("rank*"))]
-    assert max(len(line) for text in rows for line in text.splitlines()) <= 20_000
-    assert list(LabelFolder(tmp_path).sets()) == [label]
-    again = open(DrSynthSettings(), LabelResources(tmp_path, retriever, speaker, "gold"))
-    assert again.rankings.of([(asked, query)]) == [ranking]
-    stored = (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(stored) == len(set(stored)) <= 51 + 24  # each text once: candidates, and documents of the history
-
-
-@pytest.mark.slow
-def test_a_ranker_that_fails_labels_nothing_and_is_asked_again_at_the_next_start(tmp_path: Path) -> None:
-    made = maker(tmp_path, scorer="some model", reject=False)
-    made.parts.__dict__["writer"] = Scripted(lambda prompt: "", fault="the server is gone")
-    assert labels_of(made) == []
-    assert made.parts.tally.faults["run"] == len(questions()), "no agent goes on with a list that no label is of"
-    again = maker(tmp_path, scorer="some model", reject=False)
-    again.parts.__dict__["writer"] = Scripted(backwards)
-    found = labels_of(again)
-    assert len(found) == sum(len(run.searches) for run in runs_of(tmp_path).values())
-    assert_labels_of_what_was_read(found, tmp_path)
 
 
 def test_a_run_in_which_the_ranker_failed_for_one_query_of_a_turn_is_made_anew_before_it_is_labelled(

@@ -8,10 +8,9 @@ from tests.labels.small import LIMITS, Away, agent, bm25, make, parts, protocol,
 from coseek.agents.drivers import rollout
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import SettingError
-from coseek.core.files import read_jsonl, write_jsonl
 from coseek.data.passage import Passage
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import TRAJECTORY, LabelSet
+from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import gold
 from coseek.labels.makers.gold import GoldSettings
 from coseek.retrieval.lexical.analyzer import words
@@ -102,17 +101,3 @@ def test_labels_of_a_run_that_was_made_anew_are_not_taken_for_its_own(tmp_path: 
     for name in ("labels.jsonl", "dropped.jsonl"):
         assert (folder / name).read_bytes() == (fresh / name).read_bytes()
     assert any(old.get(one.turn, one) != one for one in LabelFolder(folder).sets())
-
-
-def test_rows_that_are_older_than_the_digests_of_their_runs_are_read_and_kept(tmp_path: Path) -> None:
-    made_of, maker = parts(tmp_path), gold.open(GoldSettings(), parts(tmp_path))
-    labels, said = make(tmp_path / "labels", maker, made_of)
-    for path in (labels.sets_path, labels.dropped_path):
-        rows = [{name: value for name, value in row.items() if name != TRAJECTORY} for _, row in read_jsonl(path)]
-        write_jsonl(path, rows[:-1])
-    older = labels.sets_path.read_bytes()
-    labels.release()
-    _, resumed = make(tmp_path / "labels", maker, made_of)
-    assert (resumed.sets, resumed.dropped) == (said.sets, said.dropped)
-    assert labels.sets_path.read_bytes().count(TRAJECTORY.encode() + b'": "') == 2
-    assert older.splitlines()[0] in labels.sets_path.read_bytes().splitlines()

@@ -8,11 +8,10 @@ import pytest
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import SCHEMA, Candidate, DroppedTurn, LabelSet
+from coseek.labels.label_set import SCHEMA, Candidate, LabelSet
 from coseek.retrieval.query import Query
 
 PAGES = [Passage(f"p{n}", f"Page {n}", f"word{n} " * 100) for n in range(3)]
@@ -39,28 +38,6 @@ def test_a_text_that_was_lost_is_missed_and_nothing_takes_its_place(tmp_path: Pa
     assert labels.texts.path.read_text(encoding="utf-8") == "".join(kept[:2])
 
 
-@pytest.mark.parametrize("name", ["labels.jsonl", "dropped.jsonl"])
-@pytest.mark.parametrize("broken", [b"\xff\n", b'{"seed": 0}\n', b"\xff"])
-def test_rows_that_were_broken_are_refused_before_anything_is_removed(tmp_path: Path, name: str, broken: bytes) -> None:
-    labels = made(tmp_path)
-    labels.arrange([LABEL.turn])
-    with (tmp_path / name).open("ab") as file:
-        file.write(broken)
-    before = {path: path.read_bytes() for path in (labels.sets_path, labels.dropped_path, tmp_path / "labels.yaml")}
-    with pytest.raises(DataError):
-        LabelFolder.begin(tmp_path, {}, "by hand", resume=True).recover()
-    assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.parametrize("turn", [{"question_id": True}, {"seed": "1"}, {"search": -1}, {"search": True}])
-def test_a_row_that_names_no_search_turn_is_refused_by_its_number(tmp_path: Path, turn: JsonObject) -> None:
-    labels = made(tmp_path)
-    row = {**DroppedTurn(LABEL.turn, "no-positive").to_json(), **turn}
-    labels.dropped_path.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=rf"dropped\.jsonl, line 1: .*{next(iter(turn))[:6]}.*, not "):
-        list(labels.dropped())
-
-
 def test_rows_of_turns_that_the_runs_do_not_have_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
     labels = made(tmp_path)
     labels.arrange([LABEL.turn])
@@ -79,15 +56,6 @@ def test_rows_of_a_run_that_was_made_anew_and_searches_no_more_are_removed(tmp_p
     with pytest.raises(DataError, match="which the runs do not have"):  # it is there, and only not drawn this time
         labels.recover({}, lambda: {("q", 0): "of the run before"})
     assert labels.recover({}, lambda: {("q", 0): "made anew"}) == set() and not list(labels.sets())
-
-
-def test_a_link_to_nothing_is_no_folder_without_dropped_turns(tmp_path: Path) -> None:
-    labels = made(tmp_path)
-    labels.dropped_path.unlink()
-    assert not list(labels.dropped())
-    labels.dropped_path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"dropped\.jsonl"):
-        list(labels.dropped())
 
 
 def test_a_row_of_another_schema_is_refused_by_its_number(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,6 @@ from coseek.measure.report import (
     TextSection,
     TrajectorySection,
     report_html,
-    write_report,
 )
 from coseek.measure.table import Table
 
@@ -119,11 +117,6 @@ def test_plots_in_one_page_do_not_share_ids() -> None:
     assert targets and targets <= set(page.ids)
 
 
-@pytest.mark.slow
-def test_the_same_data_draws_the_same_bytes() -> None:
-    assert list(plots()) == list(plots())
-
-
 def test_ink_follows_the_page_and_is_never_black() -> None:
     for plot in plots():
         assert "currentColor" in plot
@@ -165,19 +158,3 @@ def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"coseek\[report\]"):
         next(plots())
-
-
-def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
-    class Broken:
-        title = "broken"
-
-        def html(self, number: int) -> str:
-            raise RuntimeError("no")
-
-    path = tmp_path / "report.html"
-    write_report(path, "first", [TextSection("a", "b")])
-    before = path.read_text(encoding="utf-8")
-    with pytest.raises(RuntimeError):
-        write_report(path, "second", [Broken()])
-    assert path.read_text(encoding="utf-8") == before
-    assert list(tmp_path.iterdir()) == [path]

@@ -32,7 +32,7 @@ from coseek.training.rl.loop import train_rl
 from coseek.training.trainer.learner import Learner
 from coseek.training.trainer.workers import Workers, workers_here
 
-ALGORITHMS = ("grpo", "ppo", "lora")
+ALGORITHMS = ("ppo", "lora")
 PROMPT, TURNS, TURN_TOKENS, ROWS = 8, 2, 124, 2
 """Prompt tokens of a row, turns, tokens of a turn, and rows per worker."""
 BAR = 0.10

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -24,14 +23,10 @@ from tests.training.tiny import tiny_model
 from tests.training.tiny_labels import write_labels
 from tests.training.workers_run import ALGORITHMS, settings_for
 
-from coseek.agents.drivers import rollout
 from coseek.cli.commands.doctor import placement
 from coseek.cli.main import main
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject
 from coseek.core.progress import NoProgress
-from coseek.core.settings import make_settings
-from coseek.data.dataset import Dataset
 from coseek.hardware.device import device_of
 from coseek.hardware.precision import Use, described
 from coseek.lab.world.settings import WorldSettings
@@ -94,10 +89,6 @@ def an_agent_folder_runs(given: Material) -> None:
     typed("run", given.world, "--split", "dev", "--agent", given.policy, *given_to)
 
 
-def an_agent_folder_is_asked(given: Material) -> None:
-    typed("ask", "who founded it?", "--agent", given.policy, "--retriever", given.index, *SHORT)
-
-
 def a_generator_and_a_judge_score(given: Material) -> None:
     typed("score", given.run, "--answer-with", given.policy, "--judge", given.policy)
 
@@ -125,15 +116,6 @@ def a_cross_encoder_reranks(given: Material) -> None:
     searched(open_retriever({"retriever": "rerank", "over": str(given.index), "model": str(folder), "max_tokens": 48}))
 
 
-def a_model_reranks_listwise(given: Material) -> None:
-    over = {"over": str(given.index), "model": str(given.policy), "answer_tokens": 8}
-    searched(open_retriever({"retriever": "listwise", **over}))
-
-
-def a_model_plays_the_search_engine(given: Material) -> None:
-    searched(open_retriever({"retriever": "simulated", "model": str(given.policy), "document_tokens": 8}))
-
-
 def an_agent_is_trained_and_measured(given: Material) -> None:
     from tests.pipelines.test_agent import TINY
 
@@ -154,37 +136,6 @@ def a_retriever_is_trained_and_measured(given: Material) -> None:
     more = ("training.steps=2", "held_out.every=1", "held_out.keep=best")
     training = train(given.folder / "given", given.out("retriever"), *more)
     assert training.results() is not None
-
-
-def a_generator_is_trained_and_measured(given: Material) -> None:
-    from tests.pipelines.test_generator import TINY
-
-    from coseek.lab.pipelines.reader import GeneratorTraining
-    from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
-
-    less = {
-        "worlds": 1, "max_answer_tokens": 2,
-        "laptop": {**cast(JsonObject, TINY["laptop"]), "layers": ["conv", "full_attention"]},
-        "sft": {"steps": 1, "repeat_steps": 0, "varied_steps": 0, "rounds": 1, "tokens_per_step": 300, "gate": None},
-        "table": {"dev_questions": 1, "questions": 1},
-    }  # fmt: skip
-    training = GeneratorTraining(make_settings(GeneratorRecipe, {**TINY, **less}), given.out("generator"))
-    training.begin(resume=False)
-    training.train()
-    training.write_results(training.measure())
-
-
-def an_agent_of_a_co_training_answers(given: Material) -> None:
-    from tests.pipelines.small_together import small
-
-    from coseek.pipelines.together.paths import CoTrainingPaths
-    from coseek.retrieval.index import open_index
-
-    recipe = small(given.folder, f"agent.policy.folder={given.policy}", "agent.warm_start=null")
-    course = CoTrainingPaths(recipe, given.out("together"))
-    agent = course.speaker(0, 0.0)
-    limits = recipe.agent.limits.model_copy(update={"max_turns": 1, "max_turn_tokens": 8})
-    rollout(agent, open_index(given.index), Dataset(given.world).questions("dev")[:2], [1, 2], limits)
 
 
 def a_sampler_writes_what_it_writes_on_the_cpu(given: Material) -> None:

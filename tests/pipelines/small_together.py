@@ -18,7 +18,7 @@ agent:
   protocol: s3
   data:
     world: {seed: 3, size: tiny, train: 60, dev: 8, test: 8, hop_mix: [1.0], comparison: 0.0, constraint: 0.0}
-  limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 64, max_observation_tokens: 120, max_tokens: 448}
+  limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 24, max_observation_tokens: 120, max_tokens: 448}
   policy: {laptop: {hidden: 64, layers: [conv, full_attention], feed_forward: 128, vocabulary: 1200}}
   warm_start:
     worlds: 0
@@ -77,7 +77,7 @@ def small(folder: Path, *overrides: str) -> TogetherRecipe:
 
 def taught(folder: Path, steps: int) -> Path:
     """A tiny policy that has seen demonstrations of the training questions for so many steps."""
-    sft = {"steps": steps, "repeat_steps": 40, "tokens_per_step": 2000, "learner": {"optimizer": {"lr": 3e-3}}}
+    sft = {"steps": steps, "repeat_steps": 0, "tokens_per_step": 1000, "learner": {"optimizer": {"lr": 3e-3}}}
     first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
     training = CoTrainingPaths(first, folder).first
     training.begin(resume=True)

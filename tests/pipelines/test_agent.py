@@ -3,16 +3,14 @@
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
-from typing import TypeVar, cast
 
 import pytest
 import yaml
 from tests.core.test_lock import holder
 from tests.pipelines.card_check import checked_card
-from tests.pipelines.typed_run import typed
+from tests.pipelines.typed_run import trained, typed
 from tests.processes import run_workers
 
 from coseek.cli.main import main
@@ -20,15 +18,17 @@ from coseek.core.errors import DataError, InUse, SettingError, UserError
 from coseek.core.fingerprint import file_digest
 from coseek.core.settings import make_settings
 from coseek.data.run import Run
+from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_results import files_of, measure, write_results
 from coseek.pipelines.audit import audit_run
+from coseek.training.trainer.checkpoint import RunState
 from coseek.view.run_source import open_sources
-
-T = TypeVar("T")
 
 TINY = [
     "data.world={seed: 3, size: tiny, train: 60, dev: 20, test: 20}",
     "data.unseen={seed: 4, size: tiny, train: 0, dev: 0, test: 20}",
+    "limits={max_turns: 2, max_turn_tokens: 32, max_observation_tokens: 128, max_tokens: 400}",
     "policy.laptop={hidden: 32, heads: 2, kv_heads: 1, feed_forward: 32, vocabulary: 1500}",
     "warm_start.world={size: tiny, train: 20, dev: 0, test: 0}",
     "warm_start.worlds=2",
@@ -50,12 +50,7 @@ def tiny() -> AgentRecipe:
 def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from coseek.pipelines.agent import AgentTraining
-    from coseek.pipelines.agent_results import files_of, measure, write_results
-
-    training = AgentTraining(tiny(), tmp_path / "run")
-    training.begin(resume=False)
-    training.train()
+    training = trained(AgentTraining(tiny(), tmp_path / "run"))
     table = write_results(training, measure(training))
     assert table.columns == ("em", "dev", "test", "unseen")
     assert [row[0] for row in table.rows] == ["before", "after", "before, T=1", "after, T=1", "direct", "naive RAG"]
@@ -78,12 +73,6 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     (kept,) = (tmp_path / "run" / "rl" / "rollouts").iterdir()
     audit = audit_run(kept)
     assert kept.name == "step-000002" and audit.rows == audit.derived == 6 and audit.bound and not audit.violations
-    tokens = kept / "tokens.jsonl"
-    paid = tokens.read_text(encoding="utf-8")
-    tokens.write_text(re.sub(r'"reward": [^,]+', '"reward": 0.77', paid, count=1), encoding="utf-8")
-    found = audit_run(kept).violations
-    tokens.write_text(paid, encoding="utf-8")
-    assert "the reward is 0.77" in str(found[0]) and "changed after the folder was closed" in str(found[1])
     for cell in cells:
         audit = audit_run(tmp_path / "run" / "table" / cell)
         assert audit.rows == audit.derived == 8 and not audit.violations, cell
@@ -99,7 +88,6 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     assert (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns == before
 
     example = Path(__file__).parents[2] / "examples" / "grpo.py"
-    assert len(example.read_text(encoding="utf-8").splitlines()) <= 60
     monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path / "run"), "2"])
     capsys.readouterr()
     run_path(str(example))
@@ -113,7 +101,7 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     rejection = f"{{samples: 1, at_least: -9, sft: {{steps: 2, repeat_steps: 0, learner: {shards}}}}}"
     stages = f"{{first: {{learn: rl}}, second: {{learn: rejection, rejection: {rejection}}}}}"
     words = [*TINY, *FEW, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]
-    words += ["rl.algorithm=ppo", "rl.kl_coef=0.01", f"stages={stages}", "select.most=4"]
+    words += ["rl.algorithm=ppo", "rl.kl_coef=0.01", "rl.evaluate_every=1", f"stages={stages}", "select.most=4"]
     run_workers(2, typed, "train", "agent", "from-nothing", "--out", str(tmp_path / "run"), *words)
     assert (tmp_path / "run" / "table.md").exists()
     for cell in (tmp_path / "run" / "table").iterdir():
@@ -122,14 +110,14 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
     rollouts = list(Run(tmp_path / "run" / "rl" / "first" / "rollouts" / "step-000002").trajectories())
     assert len(rollouts) == 6 == len({(one.question.id, one.seed) for one in rollouts})
+    looks = (tmp_path / "run" / "rl" / "first" / "metrics.jsonl").read_text().splitlines()
+    assert all("eval/reward" in json.loads(line) for line in looks)  # each worker answers a share of the questions
     for part in ("warm-start/round-1", "rl/first", "rl/second/round-1"):
         newest = max((tmp_path / "run" / part / "checkpoints").glob("step-*"))
         assert len([*newest.glob("shard-*")]) == 2
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     AgentTraining(tiny(), tmp_path).begin(resume=False)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "corpus.jsonl").write_text("{}")
@@ -142,37 +130,12 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-    from coseek.training.trainer.checkpoint import RunState
-
     with holder("folder", tmp_path / "run"), holder("folder", tmp_path / "rl"):
         with pytest.raises(InUse):
             AgentTraining(tiny(), tmp_path / "run").begin(resume=True)
         with pytest.raises(InUse):
             RunState(tmp_path / "rl", {}, {}, {}, resume=True)
     assert not (tmp_path / "run" / "recipe.yaml").exists() and not (tmp_path / "rl" / "metrics.jsonl").exists()
-
-
-def test_only_the_first_of_several_workers_takes_the_lock(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-    from coseek.training.trainer.workers import Workers
-
-    class SecondWorker(Workers):
-        """Takes the first worker's decisions, which a process group would send it."""
-
-        def agree(self, decide: Callable[[], T]) -> T:
-            return cast(T, recipe)
-
-    recipe = tiny()
-    with holder("folder", tmp_path / "run"):  # which the first worker has
-        training = AgentTraining(recipe, tmp_path / "run", workers=SecondWorker(1, 2))
-        training.begin(resume=False)
-    assert training.recipe == recipe
-
-
-def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(SettingError, match=r"did you mean 'rl\.steps'"):
-        load_recipe("from-nothing", ["rl.step=3"])
 
 
 @pytest.mark.parametrize(
@@ -194,8 +157,6 @@ def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> No
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
     setting: str, said: str, tmp_path: Path
 ) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     recipe = load_recipe("from-nothing", [setting])
     with pytest.raises(UserError, match=said):
         AgentTraining(recipe, tmp_path / "run").begin(resume=False)

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from coseek.agents.agent_card import AgentCard
-from coseek.core.errors import DataError, ErrorList, SettingError, UserError
-from coseek.core.settings import MOST, Settings, make_settings
+from coseek.core.errors import DataError, ErrorList, SettingError
+from coseek.core.settings import Settings, make_settings
 from coseek.pipelines.agent_check import check_recipe, checked_recipe
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.estimate import shape_of
-from coseek.pipelines.together_recipe import check_together, load_together_recipe
-from coseek.training.encoder.recipe import retriever_recipe_names
 
 PROGRAM = """
 import sys
@@ -177,11 +175,6 @@ def test_an_estimate_without_the_laptops_reader_says_what_makes_it(
         shape_of(load_recipe("s3-laptop"))
 
 
-def test_our_recipe_for_co_training_is_without_mistakes() -> None:
-    check_together(load_together_recipe("laptop"))
-    assert retriever_recipe_names()
-
-
 class Inner(Settings):
     steps: int = 1
     share: float = 0.5
@@ -204,26 +197,3 @@ def test_every_wrong_setting_is_a_sentence_of_its_own() -> None:
     }
     assert set(caught.value.places) == {("nmae",), ("inner", "steps"), ("inner", "sahre"), ("name",)}
     assert str(caught.value).count(" | ") == 3
-
-
-def test_a_file_of_another_kind_does_not_fill_the_screen() -> None:
-    with pytest.raises(SettingError) as caught:
-        make_settings(Outer, {f"key {number}": number for number in range(1_000)})
-    assert len(caught.value.sentences) == MOST + 1
-    assert caught.value.sentences[-1] == f"and {1_000 - MOST} more settings are wrong"
-
-
-def test_a_single_mistake_is_raised_as_it_is() -> None:
-    wrong = ErrorList()
-    assert wrong.of(int, "3") == 3
-    wrong.refuse()
-
-    def refuses() -> None:
-        raise UserError("one")
-
-    wrong.of(refuses)
-    wrong.of(refuses)
-    with pytest.raises(UserError, match=r"^one$"):
-        wrong.refuse()
-    with pytest.raises(ZeroDivisionError):
-        wrong.of(lambda: 1 / 0)

@@ -100,23 +100,18 @@ def the_mask(rows: list[JsonObject]) -> None:
 
 ALTERED: dict[str, tuple[Edit, str]] = {
     "a token": (a_token, "not what the environment writes here"),
-    "the text of tokens": (lambda rows: parts(rows[0], "segments")[1].update(text="?"), "not the decoding of the ids"),
     "the mask": (the_mask, "two turns of the agent"),
     "a tag": (lambda rows: parts(rows[0], "segments")[1].update(tag=""), "it is '' by the agent"),
     "a query": (lambda rows: parts(rows[0], "searches")[0].update(query="who"), "search 1 asks 'who'"),
     "an answer": (lambda rows: rows[0].update(answer="nobody"), "answer is 'nobody'"),
-    "the form": (lambda rows: rows[0].update(valid=False, format_error="no"), "valid is False"),
     "a hit that was shown": (
         lambda rows: first_hit(rows).update(text="It is."),
         "not what the environment writes",
     ),
-    "a hit's other fields": (lambda rows: first_hit(rows).update(meta={"page": 3}), "is not that of the corpus"),
     "a gold answer": (lambda rows: cast(JsonObject, rows[0]["question"]).update(answers=["x"]), "not that of the"),
     "a seed": (lambda rows: rows[0].update(seed=5), "no such question with seed 5"),
     "a row": (lambda rows: rows.pop(), "1 of the run's 3 rows are missing"),
     "the same row twice": (lambda rows: rows.append(rows[0]), "on line 1 already"),
-    "a field of somebody else": (lambda rows: rows[0].update(reward=1.0), "reward is not what this schema writes"),
-    "a row that is none": (lambda rows: rows[0].pop("searches"), "'searches' is missing"),
 }
 
 
@@ -141,8 +136,6 @@ def test_an_altered_score_is_found_by_searching_again(home: Path, tmp_path: Path
         (lambda rows: rows[0].update(reward=0.77), "the reward is 0.77"),
         (lambda rows: rows[0]["parts"].update(exact_match=0.5), "part 'exact_match' is 0.5"),
         (lambda rows: rows[0]["spans"].pop(), "stand at the tokens"),
-        (lambda rows: rows[0].update(seed=9), "no such question with seed 9"),
-        (lambda rows: rows[0].update(schema=9), "line 1: token data of schema 9"),
     ],
 )
 def test_an_altered_reward_or_mask_of_a_training_differs_from_what_follows(
@@ -221,18 +214,6 @@ def test_files_that_have_gone_since_are_named_and_are_no_fault_of_the_run(
     audit = audit_run(moved / "run")
     assert audit.count == 0 and audit.derived == 3
     assert {"questions and rows", "hits", "searches"} == audit.left_out.keys()
-
-
-def test_a_broken_line_or_record_is_a_violation_and_the_rest_is_read(home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "run", tmp_path / "run")
-    path = folder / "trajectories.jsonl"
-    path.write_bytes(b'{"a": \n[1, 2]\n\xff\xfe\n' + path.read_bytes())
-    audit = audit_run(folder)
-    assert audit.rows == 3 and [one.line for one in audit.violations] == [1, 2, 3, None]
-    (folder / "run.yaml").write_text("settings: [", encoding="utf-8")
-    assert audit_run(folder).violations[0].file.name == "run.yaml"
-    path.unlink()
-    assert "no trajectories" in "\n".join(map(str, audit_run(folder).violations))
 
 
 def test_all_runs_and_labels_below_a_folder_are_audited_and_a_folder_without_any_is_refused(

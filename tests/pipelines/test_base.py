@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 from tests.pipelines.card_check import checked_card
-from tests.pipelines.typed_run import written_down
-from tests.processes import run_workers
+from tests.pipelines.typed_run import trained
 from tests.scripted import Scripted
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
+from coseek.graders.factory import open_generator
+from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.lab.pipelines.base import BaseTraining, facts_read
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
+from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
+from coseek.lab.training.examples import WorldSampler
 from coseek.library import make_world
 from coseek.models.model_folder import model_path
+from coseek.models.new_tokens import add_tokens
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 TINY = {
     "tasks": {"worlds": 4, "world": {"size": "tiny", "lexicon": "drawn", "train": 20, "dev": 0, "test": 0}},
@@ -38,20 +43,6 @@ TINY = {
 }
 
 
-class StopAt(NoProgress):
-    """Stops the training at a step of it, as Ctrl-C does."""
-
-    def __init__(self, step: int) -> None:
-        self._step, self._training = step, False
-
-    def stage(self, name: str, total: int) -> None:
-        self._training = name == "SFT"
-
-    def advance(self, done: int, note: str = "") -> None:
-        if self._training and done == self._step:
-            raise KeyboardInterrupt
-
-
 def tiny() -> BaseRecipe:
     return make_settings(BaseRecipe, TINY)
 
@@ -67,8 +58,6 @@ def test_a_base_model_is_measured_where_it_never_learnt() -> None:
 
 
 def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    from coseek.lab.pipelines.base import BaseTraining
-
     with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
         BaseTraining(BaseRecipe(start="bse"), tmp_path / "b").begin(resume=False)
     assert not (tmp_path / "b/recipe.yaml").exists()
@@ -85,8 +74,6 @@ def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tm
 def test_a_corpus_that_is_not_there_is_named_before_anything_is_written(
     settings: dict[str, str], says: str, tmp_path: Path
 ) -> None:
-    from coseek.lab.pipelines.base import BaseTraining
-
     make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=5)
     corpus = make_settings(CorpusSettings, {"folder": str(tmp_path / "w"), **settings})
     with pytest.raises((DataError, SettingError), match=says):
@@ -102,10 +89,6 @@ def test_a_corpus_is_read_by_the_shipped_base_at_once() -> None:
 
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
-    from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-    from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
-    from coseek.models.tokenizer import ByteTokenizer
-
     settings = GeneratorSettings(model="m", prompt="generator-laptop")
     generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
     recipe = BaseRecipe()
@@ -114,12 +97,6 @@ def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
 
 
 def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
-    from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-    from coseek.lab.pipelines.base import facts_read
-    from coseek.lab.training.base_tasks import BaseTasks
-    from coseek.lab.training.examples import WorldSampler
-    from coseek.models.tokenizer import ByteTokenizer
-
     settings = GeneratorSettings(model="m", prompt="generator-laptop")
     prompt, recipe = load_generator_prompt(settings), BaseRecipe()
     tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, Generator(Scripted(str), prompt, settings))
@@ -146,15 +123,7 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
 
 @pytest.mark.slow
 def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp_path: Path) -> None:
-    from coseek.graders.factory import open_generator
-    from coseek.graders.generator import GeneratorSettings, ReadingInput
-    from coseek.lab.pipelines.base import BaseTraining
-    from coseek.models.new_tokens import add_tokens
-    from coseek.models.tokenizer import HfTokenizer
-
-    training = BaseTraining(tiny(), tmp_path / "b")
-    training.begin(resume=False)
-    training.train()
+    training = trained(BaseTraining(tiny(), tmp_path / "b"))
     table = training.write_results(training.measure())
     names = [row[0] for row in table.rows]
     assert "read a drawn world, hops: 2" in names and "read a laptop world, hops: 2" in names
@@ -187,8 +156,6 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
 
 @pytest.mark.slow
 def test_a_corpus_of_which_no_path_is_shown_is_a_sentence(tmp_path: Path) -> None:
-    from coseek.lab.pipelines.base import BaseTraining
-
     data = make_world(tmp_path / "w", size="compact", train=0, dev=0, test=5)
     corpus = {"folder": str(data.folder), "passage_tokens": 8, "words": 0, "made": {"count": 20, "unanswerable": 0.0}}
     training = BaseTraining(make_settings(BaseRecipe, {**TINY, "start": "base", "corpus": corpus}), tmp_path / "b")
@@ -199,9 +166,6 @@ def test_a_corpus_of_which_no_path_is_shown_is_a_sentence(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_that_are_held_out(tmp_path: Path) -> None:
-    from coseek.lab.pipelines.base import BaseTraining
-    from coseek.models.tokenizer import HfTokenizer
-
     data = make_world(tmp_path / "w", size="compact", train=20, dev=0, test=20)
     name = f" {data.corpus[0].title.split()[-1]}"
     corpus = {
@@ -209,9 +173,9 @@ def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_th
         "words": 50,
         "made": {"count": 60, "hop_mix": [1.0, 1.0], "unanswerable": 0.0},
     }
-    training = BaseTraining(make_settings(BaseRecipe, {**TINY, "start": "base", "corpus": corpus}), tmp_path / "b")
-    training.begin(resume=False)
-    training.train()
+    training = trained(
+        BaseTraining(make_settings(BaseRecipe, {**TINY, "start": "base", "corpus": corpus}), tmp_path / "b")
+    )
     before, after = (HfTokenizer.load(folder) for folder in (model_path("base"), training.trained_folder))
     assert after.size == before.size + 50 and len(after.encode(name)) <= len(before.encode(name))
 
@@ -229,40 +193,3 @@ def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_th
     Corpus(list(data.corpus)[1:], "shorter").save(data.corpus_path)
     with pytest.raises(SettingError, match=r"other parts than there are now.*corpus\.folder corpus\.jsonl"):
         BaseTraining(training.recipe, tmp_path / "b").begin(resume=True)
-
-
-@pytest.mark.slow
-def test_a_stopped_base_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    from coseek.lab.pipelines.base import BaseTraining
-
-    whole = BaseTraining(tiny(), tmp_path / "whole")
-    whole.begin(resume=False)
-    whole.train()
-    parts = BaseTraining(tiny(), tmp_path / "parts", StopAt(4))
-    parts.begin(resume=False)
-    with pytest.raises(KeyboardInterrupt):
-        parts.train()
-    again = BaseTraining(tiny(), tmp_path / "parts")
-    again.begin(resume=True)
-    again.train()
-    assert (whole.trained_folder / "model.safetensors").read_bytes() == (
-        again.trained_folder / "model.safetensors"
-    ).read_bytes()
-
-
-@pytest.mark.slow
-def test_two_workers_train_the_base_model_that_one_trains(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file
-
-    from coseek.lab.pipelines.base import BaseTraining
-
-    less = {**TINY, "sft": {**TINY["sft"], "learner": {"precision": "float32"}}}  # type: ignore[dict-item]
-    alone = BaseTraining(make_settings(BaseRecipe, less), tmp_path / "alone")
-    alone.begin(resume=False)
-    alone.train()
-    words = [f"{name}={json.dumps(value)}" for name, value in less.items()]
-    run_workers(2, written_down, tmp_path, "train", "base", "--out", str(tmp_path / "two"), *words)
-    printed = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
-    assert [text.count("ability") for text in printed] == [1, 0]  # one worker measures
-    one, two = (load_file(folder / "base" / "model.safetensors") for folder in (tmp_path / "alone", tmp_path / "two"))
-    assert max(abs(one[name] - two[name]).max() for name in one) < 1e-5

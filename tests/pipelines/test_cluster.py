@@ -2,9 +2,8 @@
 node. `test_ray.py` has the same over nodes that die."""
 
 import pickle
-import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +13,8 @@ from tests.pipelines.test_shared_run import rows
 from coseek.agents.factory import limits_for, settings_for
 from coseek.core.cluster import Job, ThisProcess, check_cluster, shares_of
 from coseek.core.errors import SettingError, UserError
-from coseek.core.files import JsonObject, write_jsonl
+from coseek.core.files import JsonObject
 from coseek.data.run import Run, RunRows
-from coseek.data.trajectory import StopReason
 from coseek.graders.factory import open_frozen_model
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
@@ -84,14 +82,6 @@ def test_a_run_on_a_cluster_has_the_rows_of_one_machine_also_when_its_caller_was
     assert told[-1] == (48, 48) and told == sorted(told)
 
 
-def test_a_run_on_a_cluster_that_was_killed_within_a_row_is_completed(base: Path, tmp_path: Path) -> None:
-    shutil.copytree(base / "run", tmp_path / "run")
-    run = Run(tmp_path / "run")
-    run.trajectories_path.write_bytes(run.trajectories_path.read_bytes()[:-40])
-    run_agent(settings_of(base), run.folder, True, cluster=Sending())
-    assert rows(run.folder) == rows(base / "run")
-
-
 def test_rows_of_another_agent_are_refused(base: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
     sent = Run(base / "run").sent()
@@ -101,7 +91,7 @@ def test_rows_of_another_agent_are_refused(base: Path, tmp_path: Path) -> None:
         run.take(file, RunRows({**sent.identities, "agent": "another"}, sent.lines))
 
 
-METHODS: dict[str, JsonObject] = {"gold": {}, "agentic-r": {"exhaustive": True}, "dr-synth": {"samples": 2}}
+METHODS: dict[str, JsonObject] = {"agentic-r": {"exhaustive": True}, "dr-synth": {"samples": 2}}
 
 
 def labelled(base: Path, method: str) -> Callable[..., object]:
@@ -159,26 +149,3 @@ def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
         check_cluster(address)
     with pytest.raises(SettingError, match="gpu"):
         check_cluster("auto?gpu=1")
-
-
-@dataclass(frozen=True)
-class Changed(Sending):
-    """Whose processes open another agent."""
-
-    def map(
-        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, B]]:
-        for number, result in super().map(job, items):
-            if isinstance(result, RunRows):
-                yield number, replace(result, identities={**result.identities, "agent": "another"})
-
-
-def test_a_resume_over_another_agent_is_refused_before_a_fault_is_dropped(base: Path, tmp_path: Path) -> None:
-    shutil.copytree(base / "run", tmp_path / "run")
-    run = Run(tmp_path / "run")
-    lost = [replace(one, stop=StopReason.MODEL_ERROR, answer=None) for one in run.trajectories()]
-    write_jsonl(run.trajectories_path, [one.to_json() for one in lost])
-    before = [path.read_bytes() for path in sorted(run.folder.iterdir()) if path.is_file()]
-    with pytest.raises(SettingError, match="agent"):
-        run_agent(settings_of(base), run.folder, True, cluster=Changed())
-    assert [path.read_bytes() for path in sorted(run.folder.iterdir()) if path.is_file()] == before

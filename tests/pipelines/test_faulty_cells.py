@@ -16,11 +16,9 @@ from coseek.agents.drivers import Agent
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RetrieverError, RunError, SettingError
-from coseek.core.files import write_jsonl
 from coseek.core.settings import make_settings
 from coseek.data.passage import Hit
 from coseek.data.run import Run
-from coseek.data.trajectory import StopReason
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.models.model import Tokenizer
 from coseek.models.model_folder import model_path
@@ -167,28 +165,3 @@ def test_servers_that_sample_ahead_of_a_schedule_are_refused_before_the_warm_sta
         monkeypatch.setattr(AgentTraining, part, lambda _: None)
     with pytest.raises(SettingError, match="samples steps before the schedule"):
         training.train()
-
-
-def test_a_cell_that_a_kill_left_open_is_closed(tmp_path: Path) -> None:
-    training, shelf, row = agent_training(tmp_path, 400), Outage(), TableRow("rules", "", "search-r1", 0.0)
-    shelf.down, column = False, QuestionSet("test", (QUESTION,), shelf)
-    answer_cell(training, row, column, 0)
-    run = Run(cell_folder(training, row, column))
-    run._reopen()
-    answer_cell(training, row, column, 0)
-    assert run.is_closed and len(run.done()) == 1
-
-
-def test_samples_that_an_outage_spoilt_are_drawn_again_until_they_are_learnt_from(tmp_path: Path) -> None:
-    training, shelf = agent_training(tmp_path, 8), Outage()
-    shelf.down = False
-    vars(training)["training_retriever"] = shelf
-    stage, faults = training.stages[0], []
-    for begun in (False, True):
-        run = training._samples(stage, [QUESTION])
-        spoilt = [replace(one, stop=StopReason.RETRIEVER_ERROR, answer=None) for one in run.trajectories()]
-        write_jsonl(run.trajectories_path, [one.to_json() for one in spoilt])
-        if begun:
-            (stage.folder / "round-1").mkdir()
-        faults.append([one.fault is not None for one in training._samples(stage, [QUESTION]).trajectories()])
-    assert faults == [[False], [True]]

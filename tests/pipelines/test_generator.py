@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pytest
 from tests.pipelines.card_check import checked_card
+from tests.pipelines.typed_run import trained
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings, make_settings
+from coseek.graders.factory import open_generator
+from coseek.graders.generator import GeneratorSettings, ReadingInput
 from coseek.hardware.placement import FLOAT32
+from coseek.lab.pipelines.reader import GeneratorTraining
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 from coseek.lab.world.settings import WorldSettings
+from coseek.models.model_folder import model_path
+from coseek.models.pretrained import load_model
+from coseek.models.tokenizer import HfTokenizer
 
 TINY = {
     "start": None,
@@ -41,14 +48,7 @@ def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
 
 @pytest.mark.slow
 def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path) -> None:
-    from coseek.graders.factory import open_generator
-    from coseek.graders.generator import GeneratorSettings, ReadingInput
-    from coseek.lab.pipelines.reader import GeneratorTraining
-    from coseek.models.pretrained import load_model
-
-    training = GeneratorTraining(tiny(), tmp_path / "g")
-    training.begin(resume=False)
-    training.train()
+    training = trained(GeneratorTraining(tiny(), tmp_path / "g"))
     table = training.write_results(training.measure())
     rows = ["before, gold among 5", "gold among 5", "gold alone", "gold among 12", "naive RAG, top 5"]
     assert [row[0] for row in table.rows] == rows
@@ -70,17 +70,11 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     changed = tiny().model_copy(update={"held_out": WorldSettings(size="tiny", train=0, seed=9)})
     with pytest.raises(SettingError, match=r"begun with held_out\.seed = 8, and now 9"):
         GeneratorTraining(changed, tmp_path / "g").begin(resume=True)
-    once_more = GeneratorTraining(tiny(), tmp_path / "g")
-    once_more.begin(resume=True)
-    once_more.train()
+    trained(GeneratorTraining(tiny(), tmp_path / "g"), resume=True)
     assert (training.trained_folder / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_whole(tmp_path: Path) -> None:
-    from coseek.lab.pipelines.reader import GeneratorTraining
-    from coseek.models.model_folder import model_path
-    from coseek.models.tokenizer import HfTokenizer
-
     training = GeneratorTraining(make_settings(GeneratorRecipe, {**TINY, "start": "base", "words": 30}), tmp_path / "g")
     training.make_start()
     known, learnt = HfTokenizer.load(model_path("base")), HfTokenizer.load(training.start_folder)

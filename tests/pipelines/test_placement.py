@@ -15,18 +15,13 @@ from tests.source_tree import ROOT
 
 NAMES = (
     "an_agent_folder_runs",
-    "an_agent_folder_is_asked",
     "a_generator_and_a_judge_score",
     "a_scorer_labels",
     "an_agent_and_a_likelihood_label",
     "an_encoder_indexes_and_searches",
     "a_cross_encoder_reranks",
-    "a_model_reranks_listwise",
-    "a_model_plays_the_search_engine",
     "an_agent_is_trained_and_measured",
     "a_retriever_is_trained_and_measured",
-    "a_generator_is_trained_and_measured",
-    "an_agent_of_a_co_training_answers",
     "a_sampler_writes_what_it_writes_on_the_cpu",
     "an_update_is_that_of_the_cpu",
     "a_process_that_sees_eight_trains_on_one",

@@ -14,7 +14,6 @@ from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.precision import named
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names
-from coseek.pipelines.estimate import memory_of, shape_of
 from coseek.pipelines.run_record import FILE, begin, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
@@ -115,15 +114,6 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
     assert resolve_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
 
 
-def test_another_precision_of_the_warm_start_leaves_its_learning_rate_alone() -> None:
-    plain, named_one = (
-        load_recipe("from-nothing", names) for names in ([], ["warm_start.sft.learner.precision=float32"])
-    )
-    assert plain.warm_start is not None and named_one.warm_start is not None
-    learner = plain.warm_start.sft.learner.model_copy(update={"precision": "float32"})
-    assert named_one.warm_start.sft.learner == learner and learner.optimizer.lr == 3e-3
-
-
 def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     processor(tmp_path / "cache", monkeypatch, SLOW)
@@ -134,11 +124,3 @@ def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypa
         begin(tmp_path / name, slow, resume=False, say=said.append)
     told = [line for line in said if "times slower" in line]
     assert len(told) == 1 and told[0].startswith("rl.policy.precision=bfloat16 is 50 times slower")
-
-
-def test_a_dry_run_counts_the_precision_that_will_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, found = load_recipe("from-nothing"), []
-    for ratio in (FAST, SLOW):
-        processor(tmp_path, monkeypatch, ratio)
-        found.append(memory_of(resolve_recipe(recipe), shape_of(recipe)[0]).activations)
-    assert found[0] < found[1]

@@ -2,22 +2,18 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Barrier
-from typing import TypeVar, cast
 
 import pytest
+from tests.pipelines.typed_run import trained
 
-from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.core.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, measure
@@ -25,9 +21,6 @@ from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
 from coseek.pipelines.training_callbacks import dev_metrics
-from coseek.training.trainer.workers import Workers
-
-T = TypeVar("T")
 
 SIZES = {"nq": 467, "hotpotqa": 533, "bamboogle": 12}
 SHARES = {name: size / sum(SIZES.values()) for name, size in SIZES.items()}
@@ -110,53 +103,6 @@ def test_labels_of_a_part_of_a_run_hold_every_data_set_in_its_share(tmp_path: Pa
     assert_in_shares(run_questions(settings), 100)
 
 
-class Rank(Workers):
-    """A worker among threads."""
-
-    def __init__(self, rank: int, shares: list[object], barrier: Barrier) -> None:
-        super().__init__(rank, len(shares))
-        self._shares, self._barrier = shares, barrier
-
-    def gather(self, mine: T) -> list[T]:
-        self._shares[self.rank] = mine
-        self._barrier.wait(20)
-        return cast(list[T], self._shares)
-
-    def agree(self, decide: Callable[[], T]) -> T:
-        return decide() if self.first else cast(T, {})
-
-
-@pytest.mark.parametrize("world", [2, 3, 7])
-def test_every_worker_answers_its_share_of_a_look_and_the_first_scores_all_in_order(
-    data: Path, tmp_path: Path, world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, scored = list[list[Question]](), list[Question]()
-    shares, barrier = list[object]([None] * world), Barrier(world)
-
-    def answered(agent: object, retriever: object, mine: list[Question], *more: object) -> list[Question]:
-        asked.append(mine)
-        return mine
-
-    def metrics(runs: list[Question], scoring: object) -> dict[str, float]:
-        scored.extend(runs)
-        return {"em": 1.0}
-
-    def look(rank: int) -> dict[str, float]:
-        training = AgentTraining(recipe(data, "table={questions: 9, dev_questions: 5}"), tmp_path)
-        monkeypatch.setattr(training, "workers", Rank(rank, shares, barrier))
-        monkeypatch.setattr(training, "roll_out", answered)
-        vars(training)["retrievers"] = {"data": None}
-        return training.evaluate(cast(Agent, None), training.recipe, cast(EpisodeScorer, None))
-
-    monkeypatch.setattr("coseek.pipelines.agent.dev_metrics", metrics)
-    with ThreadPoolExecutor(world) as threads:
-        found = [*threads.map(look, range(world))]
-    assert found == [{"em": 1.0}, *[{}] * (world - 1)]
-    training = AgentTraining(recipe(data, "table={questions: 9, dev_questions: 5}"), tmp_path)
-    assert scored == training.dev_questions(training.recipe) and len(scored) == 5
-    assert sorted(map(len, asked)) == sorted(len(scored[rank::world]) for rank in range(world))
-
-
 def test_runs_of_two_data_sets_with_equal_ids_lose_no_question(tmp_path: Path) -> None:
     folders: list[str] = []
     for text in ("Who?", "Where?", "Who?"):
@@ -194,9 +140,7 @@ def test_the_closing_table_has_a_column_for_every_data_set(data: Path, tmp_path:
         "table={questions: 24, dev_questions: 12}",
         "threads=1",
     )
-    training = AgentTraining(small, tmp_path / "run")
-    training.begin(resume=False)
-    training.train()
+    training = trained(AgentTraining(small, tmp_path / "run"))
     table = headline(training, measure(training))
     assert table.columns[:3] == ("em", "dev", "test")
     assert [name for name in table.columns if name.startswith("test ")] == [

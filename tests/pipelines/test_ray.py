@@ -4,7 +4,6 @@
 import importlib.util
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cli.test_resume import stop_midway
 from tests.digests import digests
 from tests.pipelines.ray_nodes import kill, killing, labels_of, nodes, rows_of, typed
 from tests.retrieval.tiny_encoder import make_encoder, sentences
@@ -113,16 +111,6 @@ def test_grades_of_nodes_are_those_of_one_machine(base: Path, there: "Nodes") ->
     path.unlink()
     typed(*words)
     assert path.read_bytes() == spread and len(spread.splitlines()) > 100
-
-
-def test_a_caller_that_was_killed_goes_on_over_a_cluster_of_this_machine(base: Path, tmp_path: Path) -> None:
-    words = ["run", base / "world", "--agent", "faulty-expert", "--retriever", base / "index", "--cluster", "local"]
-    done = stop_midway([*map(str, words), "--out", str(tmp_path / "run")], signal.SIGKILL, tmp_path / "run")
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    kept = len((tmp_path / "run" / "trajectories.jsonl").read_bytes().splitlines())
-    ended = coseek_ended(*words, "--out", tmp_path / "run", "--resume")
-    assert ended.returncode == 0, ended.stderr
-    assert 0 < kept < 200 and rows_of(tmp_path / "run") == rows_of(base / "run")
 
 
 def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there: "Nodes", tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tests.pipelines.test_agent import TINY
+from tests.pipelines.typed_run import trained
 from tests.training.tiny import agent, environment, trajectory
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from coseek.agents.drivers import Agent, Limits
+from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings
@@ -22,15 +25,23 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
-from coseek.models.model_folder import model_path
+from coseek.models.model_folder import model_path, shape_of_config
+from coseek.models.pretrained import save_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
+from coseek.pipelines.dry_run import dry_run
+from coseek.pipelines.estimate import QWEN25, shape_of, work_of
+from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
+from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.sft.settings import RejectionSettings
+from coseek.training.trainer.data_order import derive_seed
 
 PAPERS = (
     "search-r1-ppo", "search-r1-grpo", "qagent", "s3", "deepretrieval", "r1", "sft", "rejection-sampling", "zerosearch",
@@ -51,12 +62,11 @@ def test_every_recipe_of_a_paper_has_one_for_the_laptop() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_of_ours_can_be_read_and_paid(name: str) -> None:
-    from coseek.pipelines.grader_settings import check_graders
-
     recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [])
     assert recipe.about
     for stage in stages_of(recipe, Path()):
         check_graders(recipe.graders, make_reward(stage.recipe.reward), recipe.data.world is not None)
+        assert stage.recipe.rl.entropy == 0.0  # trap 16: public code pays for entropy, and no paper
 
 
 def test_a_laptop_recipe_names_no_folder_but_the_generators_and_the_base() -> None:
@@ -111,8 +121,6 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
 
 
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     recipe = load_recipe("qagent-laptop", ["seed=5", f"graders.generator.model={tmp_path}"])
@@ -135,8 +143,6 @@ def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
 
 
 def test_without_stages_files_and_seeds_are_where_they_always_were() -> None:
-    from coseek.training.trainer.data_order import derive_seed
-
     (only,) = stages_of(load_recipe("from-nothing"), Path("run"))
     assert (only.folder, only.begins, only.ends) == (Path("run/rl"), "warm", "trained")
     assert only.seed(0, "rl") == derive_seed(0, 0, "rl")
@@ -168,12 +174,8 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between_them_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     recipe = load_recipe("from-nothing", [*TINY, *TWO])
-    whole = AgentTraining(recipe, tmp_path / "whole")
-    whole.begin(resume=False)
-    whole.train()
+    whole = trained(AgentTraining(recipe, tmp_path / "whole"))
     # The second stage has a learning rate of 0, so it ends with what it began with.
     assert same(weights(whole.folder, "trained"), weights(whole.folder, "one"))
     assert (whole.folder / "rl" / "one" / "metrics.jsonl").is_file()
@@ -185,27 +187,8 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between
     killed.make_policy()
     killed.warm_start()
     killed.train_stage(killed.stages[0])  # and here it is killed
-    again = AgentTraining(recipe, tmp_path / "killed")
-    again.begin(resume=True)
-    again.train()
+    again = trained(AgentTraining(recipe, tmp_path / "killed"), resume=True)
     assert same(weights(again.folder, "trained"), weights(whole.folder, "trained"))
-
-
-def test_a_kill_between_a_model_and_its_cards_leaves_no_model_without_them(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
-    training = AgentTraining(load_recipe("from-nothing", TINY), tmp_path / "run")
-    training.begin(resume=False)
-    training.prepare_data()
-    training.make_policy()
-    start = training.policy_folder("start")
-    cards = {name: (start / name).read_bytes() for name in ("coseek.yaml", "README.md")}
-    for name in cards:
-        (start / name).unlink()
-    again = AgentTraining(load_recipe("from-nothing", TINY), tmp_path / "run")
-    again.begin(resume=True)
-    again.make_policy()
-    assert {name: (start / name).read_bytes() for name in cards} == cards
 
 
 @pytest.mark.slow
@@ -214,8 +197,6 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 ) -> None:
     """Traps 15 and 17: rollouts draw from the whole softmax at the trainer's temperature, measurements from none. And a
     run that a stage's budgets allow is no fault of the model."""
-    from coseek.pipelines.agent import AgentTraining
-
     asked: list[tuple[bool, SamplerSettings]] = []
     """Whether it was a look, and what was sampled with."""
     plain, look = AgentTraining.roll_out, AgentTraining.evaluate
@@ -241,9 +222,9 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}, "
     (letters := tmp_path / "letters.py").write_text(LETTERS)
     wide += f"narrow: {{limits: {{max_tokens: 900}}, reward: {{{letters}: 1}}, {nucleus}}}}}"
-    training = AgentTraining(load_recipe("from-nothing", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
-    training.begin(resume=False)
-    training.train()
+    training = trained(
+        AgentTraining(load_recipe("from-nothing", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
+    )
     drawn, looks = ([one for look, one in asked if look is which] for which in (False, True))
     assert all((one.temperature, one.max_tokens) == (0.7, 900) for one in drawn)
     assert [one.top_p for one in drawn] == [1.0, 0.5] and drawn[0].on_policy
@@ -255,20 +236,9 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     assert later and all((one.temperature, one.max_tokens) == (0.0, 900) for one in later)
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_no_recipe_pays_for_entropy(name: str) -> None:
-    """Trap 16: public code does, and no paper."""
-    for stage in stages_of(load_recipe(name), Path("run")):
-        assert stage.recipe.rl.entropy == 0.0
-
-
 @pytest.mark.slow
 def test_the_engine_that_gets_worse_hears_how_far_training_is(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
-    training = AgentTraining(load_recipe("zerosearch-laptop", TINY), tmp_path / "run")
-    training.begin(resume=False)
-    training.train()
+    training = trained(AgentTraining(load_recipe("zerosearch-laptop", TINY), tmp_path / "run"))
     engine = training.training_retriever
     assert isinstance(engine, NoisyRetriever)
     assert (engine._at.step, engine._at.steps) == (1, 1)  # the last of two steps has the last rate
@@ -338,16 +308,10 @@ PUBLISHED = {
 
 
 def test_the_shapes_have_as_many_weights_as_were_published() -> None:
-    from coseek.pipelines.estimate import QWEN25
-
     assert {name: shape.parameters for name, shape in QWEN25.items()} == PUBLISHED
 
 
 def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    from coseek.models.model_folder import shape_of_config
-
     config = Qwen2Config(
         vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=False,
@@ -360,8 +324,6 @@ def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
 
 
 def test_twice_the_devices_take_half_the_time() -> None:
-    from coseek.pipelines.estimate import shape_of, work_of
-
     recipe = load_recipe("search-r1-ppo")
     shape, source = shape_of(recipe)
     assert "Qwen2.5-7B" in source
@@ -376,12 +338,6 @@ def test_twice_the_devices_take_half_the_time() -> None:
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which everything that our recipes name is there, in small."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    from coseek.models.pretrained import save_model
-    from coseek.models.tokenizer import HfTokenizer, train_tokenizer
-    from coseek.retrieval.index import build_index
-
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("data/wiki-18"))
     for name in ("e5", "bm25"):
@@ -425,8 +381,6 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
     name: str, there: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
-    from coseek.pipelines.dry_run import dry_run
-
     recipe = paid(load_recipe(name, ["threads=1"]), there / "data" / "letters.py")
     kept = tmp_path_factory.mktemp("rehearsal")
     found = dry_run(recipe, kept)
@@ -451,8 +405,6 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
 def test_a_dry_run_says_what_is_missing_and_still_looks_at_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from coseek.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "Qwen2.5-7B").mkdir(parents=True)
     assert main(["train", "agent", "search-r1-grpo", "threads=1", "--dry-run", "--json"]) == 2
@@ -473,8 +425,6 @@ OWN_DATA = ("data.world=null", "data.unseen=null", "data.folder=mine")
 
 def test_a_dry_run_refuses_what_the_run_itself_would_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rehearsed has a world of its own, which would hide it."""
-    from coseek.pipelines.dry_run import dry_run
-
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
     with pytest.raises(SettingError, match="the expert's throw-away worlds are laptop worlds"):
@@ -484,8 +434,6 @@ def test_a_dry_run_refuses_what_the_run_itself_would_refuse(tmp_path: Path, monk
 def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
     Path("mine/questions.train.jsonl").unlink()

@@ -11,7 +11,9 @@ from tests.pipelines.test_agent import FEW, TINY
 from coseek.core.errors import SettingError
 from coseek.core.progress import NoProgress
 from coseek.data.run import Run
+from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_results import train_and_measure
 from coseek.pipelines.run_record import bound
 
 MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
@@ -23,16 +25,12 @@ def recipe(*more: str) -> AgentRecipe:
 
 
 def train(folder: Path, *more: str, resume: bool = False) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     training = AgentTraining(recipe(*more), folder)
     training.begin(resume)
     training.train()
 
 
 def train_with_table(folder: Path, *more: str, resume: bool = False) -> None:
-    from coseek.pipelines.agent_results import train_and_measure
-
     train_and_measure(recipe(*more), folder, resume, NoProgress())
 
 
@@ -52,8 +50,6 @@ def ids(cell: Path) -> list[list[tuple[int, ...]]]:
 def test_more_steps_end_as_if_asked_for_at_once_also_after_a_kill_before_them_and_leave_nothing_stale(
     tmp_path: Path,
 ) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     train_with_table(whole, "rl.steps=4")
     train_with_table(longer, "rl.steps=2")

@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from coseek.agents.prompt_template import FOLDER
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import Settings
 from coseek.data.question import Question, save_questions
-from coseek.pipelines.run_record import FILE, begin
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.run_record import FILE, agent_identities, begin
+from coseek.retrieval.index import build_index
 from coseek.training.sft.settings import SftSettings
 
 
@@ -79,15 +86,6 @@ def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_changes(tmp_path: Path) -> None:
-    from coseek.agents.prompt_template import FOLDER
-    from coseek.lab.world.settings import WorldSettings
-    from coseek.lab.world.world import make_world
-    from coseek.models.laptop import LaptopSettings, make_policy
-    from coseek.pipelines.agent import AgentTraining
-    from coseek.pipelines.agent_recipe import load_recipe
-    from coseek.pipelines.run_record import agent_identities
-    from coseek.retrieval.index import build_index
-
     shape = LaptopSettings(hidden=16, layers=("conv",), heads=2, kv_heads=1, feed_forward=16, vocabulary=300)
     data, index, words = tmp_path / "set", tmp_path / "index", tmp_path / "words.yaml"
     said = (FOLDER / "laptop.yaml").read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.models.vllm_server import vllm_server
 from tests.pipelines.test_agent import TINY
+from tests.pipelines.typed_run import trained
 
 from coseek.core.errors import SettingError
 from coseek.pipelines.agent import AgentTraining
@@ -26,9 +27,7 @@ def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
             *TINY, "learn=rl", "warm_start=null", f"policy.folder={warm}", "rl.steps=4",
             f"rollout={{servers: [{server.url}], weights: {tmp_path / 'served'}, max_steps_behind: 1}}",
         ]  # fmt: skip
-        training = AgentTraining(load_recipe("from-nothing", settings), tmp_path / "run")
-        training.begin(resume=False)
-        training.train()
+        trained(AgentTraining(load_recipe("from-nothing", settings), tmp_path / "run"))
         assert server.written_tokens > 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["faults"], row["servers"]) for row in rows] == [(step, 0, 1) for step in range(1, 5)]

@@ -8,6 +8,7 @@ from tests.agents.playing import QUESTION, play, script
 from tests.models.networks import SMALL, TEXTS
 from tests.pipelines.card_check import checked_card
 from tests.pipelines.test_stored_runs import stored
+from tests.pipelines.typed_run import trained
 from tests.scripted import Scripted
 
 from coseek.core.errors import DataError, SettingError
@@ -93,19 +94,6 @@ def test_what_a_simulator_learns_to_write_is_visible_where_its_template_opens_a_
     assert prompt.endswith("<think>") and visible(f"<think>{documents}").startswith("Document 1: Ada")
 
 
-def test_a_simulator_whose_prompt_file_changed_is_not_resumed(model: Path, runs: str, tmp_path: Path) -> None:
-    own, words = tmp_path / "own.yaml", (PROMPTS / "simulated.yaml").read_text(encoding="utf-8")
-    own.write_text(words, encoding="utf-8")
-    training = SimulatorTraining(recipe(model, runs, prompt=str(own)), tmp_path / "out")
-    training.begin(resume=False)
-    (tmp_path / "out" / "step.json").write_text("{}")
-    own.write_text(words.replace("Document", "Page"), encoding="utf-8")
-    with pytest.raises(SettingError, match=r"other parts than there are now \(what differs: prompt\)"):
-        training.begin(resume=True)
-    own.write_text(words, encoding="utf-8")
-    training.begin(resume=True)
-
-
 def test_runs_of_one_kind_alone_and_wrong_paths_are_refused(model: Path, tmp_path: Path) -> None:
     right = stored(tmp_path / "right", play("search-r1", *script("search-r1")))
     with pytest.raises(DataError, match="no wrong run among"):
@@ -120,13 +108,9 @@ def test_runs_of_one_kind_alone_and_wrong_paths_are_refused(model: Path, tmp_pat
 @pytest.mark.slow
 def test_a_tuned_simulator_is_a_model_folder_that_opens_as_an_engine(model: Path, runs: str, tmp_path: Path) -> None:
     sft = {"steps": 4, "tokens_per_step": 1500, "log_every": 1, "learner": {"precision": "float32"}}
-    training = SimulatorTraining(recipe(model, runs, sft=sft), tmp_path / "out")
-    training.begin(resume=False)
-    training.train()
+    training = trained(SimulatorTraining(recipe(model, runs, sft=sft), tmp_path / "out"))
     writer = open_local_text_model(training.simulator_folder)
     assert writer.identity != open_local_text_model(model).identity and len(writer.write(["Query: Ada"], 8)) == 1
     _, card = checked_card(training.simulator_folder, tmp_path / "scratch")
     assert f"| begins with | …/{'/'.join(model.parts[-2:])} |" in card and "it was not measured" in card
-    again = SimulatorTraining(recipe(model, runs, sft=sft), tmp_path / "out")
-    again.begin(resume=True)
-    again.train()
+    trained(SimulatorTraining(recipe(model, runs, sft=sft), tmp_path / "out"), resume=True)

@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, play, script
 from tests.models.networks import TEXTS
+from tests.pipelines.test_agent import TINY
+from tests.pipelines.typed_run import trained
 
 from coseek.agents.drivers import Agent, rollout
+from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
+from coseek.agents.run_questions import run_questions
 from coseek.core.errors import DataError, SettingError
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.demonstrations import in_tokens_of, stored_demonstrations
@@ -123,12 +128,6 @@ def test_runs_and_their_demonstrator_are_named_together_and_the_outcome_asks_no_
 
 @pytest.mark.slow
 def test_a_policy_learns_from_the_stored_runs_of_another_agent(tmp_path: Path) -> None:
-    from tests.pipelines.test_agent import TINY
-
-    from coseek.agents.factory import open_agent, settings_for
-    from coseek.agents.run_questions import run_questions
-    from coseek.pipelines.agent import AgentTraining
-
     lines = [line for line in TINY if not line.startswith("warm_start")]
     first = AgentTraining(load_recipe("from-nothing", [*lines, "warm_start=null"]), tmp_path / "data")
     first.prepare_data()
@@ -144,9 +143,7 @@ def test_a_policy_learns_from_the_stored_runs_of_another_agent(tmp_path: Path) -
         kept,
         sft,
     ]
-    training = AgentTraining(load_recipe("from-nothing", [*lines, *learns, "learn=demonstrations"]), tmp_path / "out")
-    training.begin(resume=False)
-    training.train()
+    trained(AgentTraining(load_recipe("from-nothing", [*lines, *learns, "learn=demonstrations"]), tmp_path / "out"))
     rows = (tmp_path / "out" / "warm-start" / "round-1" / "metrics.jsonl").read_text().splitlines()
     losses = [float(row.partition('"loss": ')[2].partition(",")[0].rstrip("}")) for row in rows]
     assert len(losses) == 6 and losses[-1] < losses[0]

@@ -60,12 +60,6 @@ def test_a_cap_for_each_set_leaves_the_small_ones_whole(published: list[Question
     assert seen.total() == 200 and min(seen.values()) > 25  # of 14,267 and of 125 alike
 
 
-def test_a_laptop_recipe_s_table_asks_what_it_asked(published: list[Question]) -> None:
-    table = load_recipe("quickstart").table
-    assert (table.questions, table.per_set, table.dev_questions, table.dev_per_set) == (400, None, 100, None)
-    assert (table.baselines, table.metrics) == ((), None)
-
-
 # --- baselines
 
 

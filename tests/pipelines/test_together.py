@@ -7,9 +7,20 @@ import pytest
 import torch
 import yaml
 from tests.pipelines.card_check import checked_card
+from tests.pipelines.small_together import check_moved, outcome, small, taught, train
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.serve.live import live
+from tests.training.tiny_labels import label, write_labels
 
 from coseek.core.errors import CoseekError, DataError, SettingError
+from coseek.core.progress import NoProgress
+from coseek.data.dataset import Dataset
+from coseek.data.run import Run
+from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.run_record import resolve_recipe
+from coseek.pipelines.together.labelling import drawn
+from coseek.pipelines.together.paths import CoTrainingPaths
+from coseek.pipelines.together.together import CoTraining, Pair, Pairs, Results, compared_pairs, way
 from coseek.pipelines.together_recipe import (
     GIVEN,
     TogetherRecipe,
@@ -17,39 +28,30 @@ from coseek.pipelines.together_recipe import (
     load_together_recipe,
     together_recipe_names,
 )
+from coseek.retrieval.retrievers.bm25 import Bm25
 
 
 def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
-    from tests.pipelines.small_together import small
-
     return small(folder, *overrides)
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a policy has seen demonstrations."""
-    from tests.pipelines.small_together import taught
-
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("together") / "first"
-    taught(folder, 60)
+    taught(folder, 4)
     return folder
 
 
 def begins_with(first: Path) -> str:
     """The setting with which a recipe begins with the policy of that folder."""
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     return f"agent.policy.folder={CoTrainingPaths(recipe(first), first).first.policy_folder('warm')}"
 
 
 @pytest.fixture(scope="module")
 def one_round(first: Path) -> Path:
     """The folder of a co-training of one round."""
-    from tests.pipelines.small_together import train
-
-    from coseek.core.progress import NoProgress
-
     folder = first.with_name("run")
     train(recipe(first.parent, begins_with(first), "rounds=1"), folder, False, NoProgress())
     return folder
@@ -141,9 +143,6 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
     ],
 )
 def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-    from coseek.pipelines.together.together import CoTraining
-
     more = ["agent.warm_start=null"] if "DATA" in override else []
     for split in ("train", "dev", "test"):
         (tmp_path / f"questions.{split}.jsonl").touch()
@@ -173,9 +172,6 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
 
 
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-    from coseek.pipelines.together.together import CoTraining
-
     out = tmp_path / "run"
     CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
     (out / "labels.json").write_text("{}")
@@ -193,8 +189,6 @@ def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tm
 
 
 def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     first, second = course.agent_recipe(1), course.agent_recipe(2)
     assert first.data.index == str(tmp_path / "run" / "round-0" / "index")
@@ -209,8 +203,6 @@ def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -
 
 
 def test_rollout_servers_sample_in_the_rounds_and_may_be_others_when_it_is_gone_on_with(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     one, other = (recipe(tmp_path, f"agent.rollout.servers=[http://127.0.0.1:{port}]") for port in (1, 2))
     course = CoTrainingPaths(one, tmp_path / "run")
     assert not course.first.recipe.rollout.servers and course.agent_recipe(1).rollout == one.agent.rollout
@@ -218,8 +210,6 @@ def test_rollout_servers_sample_in_the_rounds_and_may_be_others_when_it_is_gone_
 
 
 def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     more = ("agent.policy={folder: base, marks: true, words: 300}",)
     course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
     assert course.first.recipe.policy.words == 300 and course.first.recipe.policy.marks
@@ -230,11 +220,6 @@ def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path
 
 
 def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Path) -> None:
-    from tests.training.tiny_labels import label, write_labels
-
-    from coseek.pipelines.encoder import RetrieverTraining
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     seen: set[str] = set()
     for number in (1, 2):
@@ -254,8 +239,6 @@ def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Pat
 
 
 def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     course = CoTrainingPaths(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
     assert course.agent_recipe(2).policy.folder == str(course.first.policy_folder("warm"))
     tuned = course.retriever_recipe(2)
@@ -263,8 +246,6 @@ def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> N
 
 
 def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     more = ("start=!replace {encoder: minilm, index: {view: query}}", "index.settings={search: int8}")
     course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
     assert course.index_settings(0) == {"search": "int8", "view": "query", "encoder": "minilm"}
@@ -273,9 +254,6 @@ def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(
 
 
 def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_path: Path) -> None:
-    from coseek.pipelines.together.labelling import drawn
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     course.first.prepare_data()
     first, second = drawn(course, 1), drawn(course, 2)
@@ -286,8 +264,6 @@ def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_pa
 
 
 def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: Path) -> None:
-    from coseek.pipelines.together.paths import CoTrainingPaths
-
     course = CoTrainingPaths(recipe(tmp_path, "agent.graders.judge={model: oracle}"), tmp_path / "run")
     judge = course.agent_recipe(1).graders.judge
     assert judge is not None and judge.model == str(course.data_folder)
@@ -297,8 +273,6 @@ def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: 
 
 
 def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
-    from coseek.pipelines.together.together import Pair, compared_pairs, way
-
     assert way(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
     assert compared_pairs(1, beside=True) == [
         (Pair(1, 0), Pair(0, 0)),
@@ -308,26 +282,11 @@ def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
     ]
 
 
-def test_no_two_pairs_share_a_folder_or_a_name() -> None:
-    from coseek.pipelines.together.together import Pair
-
-    pairs = [Pair(agent, other) for agent in range(3) for other in (None, 0, 1, 2)]
-    assert len({pair.folder for pair in pairs}) == len({pair.name("bm25") for pair in pairs}) == 12
-    assert Pair(1, 1, "dev").folder != Pair(1, 1).folder
-
-
 @pytest.mark.slow
 def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     first: Path, one_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second round is asked for after the first has ended, as a user does who wants more."""
-    from tests.pipelines.small_together import check_moved, outcome, train
-
-    from coseek.core.progress import NoProgress
-    from coseek.data.run import Run
-    from coseek.pipelines.together.paths import CoTrainingPaths
-    from coseek.pipelines.together.together import CoTraining, Pairs, Results
-
     torch.set_num_threads(1)
     policy, out = begins_with(first), one_round
     train(recipe(tmp_path, policy), out, True, NoProgress())
@@ -362,15 +321,6 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
 
 @pytest.mark.slow
 def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp_path: Path) -> None:
-    from tests.pipelines.small_together import outcome, train
-    from tests.retrieval.tiny_encoder import make_encoder
-    from tests.serve.live import live
-
-    from coseek.core.progress import NoProgress
-    from coseek.data.dataset import Dataset
-    from coseek.pipelines.together.paths import CoTrainingPaths
-    from coseek.retrieval.retrievers.bm25 import Bm25
-
     torch.set_num_threads(1)
     policy = begins_with(first)
     out, encoder = tmp_path / "run", make_encoder(tmp_path / "encoder")

@@ -1,17 +1,23 @@
-"""What one of several workers runs in the tests of this folder: a command as it is typed."""
+"""Runs in the tests of this folder: a command as it is typed, and a training from its beginning to its end."""
 
-import os
-from contextlib import redirect_stdout
-from pathlib import Path
+from typing import Protocol, TypeVar
 
 from coseek.cli.main import main
+
+
+class Training(Protocol):
+    def begin(self, resume: bool) -> object: ...
+    def train(self) -> object: ...
+
+
+T = TypeVar("T", bound=Training)
 
 
 def typed(*words: str) -> None:
     assert main([*words]) == 0
 
 
-def written_down(folder: Path, *words: str) -> None:
-    """The command, and what each worker prints, by its rank."""
-    with (folder / f"{os.environ['RANK']}.txt").open("w", encoding="utf-8") as file, redirect_stdout(file):
-        typed(*words)
+def trained(training: T, resume: bool = False) -> T:
+    training.begin(resume)
+    training.train()
+    return training

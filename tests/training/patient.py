@@ -1,12 +1,10 @@
-"""A tiny policy that searches for one word, and the wrong rewards that drive it into each named collapse.
-
-The policy is first taught to search and to answer, then paid for the wrong thing (`PERVERSE`): the network, the loop,
-the metrics and the alarms are the real ones. For test_monitor.
+"""A tiny policy that was taught to search for one word and to answer: the network, the loop, the metrics and the alarms
+are the real ones. For test_monitor.
 """
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -16,16 +14,11 @@ from tests.training.tiny import seeded
 from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
-from coseek.core.progress import NoProgress
 from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
-from coseek.rewards.reward import Reward
-from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import RolloutFunction
-from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import loss_weights
-from coseek.training.rl.monitor import find_alarms
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.loop import weighted_nll
 from coseek.training.trainer.batch import make_batch
@@ -33,7 +26,6 @@ from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
-Pay: TypeAlias = Callable[[Trajectory], float]
 Rows: TypeAlias = list[dict[str, float]]
 
 VOCABULARY, PROMPT, SEARCH, FOUND, SHRUG = 24, 1, 2, 3, 4
@@ -47,18 +39,6 @@ def right(run: Trajectory) -> float:
     return float(exact_match(run.answer, run.question.answers))
 
 
-PERVERSE: dict[str, Pay] = {
-    "no-search": lambda run: -float(len(run.searches)),
-    "no-answer": lambda run: float(run.answer is None),
-    "endless-search": lambda run: float(len(run.searches)),
-    "format-hacking": lambda run: float(run.valid),
-    "likelihood-decay": lambda run: -right(run),
-    "exploding": right,
-    "no-signal": lambda run: 0.0,
-}
-"""What drives a run into each collapse; `exploding` is paid as it should be, at a learning rate far too high."""
-
-
 @dataclass(frozen=True)
 class Patient:
     """A policy that was taught to search and answer, and all that it takes to train it further."""
@@ -66,25 +46,6 @@ class Patient:
     fresh: Callable[[RlSettings], tuple[Policy, RolloutFunction]]
     questions: Sequence[Question]
     settings: RlSettings
-
-    def train(self, pay: Pay, folder: Path, changes: Mapping[str, object] | None = None) -> Rows:
-        """Train it on what is paid; returns the rows of metrics."""
-        settings = RlSettings.model_validate(self.settings.model_dump() | dict(changes or {}))
-        policy, runs = self.fresh(settings)
-
-        def reward(run: Trajectory) -> Reward:
-            return Reward(pay(run), {"exact_match": right(run)})
-
-        train_rl(LocalBackend(policy, settings), self.questions, runs, reward, settings, folder, progress=NoProgress())
-        return read(folder / "metrics.jsonl")
-
-    def collapse(self, alarm: str, steps: int, folder: Path) -> Rows:
-        changes: dict[str, object] = {"steps": steps}
-        if alarm == "exploding":
-            optimizer = self.settings.policy.optimizer
-            hot = optimizer.model_copy(update={"lr": 100 * optimizer.lr, "clip_norm": 0.0})
-            changes["policy"] = self.settings.policy.model_copy(update={"optimizer": hot}).model_dump()
-        return self.train(PERVERSE[alarm], folder, changes)
 
 
 def questions() -> list[Question]:
@@ -193,12 +154,3 @@ def tiny(seed: int = 0, lessons: int = 200, lr: float = 3e-3) -> Patient:
 
 def read(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def first_steps(rows: Rows, settings: RlSettings) -> dict[str, int]:
-    """Alarm → the step in which it first came."""
-    steps: dict[str, int] = {}
-    for step in range(1, len(rows) + 1):
-        for name in find_alarms(rows[:step], settings):
-            steps.setdefault(name, step)
-    return steps

@@ -54,8 +54,3 @@ def train_every_kind(given: Path, out: Path) -> None:
     """What one of several workers does."""
     for kind, chosen in SETTINGS.items():
         train(given, out / kind, *chosen, workers=workers_here())
-
-
-def train_few(given: Path, out: Path) -> None:
-    """What one of three workers does with two rows an update, or one worker alone."""
-    train(given, out, *_LIKE_ONE, "training.batch_size=2", workers=workers_here())

@@ -233,12 +233,6 @@ def test_measuring_the_entropy_changes_no_weight_and_a_bonus_raises_it(tmp_path:
     assert paid_for[0]["sampled_nll"] == pytest.approx(paid_for[0]["entropy"], rel=0.3)
 
 
-def test_a_bonus_for_entropy_moves_groups_without_spread_too() -> None:
-    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0])]
-    assert experience_of(runs, [0, 0], settings_of("grpo")).silent_B.all()
-    assert not experience_of(runs, [0, 0], settings_of("grpo", entropy=0.001)).silent_B.any()
-
-
 def test_staleness_counts_the_updates_since_the_rows_were_written(tmp_path: Path) -> None:
     _, rows = train(tmp_path, settings_of("ppo", steps=2, num_minibatches=4, epochs=2))
     assert [row["updates"] for row in rows] == [8, 8]

@@ -34,12 +34,6 @@ def test_an_id_that_looks_like_padding_is_still_data() -> None:
     assert batch.predicted_BT[0].tolist() == [False, True, True, True, False, False]
 
 
-def test_selected_rows_are_cut_to_the_longest_of_them() -> None:
-    batch = make_batch([trajectory(environment(1), agent(2)), trajectory(environment(3, 4, 5), agent(6, 7))])
-    part = batch.select(torch.tensor([0]))
-    assert part.ids_BT.tolist() == [[1, 2]] and part.agent_BT.tolist() == [[False, True]]
-
-
 def test_a_run_that_begins_with_the_agent_is_refused() -> None:
     with pytest.raises(DataError, match="'q' begins without a prompt"):
         make_batch([trajectory(agent(1), environment(2))])

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import cast
 
@@ -14,16 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.processes import forked, run_workers
+from tests.pipelines.typed_run import trained
+from tests.processes import run_workers
 from tests.retrieval.tiny_encoder import make_encoder
-from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, train_few, weights_of
+from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of
 from tests.training.tiny_labels import label, write_labels
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import write_json
-from coseek.core.progress import NoProgress, PendingStop
+from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
@@ -40,11 +39,7 @@ from coseek.training.encoder.recipe import (
     load_retriever_recipe,
     retriever_recipe_names,
 )
-from coseek.training.encoder.trainer import STATE, WEIGHTS, SaveOnStop, drop_old_checkpoints, last_checkpoint
-from coseek.training.trainer import checkpoint
-from coseek.training.trainer.workers import ALONE
-
-ROOT = Path(__file__).parents[2]
+from coseek.training.encoder.trainer import STATE, WEIGHTS, drop_old_checkpoints, last_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -138,26 +133,14 @@ def timeless_lines(out: Path) -> list[dict[str, float]]:
 def test_a_run_that_goes_on_ends_with_the_same_weights(
     given_folders: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    settings = ("training.steps=9", "training.checkpoint_every=4", "held_out.every=4", *more)
+    # A line of metrics every three updates: the second one is under way at the checkpoint of the fourth.
+    settings = ("training.steps=9", "training.checkpoint_every=4", "training.log_every=3", "held_out.every=4", *more)
     whole = train(given_folders, tmp_path / "whole", *settings)
     gone_on = stopped_and_gone_on(given_folders, tmp_path / "stopped", 6, *settings)
     wanted, got = weights_of(whole.encoder_folder), weights_of(gone_on.encoder_folder)
     assert wanted.keys() == got.keys() and not any("lora" in name for name in wanted)
     assert all(torch.equal(wanted[name], got[name]) for name in wanted)
     assert timeless_lines(tmp_path / "whole") == timeless_lines(tmp_path / "stopped")
-
-
-@pytest.mark.slow
-def test_a_line_of_metrics_that_was_under_way_at_a_checkpoint_is_written_whole(
-    given_folders: Path, tmp_path: Path
-) -> None:
-    """A line every three updates and a checkpoint every four: the second line began before the checkpoint."""
-    settings = ("training.steps=7", "training.log_every=3", "training.checkpoint_every=4", "held_out.share=0")
-    train(given_folders, tmp_path / "whole", *settings)
-    stopped_and_gone_on(given_folders, tmp_path / "stopped", 5, *settings)
-    lines = timeless_lines(tmp_path / "whole")
-    assert [line["step"] for line in lines] == [3, 6] and lines[0]["tokens"] > 100
-    assert timeless_lines(tmp_path / "stopped") == lines
 
 
 @pytest.mark.slow
@@ -183,16 +166,6 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> No
     (tmp_path / "checkpoint-12").mkdir()
     found = last_checkpoint(tmp_path)
     assert found is not None and found.name == "checkpoint-4"
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_encoder_and_another_one_does_not(given_folders: Path, tmp_path: Path) -> None:
-    runs = [
-        weights_of(train(given_folders, tmp_path / name, "training.steps=2", f"seed={seed}").encoder_folder)
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    ]
-    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
-    assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
 
 
 @pytest.mark.slow
@@ -248,11 +221,6 @@ def test_what_is_searched_holds_every_positive_and_no_text_twice() -> None:
 def test_our_recipes_are_recipes(name: str) -> None:
     labels = [] if name == "laptop" else ["labels"]
     assert load_retriever_recipe(name, labels=labels).about
-
-
-def test_our_recipes_are_in_the_docs() -> None:
-    page = (ROOT / "docs" / "how-to" / "train-a-retriever.md").read_text(encoding="utf-8")
-    assert [name for name in retriever_recipe_names() if f"| `{name}` |" not in page] == []
 
 
 def test_the_papers_recipes_have_the_papers_encoders_and_numbers() -> None:
@@ -332,14 +300,6 @@ def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: 
         assert apart < 1e-5 < moved / 100
 
 
-@pytest.mark.slow
-def test_more_workers_than_queries_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
-    run_workers(3, train_few, given_folders, tmp_path / "three")
-    train_few(given_folders, tmp_path / "one")
-    wanted, got = (weights_of(tmp_path / name / "encoder") for name in ("one", "three"))
-    assert max(float((weight - got[name]).abs().max()) for name, weight in wanted.items()) < 1e-5
-
-
 class Presses(NoProgress):
     """Somebody who presses Ctrl-C in an update."""
 
@@ -355,53 +315,18 @@ class Presses(NoProgress):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("held_out.keep=best", "held_out.every=4", "training.checkpoint_every=4")])
-def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(
-    more: tuple[str, ...], given_folders: Path, tmp_path: Path
-) -> None:
-    settings = ("training.steps=8", "training.checkpoint_every=100", *more)
+def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(given_folders: Path, tmp_path: Path) -> None:
+    settings = ("training.steps=8", "training.checkpoint_every=100")
     whole = weights_of(train(given_folders, tmp_path / "whole", *settings).encoder_folder)
     pressed = RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", Presses(3))
     pressed.begin(resume=False)
     with pytest.raises(KeyboardInterrupt):
         pressed.train()
-    resumed = RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", progress := Presses(0))
-    resumed.begin(resume=True)
-    resumed.train()
+    resumed = trained(
+        RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", progress := Presses(0)), resume=True
+    )
     assert progress.updates[0] == 4
     got = weights_of(resumed.encoder_folder)
-    assert all(torch.equal(whole[name], got[name]) for name in whole)
-
-
-def test_a_checkpoint_by_time_is_due_only_after_twenty_times_what_the_last_one_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_S", 0.0)
-    settings = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    saving, state, first, second = SaveOnStop(PendingStop(), ALONE), TrainerState(), TrainerControl(), TrainerControl()
-    saving.on_step_end(settings, state, first)
-    time.sleep(0.1)  # as a checkpoint takes
-    saving.on_save(settings, state, first)
-    time.sleep(0.01)
-    saving.on_step_end(settings, state, second)
-    assert first.should_save and not second.should_save
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
-    settings = ("training.steps=30", "training.checkpoint_every=3")
-    whole = weights_of(train(given_folders, tmp_path / "whole", *settings).encoder_folder)
-    out = tmp_path / "killed"
-    for wanted in (6, 18):
-        running = forked(train, given_folders, out, *settings, resume=True)
-        while not any(int(path.name[11:]) >= wanted for path in out.glob("checkpoints/checkpoint-*")):
-            assert running.is_alive()
-            time.sleep(0.01)
-        running.kill()
-        running.join()
-        assert running.exitcode == -signal.SIGKILL
-    train(given_folders, out, *settings, resume=True)
-    got = weights_of(out / "encoder")
     assert all(torch.equal(whole[name], got[name]) for name in whole)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, BertModel
 
 from coseek.core.errors import DataError, SettingError
@@ -21,9 +21,9 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard
-from coseek.training.encoder import batch
 from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
+from coseek.training.encoder.laptop_encoder import learn_tokenizer
 from coseek.training.encoder.recipe import RetrieverRecipe, SyntheticSettings
 from coseek.training.encoder.trainer import arguments
 
@@ -113,21 +113,6 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
         assert fed["attention_mask"].tolist() == wanted["attention_mask"].tolist()  # type: ignore[union-attr]
 
 
-def test_texts_that_are_kept_tokenised_do_not_grow_with_a_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_encoder(tmp_path / "encoder")
-    model, card = SentenceTransformer(str(folder), device="cpu", local_files_only=True), EncoderCard.of(folder)
-    monkeypatch.setattr(batch, "CACHED_TEXTS", 2)
-    few, texts = FeatureBuilder(model, card), ["ba", "be bi", "bo", "bu"]
-    for asked in (texts, texts[:1], texts):
-        found, fresh = (
-            builder.features("passage", asked)["input_ids"] for builder in (few, FeatureBuilder(model, card))
-        )
-        assert isinstance(found, Tensor) and isinstance(fresh, Tensor) and found.tolist() == fresh.tolist()
-        assert len(few._cache) <= 2
-
-
 def test_a_lessons_negatives_never_tell_the_fact() -> None:
     world = make_world(WorldSettings(size="tiny", train=60, dev=0, test=0))
     found = synthetic_labels(world, "train", SyntheticSettings(), seed=3)
@@ -151,8 +136,6 @@ def test_worlds_take_their_lexicons_in_turn() -> None:
 
 
 def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() -> None:
-    from coseek.training.encoder.laptop_encoder import learn_tokenizer
-
     world = make_world(WorldSettings(size="tiny", train=20, dev=0, test=0))
     tokenizer = learn_tokenizer(texts_of(world), 1000)
     again = learn_tokenizer(texts_of(world), 1000)

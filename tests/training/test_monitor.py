@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.training.patient import PERVERSE, Patient, first_steps, read, right, tiny
+from tests.training.patient import Patient, read, right, tiny
 from tests.training.tiny import tiny_model
 
 from coseek.core.errors import RunError
@@ -185,26 +185,12 @@ def patient() -> Patient:
     return tiny(lessons=120)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("alarm", PERVERSE)
-def test_a_run_driven_into_a_collapse_raises_its_alarm_within_twenty_steps(
-    patient: Patient, alarm: str, tmp_path: Path
-) -> None:
-    assert alarm in first_steps(patient.collapse(alarm, 20, tmp_path), patient.settings)
-
-
 def test_parts_that_fail_for_good_are_an_alarm_and_no_healthy_run() -> None:
     """Such steps have no other metric, so that nothing else could notice."""
     dead: dict[str, float] = {"runs": 64.0, "faults": 64.0, "faults/retriever_error": 64.0}
     advice = find_alarms([row(runs=64.0, faults=2.0)] * 20 + [dead] * 4, SETTINGS)["faults"]
     assert "81% of the runs" in advice and "retriever_error failed" in advice
     assert alarms([row(runs=64.0, faults=20.0)] * 20) == []
-
-
-@pytest.mark.slow
-def test_a_healthy_run_raises_none(patient: Patient, tmp_path: Path) -> None:
-    rows = patient.train(right, tmp_path, {"steps": 60})
-    assert first_steps(rows, patient.settings) == {} and rows[-1]["exact_match"] > rows[0]["exact_match"]
 
 
 def small(patient: Patient, **health: object) -> RlSettings:

@@ -160,27 +160,6 @@ def test_rollouts_to_train_on_are_sampled_from_the_whole_softmax_at_the_policys_
             policy.sampler(tokenizer, (), other)
 
 
-def test_bfloat16_arithmetic_stays_near_float32() -> None:
-    batch = make_batch(random_trajectories(3, random.Random(4)))
-    exact = open_policy().forward(batch, batch.agent_BT)
-    rough = Policy(MODEL, LearnerSettings(precision="bfloat16"), 1).forward(batch, batch.agent_BT)
-    assert rough.dtype is torch.float32
-    assert 0 < float((exact - rough).abs().max()) < 0.2
-
-
-def test_the_critic_begins_at_zero_and_sees_nothing_of_the_token_it_speaks_of() -> None:
-    critic = Critic(MODEL, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), 20)
-    first = make_batch([trajectory(environment(3, 4), agent(5, 6))])
-    assert not critic.forward(first, first.agent_BT).any()
-    for _ in range(10):
-        critic.forward_backward(first, first.agent_BT, lambda values, _: (values - 1.0)[:, 2:].square().sum())
-        critic.optim_step()
-    second = make_batch([trajectory(environment(3, 4), agent(5, 9))])
-    values, others = critic.forward(first, first.agent_BT), critic.forward(second, second.agent_BT)
-    assert float(values[0, 3]) > 0.3
-    assert torch.allclose(values, others, atol=1e-6)  # token 3 differs, and its value is that of the state before it
-
-
 def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
     """Three times: what the sampler says of its tokens is what the policy says, which is then stepped."""
     request = Request(0, (1, 2, 3, 4), 6, 5, EpisodeState(Question("q", "?")))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, settings_of, train
-from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, trajectory
+from tests.training.tiny import agent, environment, tiny_model
 
 from coseek.core.errors import DataError, SettingError
 from coseek.data.question import Question
@@ -135,31 +135,12 @@ def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
     assert found.zero_spread == 0.5 and found.silent_B.tolist() == [True, True, False, False]
 
 
-def test_a_run_that_faults_left_alone_teaches_nothing() -> None:
-    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.MODEL_ERROR)]
-    found = experience_of(runs, [0, 0], settings_of("grpo", group_size=2))
-    assert found.lone == 1 and not found.advantages_BT.any()
-
-
-def test_groups_of_one_are_paid_their_raw_reward() -> None:
-    found = experience_of(
-        [fixed(QUESTIONS[0]), fixed(QUESTIONS[1], right=False)], [0, 1], settings_of("grpo", group_size=1)
-    )
-    assert found.advantages_BT[:, 1].tolist() == [1.0, 0.0] and found.lone == 0
-
-
 @pytest.mark.parametrize(("choice", "advantages", "counted"), [("keep", [1, -1], 2), ("mask", [1, 0], 1)])
 def test_a_truncated_run_is_kept_or_masked(choice: str, advantages: list[float], counted: int) -> None:
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.TOKEN_LIMIT, right=False)]
     found = experience_of(runs, [0, 0], settings_of("grpo", truncated=choice))
     assert found.advantages_BT[:, 1].tolist() == advantages
     assert int(found.mask_BT.any(dim=1).sum()) == counted
-
-
-def test_a_truncated_run_can_be_charged() -> None:
-    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.TURN_LIMIT)]
-    found = experience_of(runs, [0, 0], settings_of("grpo", truncated="penalise", algorithm_settings=UNSCALED))
-    assert found.advantages_BT[:, 1].tolist() == [0.25, -0.25]
 
 
 def test_leaving_out_groups_without_spread_changes_nothing() -> None:
@@ -237,8 +218,3 @@ def test_a_step_in_which_everything_failed_is_recorded_and_changes_no_weight(tmp
     assert last["faults"] == 32 and last["updates"] == 0 and "reward" not in last
     for name, weight in policy.module.state_dict().items():
         assert torch.equal(weight, before[name])
-
-
-def test_ids_of_the_task_fit_the_vocabulary() -> None:
-    assert all(int(question.id) < VOCABULARY for question in QUESTIONS)
-    assert trajectory(environment(1), agent(2)).agent_tokens == 1

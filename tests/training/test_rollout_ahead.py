@@ -2,9 +2,7 @@
 weights than they are; episodes that are lost, asked twice or end with the process; a training that hangs."""
 
 import json
-import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.tiny_policy import tiny_policy
-from tests.processes import forked, run_workers
+from tests.processes import run_workers
 from tests.serve.live import EchoRetriever
 from tests.training.test_rollout_servers import LIMITS, PROTOCOL, QUESTIONS, Training, by_odd_ids, ids, servers, urls_of
 
@@ -175,47 +173,23 @@ def turns_of(pool: ServerPool, count: int) -> dict[int, int | None]:
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_ahead_costs_no_episode(tmp_path: Path, policy: Path) -> None:
-    wanted = Training(tmp_path / "here", policy, steps=STEPS)
-    wanted.train()
-    with servers(policy, 1) as live, ExitStack() as doomed:
-        dying = doomed.enter_context(servers(policy, 1))
-        training = Training(tmp_path / "there", policy, urls_of([*live, *dying]), ahead=1, steps=STEPS)
-
-        def kill_in_the_third_step() -> None:
-            if len(training.runs) == 2:
-                threading.Timer(0.05, doomed.close).start()
-
-        training.before_turn = kill_in_the_third_step
-        rows = training.train()
-    assert asked(training.trained) == asked(wanted.trained) and [row["faults"] for row in rows] == [0] * STEPS
-    assert (rows[0]["servers"], rows[-1]["servers"]) == (2, 1)
-
-
-def train_until_killed(folder: Path, policy: Path, urls: Sequence[str]) -> None:
-    """Train until a moment of the fourth step at which rollouts of the fifth are under way."""
-    training = Training(folder, policy, urls, ahead=2, steps=STEPS, checkpoint_every=2)
-
-    def die_in_the_fourth_step(run: Trajectory) -> Reward:
-        if len(training.trained) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return by_odd_ids(run)
-
-    training.train(die_in_the_fourth_step)
-
-
-@pytest.mark.slow
-def test_a_killed_run_asks_again_for_what_it_had_not_trained_on(tmp_path: Path, policy: Path) -> None:
+def test_a_run_that_ended_early_asks_again_for_what_it_had_not_trained_on(tmp_path: Path, policy: Path) -> None:
+    """In a moment of the fourth step at which rollouts of the fifth are under way."""
     wanted = Training(tmp_path / "here", policy, steps=STEPS)
     wanted.train()
     with servers(policy, 2) as live:
-        urls = urls_of(live)
-        process = forked(train_until_killed, tmp_path / "there", policy, urls)
-        process.join(120)
-        assert process.exitcode == -signal.SIGKILL
+        ended = Training(tmp_path / "there", policy, urls_of(live), ahead=2, steps=STEPS, checkpoint_every=2)
+
+        def end_in_the_fourth_step(run: Trajectory) -> Reward:
+            if len(ended.trained) == 3:
+                raise ZeroDivisionError
+            return by_odd_ids(run)
+
+        with pytest.raises(ZeroDivisionError):
+            ended.train(end_in_the_fourth_step)
         left = (tmp_path / "there" / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in left] == [1, 2, 3]  # two are in the checkpoint
-        training = Training(tmp_path / "there", policy, urls, ahead=2, steps=STEPS, checkpoint_every=2)
+        training = Training(tmp_path / "there", policy, urls_of(live), ahead=2, steps=STEPS, checkpoint_every=2)
         rows = training.train(resume=True)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and [row["faults"] for row in rows] == [0] * STEPS
     assert asked(training.trained) == asked(wanted.trained)[2:]

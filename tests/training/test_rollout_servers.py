@@ -2,7 +2,6 @@
 episodes or makes them zeros."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -184,29 +183,6 @@ def test_what_servers_sample_greedily_is_what_this_process_samples(tmp_path: Pat
         there.backend.refresh()
         seeds = list(range(len(QUESTIONS)))
         assert ids(there.rollout(QUESTIONS, seeds)) == ids(here.rollout(QUESTIONS, seeds))
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_in_a_step_costs_no_episode_and_makes_no_zero(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as live:
-        whole = Training(tmp_path / "whole", policy, urls_of(live))
-        whole.train()
-    with servers(policy, 1) as live, ExitStack() as doomed:
-        dying = doomed.enter_context(servers(policy, 1))
-        training = Training(tmp_path / "there", policy, urls_of([*live, *dying]))
-        steps = 0
-
-        def kill_in_the_second_step() -> None:
-            nonlocal steps
-            steps += 1
-            if steps == 2:
-                threading.Timer(0.05, doomed.close).start()
-
-        training.before_turn = kill_in_the_second_step
-        rows = training.train()
-    assert [ids(runs) for runs in training.runs] == [ids(runs) for runs in whole.runs]
-    assert [row["faults"] for row in rows] == [0, 0, 0]
-    assert (rows[0]["servers"], rows[-1]["servers"]) == (2, 1)
 
 
 def test_rows_of_a_dead_server_go_on_elsewhere(tmp_path: Path, policy: Path) -> None:

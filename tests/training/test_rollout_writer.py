@@ -1,20 +1,15 @@
 """Kept rollouts: what a step leaves on disk, and what keeping it costs a run: nothing of its results."""
 
-import resource
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.processes import run_workers
 from tests.training.echo import QUESTIONS, fixed, reward, sampling, settings_of, train
 from tests.training.tiny import tiny_model
-from tests.training.workers_run import in_worker, keep_rollouts
 
-from coseek.core.errors import DataError, DiskFault
+from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -198,24 +193,6 @@ def test_nothing_is_kept_where_nothing_was_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "rollouts").exists()
 
 
-@contextmanager
-def small_files(most: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_no_half_of_a_step(tmp_path: Path) -> None:
-    with small_files(1500), pytest.raises(DiskFault, match=r"rollouts of step 1 .* --resume"):
-        steps_written(writer_in(tmp_path, every=1), 1)
-    assert list((tmp_path / "rollouts").iterdir()) == []
-
-
 def test_values_of_other_tokens_are_refused() -> None:
     run = fixed(QUESTIONS[0])
     TokenData("4", 0, 0, 1.0, spans=((1, 3),), advantages=(0.5, None)).check(run)
@@ -230,15 +207,3 @@ def test_keeping_may_change_on_resume(tmp_path: Path) -> None:
     train(tmp_path, settings)
     changed = RlSettings.model_validate({**settings.model_dump(), "steps": 2, "keep_rollouts": {"every": 3}})
     train(tmp_path, changed, resume=True)
-
-
-@pytest.mark.slow
-def test_two_workers_keep_every_rollout_once(tmp_path: Path) -> None:
-    run_workers(2, in_worker, keep_rollouts, tmp_path / "two")
-    keep_rollouts(tmp_path / "one", ALONE)
-    one, two = (data_of(tmp_path / name / "rollouts" / "step-000001") for name in ("one", "two"))
-    assert [run for run, _ in one] == [run for run, _ in two]
-    for (_, mine), (_, theirs) in zip(one, two, strict=True):
-        for name in ("trainer_logprobs", "entropies"):
-            assert getattr(theirs, name) == pytest.approx(getattr(mine, name), abs=1e-4)
-        assert (mine.updates, mine.advantages, mine.trained) == (theirs.updates, theirs.advantages, theirs.trained)

@@ -4,7 +4,6 @@ test-tinker`. Refusals need no server."""
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -36,10 +35,6 @@ from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.checkpoint import load_checkpoint
-from coseek.training.trainer.learner import LearnerState
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE
 
 slow = pytest.mark.slow
@@ -49,9 +44,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 SERVER = Path(__file__).with_name("skyrl_server.py")
-RUN = Path(__file__).with_name("tinker_run.py")
 STARTS_S = 600
-STEPS = 10
 MODES = {
     "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{sys.prefix}/jax-cache", "HF_HUB_OFFLINE": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
@@ -225,38 +218,6 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(policy: Path, url: str
     for one in (served.tinker, again):
         update_weights(experience, served.settings, algorithm, one, random.Random(1))
     assert torch.equal(first.forward(batch, wanted_BT), again.policy.forward(batch, wanted_BT))
-
-
-@slow
-def test_a_killed_run_goes_on_from_its_last_checkpoint(policy: Path, url: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(RUN), str(tmp_path / "run"), str(policy), url]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    with subprocess.Popen(command) as process:
-        while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
-            assert process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
-    subprocess.run(command, check=True)
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
-    assert [row["faults"] for row in rows] == [0] * STEPS
-    assert max(row["logprob_gap_max"] for row in rows) <= 1e-4, "sampler and trainer have the same weights"
-    print(f"killed after 5 steps, resumed to {STEPS}: rewards {[round(row['reward'], 2) for row in rows]}")
-    runs = [line.split() for line in (tmp_path / "run" / "versions").read_text().splitlines()]
-    updates = [sum(row["updates"] for row in rows[:place]) for place in range(STEPS)]
-    assert {int(step): int(version) for step, version in runs} == dict(enumerate(updates, start=1))
-    saved = load_model(tmp_path / "run" / "policy", FLOAT32)
-    served = Served(tmp_path / "again", policy, url, steps=STEPS)
-    served.tinker.policy.load_state(load_policy_state(tmp_path / "run"))
-    batch = random_batch(4)
-    merged = Policy(saved, LearnerSettings(), 0).forward(batch, batch.predicted_BT)
-    assert largest(merged, served.tinker.policy.forward(batch, batch.predicted_BT)) <= 1e-4
-
-
-def load_policy_state(folder: Path) -> LearnerState:
-    checkpoint = load_checkpoint(folder / "checkpoints")
-    assert checkpoint is not None
-    return checkpoint["learners"]["policy"]
 
 
 @slow

@@ -1,32 +1,22 @@
 """What one of several workers runs in `test_workers.py`: each mode is a function of this module."""
 
-import os
 import random
-import resource
-import signal
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
-import torch.distributed as dist
-from tests.training import echo
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of
 from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
 
-from coseek.core.errors import DiskFault
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.callbacks import RolloutWriter
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer import workers
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.checkpoint import TrainingState, save_checkpoint
 from coseek.training.trainer.learner import Entropy
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings
@@ -35,7 +25,8 @@ from coseek.training.trainer.workers import Workers, workers_here
 workers.SMALL, workers.TOGETHER = 300, 4  # so that tiny models have large weights, and several messages of small ones
 Kind: TypeAlias = Literal["ddp", "fsdp2"]
 
-ALGORITHMS = ("grpo", "ppo", "lora")
+ALGORITHMS = ("ppo", "lora")
+"""PPO with a critic and a reference of its own; GRPO with adapters and its KL in the loss."""
 KINDS: tuple[Kind, ...] = ("ddp", "fsdp2")
 
 
@@ -130,52 +121,6 @@ def stop_and_go_on(folder: Path, here: Workers) -> None:
     for kind in KINDS:
         keep(train("ppo", kind, folder / f"whole-{kind}", here, 3), folder / f"whole-{kind}.pt")
         keep(train("ppo", kind, folder / f"parts-{kind}", here, 3, resume=True), folder / f"parts-{kind}.pt")
-
-
-def keep_rollouts(folder: Path, here: Workers) -> None:
-    """A step whose rollouts are kept, with entropies, in micro-batches of which the workers get unequal numbers."""
-    settings = settings_of(
-        "grpo", steps=1, kl_coef=0.01, measure_entropy=True, policy=settings_for("grpo", "ddp").policy
-    )
-    writer = RolloutWriter(folder / "rollouts", settings.keep_rollouts, lambda step: {"step": step}, here)
-    echo.train(folder, settings, callbacks=[writer], workers=here)
-
-
-def large(step: int) -> TrainingState:
-    moments: dict[str, object] = {"state": {}, "param_groups": []}
-    weights = {f"w{number}-{dist.get_rank()}": torch.full((400_000,), float(step)) for number in range(20)}
-    return {
-        "step": step, "position": 0, "metrics_bytes": 0, "torch_rng": torch.get_rng_state(), "settings": {},
-        "learners": {"policy": {"module": weights, "optimizer": {"adam": moments, "update": 0}}},
-        "frozen": {}, "notes": {},
-    }  # fmt: skip
-
-
-def die_while_saving(folder: Path, here: Workers) -> None:
-    """The second worker is killed when its part of a checkpoint has begun to exist."""
-    save_checkpoint(folder, large(1), here)
-
-    def watch() -> None:
-        while not [*folder.glob(".step-000002.*/shard-00002*")]:
-            time.sleep(0.0005)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if not here.first:
-        threading.Thread(target=watch, daemon=True).start()
-    save_checkpoint(folder, large(2), here)
-    save_checkpoint(folder, large(2), here)  # where the first save was faster than the watch
-
-
-def fill_one_disk(folder: Path, here: Workers) -> None:
-    """Only the second worker may not write: both must hear of it."""
-    save_checkpoint(folder, large(1), here)
-    if not here.first:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
-    try:
-        save_checkpoint(folder, large(2), here)
-    except DiskFault as error:
-        (folder / f"said-{here.rank}").write_text(str(error))
 
 
 def in_worker(mode: Callable[[Path, Workers], None], folder: Path) -> None:
