@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 import coseek
-from coseek.core.errors import DataError, UnknownName, UserError
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
@@ -56,16 +55,3 @@ def test_labels_are_a_data_set_for_trainers_of_retrievers(world: Path, index: Pa
         assert row["query"] == one.query.text
         assert [passage["docid"] for passage in row["positive_passages"]] == [one.positive]
         assert [passage["docid"] for passage in row["negative_passages"]] == [*one.negatives]
-
-
-def test_a_folder_of_something_else_is_refused(world: Path, tmp_path: Path) -> None:
-    from coseek.adapters.hf_datasets import labels_dataset, runs_dataset
-
-    with pytest.raises(DataError, match="is not a run"):
-        runs_dataset(world)
-    with pytest.raises(DataError, match="holds no labels"):
-        labels_dataset(tmp_path)
-    with pytest.raises((UnknownName, UserError), match="qury"):
-        labels_dataset(tmp_path, view="qury")
-    with pytest.raises(UserError, match="a run folder is named by one path"):
-        runs_dataset("")

@@ -4,12 +4,11 @@ The libraries are installed in an environment of their own: `make test-adapters`
 """
 
 import asyncio
-import importlib
 from pathlib import Path
 
 import pytest
 
-from coseek.core.errors import DataError, RetrieverError, SettingError, UserError
+from coseek.core.errors import RetrieverError, UserError
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import open_retriever
@@ -65,25 +64,6 @@ def test_haystack_gets_the_hits_of_the_index_in_a_pipeline_that_was_stored(world
         documents = one.run({"search": {"query": asked}})["search"]["documents"]
         assert [(each.id, each.content, each.meta["title"], each.score) for each in documents] == wanted
     assert len(pipeline.run({"search": {"query": asked, "top_k": 2}})["search"]["documents"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("library", "name", "count"),
-    [
-        ("langchain", "LangChainRetriever", "k"),
-        ("llama_index", "LlamaIndexRetriever", "k"),
-        ("haystack", "HaystackRetriever", "top_k"),
-    ],
-)
-def test_a_wrong_index_is_refused_when_the_retriever_is_made(
-    index: Path, tmp_path: Path, library: str, name: str, count: str
-) -> None:
-    pytest.importorskip({"langchain": "langchain_core", "llama_index": "llama_index.core"}.get(library, library))
-    kind = getattr(importlib.import_module(f"coseek.adapters.{library}"), name)
-    with pytest.raises((DataError, UserError), match="nowhere"):
-        kind(source=str(tmp_path / "nowhere"), **{count: 3})
-    with pytest.raises(SettingError, match="at least 1, not 0"):
-        kind(source=str(index), **{count: 0})
 
 
 def test_a_search_that_fails_is_an_error_and_not_an_empty_list() -> None:

@@ -113,14 +113,6 @@ def test_a_prompt_has_the_ids_that_the_template_has_for_it(fear: str, name: str)
     assert played(name, tokenizer)[0].segments[0].ids == as_published(tokenizer, said(name))
 
 
-def test_a_question_that_spells_a_special_token_stays_characters_between_the_templates_marks() -> None:
-    tokenizer = chatting()
-    run, _ = played("direct", tokenizer, replace(QUESTION, question="What does <think> mean?"))
-    start, think = (tokenizer.encode(mark)[0] for mark in ("<|im_start|>", "<think>"))
-    assert "What does <think> mean?" in run.segments[0].text
-    assert (run.segments[0].ids.count(start), run.segments[0].ids.count(think)) == (2, 0)
-
-
 def test_a_template_that_writes_todays_date_writes_one_prompt_on_all_days() -> None:
     tokenizer = chatting()
     tokenizer.fast.chat_template = "{{ strftime_now('%d %b %Y, %H:%M:%S.%f') }}" + TEMPLATE

@@ -102,14 +102,6 @@ def test_a_declined_run_is_still_one_behind_a_file_and_behind_an_exported_log(na
     assert (broken.stop, broken.stop_detail, broken.declined) == (StopReason.RETRIEVER_ERROR, "away", False)
 
 
-@pytest.mark.parametrize("name", ["search-r1", "rag"])
-def test_the_prompt_that_tells_to_decline_shows_a_form_that_the_grammar_takes(name: str) -> None:
-    protocol = load_protocol(name, "declining")
-    shown = protocol.template.file.prompt.rpartition("write ")[2].partition(".")[0]
-    (span,) = protocol.grammar.parse(shown)
-    assert protocol.grammar.is_decline(span)
-
-
 @given(st.text(alphabet="abAB .,<>/"), st.lists(st.text(alphabet="abAB .!", max_size=5), max_size=3))
 def test_a_text_says_a_phrase_if_it_has_its_words_and_no_more(text: str, phrases: list[str]) -> None:
     def plain(one: str) -> list[str]:

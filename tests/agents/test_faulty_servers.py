@@ -63,24 +63,21 @@ def retriever(asked: Asked) -> Said:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [False, True], ids=["one attempt", "repeated"])
-def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path, again: bool) -> None:
+def test_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path) -> None:
     gate = threading.Event()
-    questions = [Question(f"q{number}", f"Who is {number} ?", ("Ada",)) for number in range(500)]
+    questions = [Question(f"q{number}", f"Who is {number} ?", ("Ada",)) for number in range(80)]
     rng = random.Random(11)
     with site(flaky(model, rng, gate)) as brain, site(flaky(retriever, rng, gate)) as shelf:
-        patience = HttpSettings(
-            attempts=4 if again else 1, timeout_s=0.5, first_wait_s=0.001, concurrency=32, break_after=1_000
-        )
+        patience = HttpSettings(attempts=2, timeout_s=0.5, first_wait_s=0.001, concurrency=32, break_after=1_000)
         settings = RemoteModelSettings(dialect="vllm", model="m", patience=patience)
         written = open_remote(brain.url, settings, TOKENIZER, PROTOCOL.grammar.stops)
         found = RemoteRetriever(
-            RetrieverSettings(url=shelf.url, retries=3 if again else 0, timeout_s=0.5, backoff_s=0.001, break_after=999)
+            RetrieverSettings(url=shelf.url, retries=1, timeout_s=0.5, backoff_s=0.001, break_after=999)
         )
         run = Run.create(tmp_path / "run", {"limits": {"max_tokens": 4000}})
 
         def stop_early(ended: int, total: int) -> None:
-            if ended >= 200:
+            if ended >= 30:
                 raise KeyboardInterrupt
 
         agent = Agent(PROTOCOL, written)
@@ -92,13 +89,13 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
         written.calls.close()
         found.close()
     kept = list(run.trajectories())
-    assert len(first) == 200
+    assert len(first) == 30
     by_id = {trajectory.question.id: trajectory.to_json() for trajectory in kept}
     assert {ident: by_id[ident] for ident in first} == first  # those were not done again
     assert [trajectory.question.id for trajectory in kept] == [question.id for question in questions]
     ends = Counter(trajectory.stop for trajectory in kept)
     assert set(ends) <= {StopReason.ANSWERED, StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
-    assert ends[StopReason.ANSWERED] >= (450 if again else 120)
+    assert ends[StopReason.ANSWERED] >= 60
     for trajectory in kept:
         assert (trajectory.answer is None) == trajectory.stop.is_fault == bool(trajectory.stop_detail)
         for segment in trajectory.segments[1:]:

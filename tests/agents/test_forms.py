@@ -113,18 +113,8 @@ class S3:
     choices: ClassVar = ["[1, 2]", "[]", "[1,2,3]", "[1, 2, 3, 4]", "[3, 3, 3, 1]", "none", "", '["1"]', "2", "1 and 2"]
     flags: ClassVar = ["True", "False", " true ", "0", "1", "maybe", "", "truely"]
     queries: ClassVar = [
-        '{"query": "x"}',
-        '"x"',
-        "x y",
-        '{"query": ""}',
-        '{"q": "x"}',
-        "[]",
-        '["x"]',
-        '["x", "y"]',
-        "",
-        "{",
-        "7",
-    ]
+        '{"query": "x"}', '"x"', "x y", '{"query": ""}', '{"q": "x"}', "[]", '["x"]', '["x", "y"]', "", "{", "7",
+    ]  # fmt: skip
 
     def is_valid(self, text: str) -> bool:
         """Read block by block, each inner text by rules of its own."""

@@ -83,12 +83,6 @@ def test_a_calculator_in_a_users_file_goes_from_the_call_to_the_stored_row(tmp_p
     )
 
 
-def test_a_run_without_such_calls_is_stored_as_before() -> None:
-    trajectory = play("react", tool("search", query="Ada"), tool("visit", id="p1"), SAY)
-    assert "calls" not in trajectory.to_json() and len(trajectory.searches) == 1
-    assert [segment.tag for segment in trajectory.segments[2::2]] == ["tool_response", "page"]
-
-
 def test_what_the_agent_wrote_wrongly_is_its_own_mistake_and_no_fault(tmp_path: Path) -> None:
     name = with_calculator(tmp_path)
     broken = play(name, tool("calculator", expression="2 +"), tool("calculator", expression="1 / 0"), SAY)

@@ -159,18 +159,8 @@ def test_an_export_of_documents_replaces_no_other_file(world: Path, index: Path,
 
 def test_json_goes_to_stdout_alone(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     words = (
-        "run",
-        world,
-        "--split",
-        "dev",
-        "--agent",
-        "expert",
-        "--retriever",
-        index,
-        "--out",
-        tmp_path / "r",
-        "--json",
-    )
+        "run", world, "--split", "dev", "--agent", "expert", "--retriever", index, "--out", tmp_path / "r", "--json",
+    )  # fmt: skip
     outcome = coseek(*words)
     assert json.loads(outcome.out)["run"] == str(tmp_path / "r")
     assert not outcome.err

@@ -1,17 +1,14 @@
 """The doctor tries things, and what it finds is told plainly."""
 
-import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from tests.cli.conftest import Type
 from tests.hardware.paces import FAST, SLOW, begun_anew, kept
 
-from coseek.cli.commands.doctor import CHECKS, CheckStatus, Finding, as_table, check, exact_search, precision
-from coseek.core.errors import EXTRA_OF
+from coseek.cli.commands.doctor import CHECKS, CheckStatus, check, exact_search, precision
 from coseek.hardware.device import Host
 from coseek.hardware.precision import Use
 
@@ -47,27 +44,6 @@ def test_a_part_that_fails_is_broken_and_says_why() -> None:
 def test_the_core_works_without_torch(trial: object) -> None:
     assert callable(trial)
     assert trial().health is CheckStatus.WORKS
-
-
-def shown(findings: list[Finding]) -> str:
-    """The table as a wide terminal shows it."""
-    console = Console(width=300, file=io.StringIO(), color_system=None)
-    console.print(as_table(findings))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def test_the_line_that_installs_an_extra_can_be_copied_from_the_table() -> None:
-    missing = [
-        check(library, lambda library=library: fails_with(ModuleNotFoundError(name=library)), "")()  # type: ignore[misc]
-        for library in EXTRA_OF
-    ]
-    table = shown(
-        [*missing, Finding("odd [bold]part[/bold]", CheckStatus.BROKEN, "saw [/] and [red]", "write [a.b=c …]")]
-    )
-    for library, extra in EXTRA_OF.items():
-        assert f"pip install 'coseek[{extra}]'" in table, library
-    assert all(text in table for text in ("odd [bold]part[/bold]", "saw [/] and [red]", "write [a.b=c …]"))
 
 
 @pytest.mark.parametrize(("ratio", "taken", "way"), [(FAST, "bfloat16", "int8"), (SLOW, "float32", "exact")])

@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from tests.cli.conftest import Type
-from tests.models.http_site import Asked, Said, site
 
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
@@ -39,18 +37,8 @@ def test_a_run_is_scored_by_its_own_answers_and_as_a_component(
     runs: list[Path], model: Path, world: Path, tmp_path: Path, coseek: Type
 ) -> None:
     words = (
-        "score",
-        *runs,
-        "--answer-with",
-        model,
-        "--judge",
-        world,
-        "--budget",
-        120,
-        "--out",
-        tmp_path / "s",
-        "--json",
-    )
+        "score", *runs, "--answer-with", model, "--judge", world, "--budget", 120, "--out", tmp_path / "s", "--json",
+    )  # fmt: skip
     outcome = coseek(*words)
     assert outcome.code == 0, outcome.err
     tree = json.loads(outcome.out)
@@ -65,16 +53,6 @@ def test_a_run_is_scored_by_its_own_answers_and_as_a_component(
     assert json.loads((tmp_path / "s" / "scores.json").read_text()) == tree
     assert "As a component" in (tmp_path / "s" / "scores.md").read_text()
     assert "<script" not in (tmp_path / "s" / "scores.html").read_text()
-
-
-@pytest.mark.slow
-def test_what_was_asked_once_is_read_from_the_sheet(runs: list[Path], model: Path, world: Path, coseek: Type) -> None:
-    words = ("score", runs[0], "--answer-with", model, "--judge", world, "--json")
-    first = coseek(*words)
-    sheets = {path: path.read_bytes() for path in runs[0].glob("*.jsonl")}
-    assert len(sheets) == 3  # trajectories, answers, verdicts
-    assert coseek(*words).out == first.out
-    assert {path: path.read_bytes() for path in runs[0].glob("*.jsonl")} == sheets
 
 
 @pytest.mark.slow
@@ -138,23 +116,3 @@ def test_the_combination_gain_is_at_equal_passages(
     assert "<svg" in (tmp_path / "gain" / "combination-gain.html").read_text(encoding="utf-8")
     assert "whole numbers above 0" in coseek(*words[:-1], "0,x").sentence
     assert "not sound" not in coseek("audit", runs[0]).out
-
-
-def test_a_verdict_that_cannot_be_read_is_said_in_the_cell_and_not_only_below(runs: list[Path], coseek: Type) -> None:
-    """About every third verdict is unreadable: the mean is a lower bound, and is called one."""
-    pytest.importorskip("httpx")
-
-    def says(asked: Asked) -> Said:
-        said = "yes" if crc32(json.dumps(asked.body["messages"]).encode()) % 3 else "perhaps"
-        return Said({"choices": [{"message": {"content": said}, "finish_reason": "stop"}]})
-
-    with site(says) as there:
-        judge = runs[0].with_name("judge.yaml")
-        judge.write_text(f"{{url: '{there.url}', model: m}}", encoding="utf-8")
-        words = ("score", runs[0], "--judge", judge, "--metrics", "judge_acc,unread_verdicts")
-        outcome = coseek(*words)
-        found = json.loads(coseek(*words, "--json").out)["summaries"][0]["metrics"]
-    judged, unread = found["judge_acc"], found["judge_acc"]["unread"]
-    assert 0 < unread < judged["n"] == 12 and judged["mean"] == pytest.approx(1 - unread / 12) and judged["most"] == 1
-    assert found["unread_verdicts"]["mean"] == pytest.approx(unread / 12)
-    assert f"≥ {judged['mean']:.3f}" in outcome.out and f"({unread} of 12 unread)" in outcome.out

@@ -7,12 +7,9 @@ import pytest
 
 from coseek.cli.terminal import (
     QUIET_S,
-    WIDE,
     StageTimer,
     progress_bar,
     stamped,
-    stderr_console,
-    stdout_console,
     training_bar,
 )
 
@@ -83,10 +80,3 @@ def test_the_lines_of_training_in_a_file_have_a_time(clock: ByHand, capsys: pyte
         bar.say("a line")
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(STAMP + r"sft 1/10, EM \.10", first) and re.fullmatch(STAMP + "a line", second)
-
-
-def test_nothing_is_cut_in_a_file_unless_columns_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert stdout_console().width == stderr_console().width == WIDE
-    monkeypatch.setenv("COLUMNS", "60")
-    assert stdout_console().width == 60

@@ -1,6 +1,5 @@
 """The program itself: what it says, how it ends, what it imports."""
 
-import builtins
 import resource
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
-from coseek.__main__ import run
 from coseek.cli import commands
 
 ONE_COMMAND = """\"\"\"{line}\"\"\"
@@ -96,17 +94,6 @@ def test_a_bug_shows_its_traceback(newcomer: Path, coseek: Type) -> None:
     put(newcomer, "divide_here", "1 / 0")
     with pytest.raises(ZeroDivisionError):
         coseek("divide-here")
-
-
-def test_ctrl_c_while_the_program_is_imported_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(name: str, *rest: object) -> object:
-        if name == "coseek.cli.main":
-            raise KeyboardInterrupt
-        return plain(name, *rest)  # type: ignore[arg-type]
-
-    plain = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", stopped)
-    assert run() == 130
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(newcomer: Path, coseek: Type) -> None:

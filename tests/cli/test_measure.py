@@ -9,7 +9,6 @@ import pytest
 from tests.cli.conftest import Type
 from tests.models.http_site import Said, site
 
-from coseek.cli.commands.measure import tags
 from coseek.cli.main import main
 from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
@@ -132,12 +131,6 @@ def test_a_retriever_that_is_away_scores_nothing_and_ends_with_one(
     assert means(outcome.out)[str(index)]["mrr"] > 0
 
 
-def test_a_retriever_is_tagged_by_the_last_part_of_its_name() -> None:
-    names = ["a/bm25/", "b/bm25", "http://127.0.0.1:8000", "mine.yaml", "the [red] one.run", "/", "über"]
-    expected = ["bm25", "bm25-2", "127.0.0.1-8000", "mine", "the-red-one", "retriever", "ber"]
-    assert tags(names) == expected
-
-
 def test_questions_without_gold_passages_are_measured_by_their_answers(
     world: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:
@@ -146,23 +139,6 @@ def test_questions_without_gold_passages_are_measured_by_their_answers(
     printed = coseek("measure", tmp_path / "bare.jsonl", index, "--json").out
     assert list(means(printed)[str(index)]) == ["answer_hit@5", "answer_hit@20"]
     assert means(printed)[str(index)]["answer_hit@20"] > 0.2
-
-
-def test_a_part_of_the_questions_is_chosen_by_hops_type_and_data_set(
-    world: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
-    questions = Dataset(world).questions("test")
-    wanted = [one for one in questions if one.hops == 2 and one.kind == "composition"]
-    words = ("measure", world, index, "--split", "test", "--json", "--metrics", "mrr")
-    printed = coseek(*words, "--select", "hops=2", "--select", "types=composition").out
-    assert json.loads(printed)["summaries"][0]["questions"] == len(wanted) > 0
-    outcome = coseek(*words, "--select", "sources=nq")
-    assert outcome.code == 2 and "They name no data set" in outcome.err
-    asked = ("--split", "test", "--agent", "rules", "--retriever", index, "--out", tmp_path / "run")
-    assert coseek("run", world, *asked, "--count", 3, "select.hops=[1,2]").code == 0
-    scored = coseek("score", tmp_path / "run", "--json", "--select", "hops=1,2")
-    assert json.loads(scored.out)["summaries"][0]["questions"] == 3
-    assert json.loads(scored.out)["summaries"][0]["missing"] == 0
 
 
 def test_a_reranker_that_ranked_nothing_says_so_where_it_is_measured(

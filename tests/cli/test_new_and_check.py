@@ -30,16 +30,8 @@ def test_a_new_part_works_as_it_is_written(
 def test_the_test_beside_a_new_part_passes(tmp_path: Path, coseek: Type) -> None:
     assert coseek("new", "reward", "brevity", "--out", tmp_path).code == 0
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path),
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 

@@ -86,18 +86,3 @@ def test_a_fault_in_a_part_of_ones_own_is_one_sentence_with_its_line(index: Path
     (tmp_path / "cut.py").write_text("def read(sources):\n    pass\n", encoding="utf-8")
     imported = coseek("data", "import", tmp_path / "cut.py", tmp_path / "mine.yaml", "--out", tmp_path / "set")
     assert "cut.py returns an ImportedData, not NoneType" in imported.sentence
-
-
-def test_a_retriever_that_lacks_a_part_is_refused_in_one_sentence(tmp_path: Path, coseek: Type) -> None:
-    source = (
-        "from coseek.core.settings import Settings as SETTINGS\n"
-        "class Mine:\n    name = identity = 'mine'\n    corpus = None\n"
-        "    def seen(self, query): return str(query)\n"
-        "    def search(self, queries, k): return [[] for _ in queries]\n"
-        "def open(settings, opening): return Mine()\n"
-    )
-    (tmp_path / "mine.yaml").write_text("retriever: mine.py\n", encoding="utf-8")
-    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
-    assert coseek("search", tmp_path / "mine.yaml", "words").code == 0
-    (tmp_path / "mine.py").write_text(source.replace("    corpus = None\n", ""), encoding="utf-8")
-    assert "has no 'corpus'" in coseek("search", tmp_path / "mine.yaml", "words").sentence

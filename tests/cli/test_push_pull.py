@@ -27,17 +27,9 @@ def test_a_pulled_agent_runs_over_an_index_of_a_pulled_encoder_of_pulled_data(
     made = coseek("index", data, "--retriever", "dense", "--encoder", encoder, "--out", tmp_path / "index")
     assert made.code == 0, made.err
     run = (
-        "run",
-        data,
-        "--split",
-        "test",
-        "--agent",
-        agent,
-        "--retriever",
-        tmp_path / "index",
-        "--out",
+        "run", data, "--split", "test", "--agent", agent, "--retriever", tmp_path / "index", "--out",
         tmp_path / "run",
-    )
+    )  # fmt: skip
     ended = coseek(*run, "count=2", "limits.max_turns=1", "limits.max_turn_tokens=4")
     assert ended.code == 0, ended.err
     assert "--force" in coseek("push", agent, "me/policy").sentence

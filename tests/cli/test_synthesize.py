@@ -82,17 +82,8 @@ def test_a_model_behind_a_server_proposes_and_the_same_command_asks_it_nothing_a
     coseek: Type, world: Path, generator: str, tmp_path: Path
 ) -> None:
     command = (
-        "data",
-        "synthesize",
-        world,
-        "--out",
-        tmp_path / "out",
-        "--generator",
-        generator,
-        "--limit",
-        40,
-        "--json",
-    )
+        "data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator, "--limit", 40, "--json",
+    )  # fmt: skip
     first = coseek(*command)
     assert first.code == 0, first.err
     told, asked = json.loads(first.out), Counted.asked

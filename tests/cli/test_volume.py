@@ -28,17 +28,6 @@ def test_short_work_is_silent_unless_every_report_is_wanted(
     assert len(capfd.readouterr().err.splitlines()) == lines
 
 
-@pytest.mark.parametrize(("wanted", "lines"), [(Volume.QUIET, 0), (Volume.NORMAL, 3), (Volume.VERBOSE, 5)])
-def test_a_quiet_training_says_nothing(wanted: Volume, lines: int, capfd: pytest.CaptureFixture[str]) -> None:
-    set_volume(wanted)
-    with training_bar() as bar:
-        bar.stage("rl", 4)
-        for done in (1, 2, 3, 4):
-            bar.advance(done)
-        bar.say("saved")
-    assert len(capfd.readouterr().err.splitlines()) == lines
-
-
 @pytest.mark.parametrize("wanted", Volume)
 def test_an_alarm_is_read_at_every_volume(wanted: Volume, capfd: pytest.CaptureFixture[str]) -> None:
     set_volume(wanted)
@@ -58,10 +47,6 @@ def test_a_quiet_run_has_the_result_of_a_loud_one(coseek: Type, world: Path, ind
     assert logging.getLogger("coseek").level == logging.INFO
     coseek("search", index, "mayor")
     assert logging.getLogger("coseek").level == logging.WARNING
-
-
-def test_a_mistake_is_named_under_quiet_as_well(coseek: Type) -> None:
-    assert "nowhere" in coseek("search", "nowhere", "words", "-q").sentence
 
 
 @pytest.mark.parametrize("name", plugin_names(COMMANDS))

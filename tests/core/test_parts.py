@@ -1,7 +1,6 @@
 """Fears about parts: what a kill leaves stays for ever, or a start sweeps away what another process is writing."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coseek.core.files import atomic_folder, write_json
-from coseek.core.lock import lock_folder
+from coseek.core.files import atomic_folder
 from coseek.core.parts import sweep
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="nothing is swept where files have no such locks")
@@ -56,26 +54,3 @@ def test_a_part_of_a_living_writer_stays(tmp_path: Path) -> None:
         assert sum(path.suffix == ".part" for path in tmp_path.iterdir()) == 1
     assert [path.name for path in (tmp_path / "index").iterdir()] == ["half.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
-def test_a_part_of_another_name_is_left_alone_where_coseek_does_not_own_the_folder(tmp_path: Path) -> None:
-    for name in (".notes.json.abcd1234.part", ".a.json.movie.part", ".a.json.old"):
-        (tmp_path / name).touch()
-    write_json(tmp_path / "a.json", 1)
-    assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_a_new_start_in_a_folder_with_a_record_finds_nothing_hidden_left(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_json(run / "run.yaml", {})
-    with writer(run / "policy" / "trained") as process:
-        process.send_signal(signal.SIGKILL)
-    (run / "deep").mkdir()
-    (run / "deep" / ".lock").write_text("4711 on elsewhere\n")
-    (run / "deep" / ".cached.lock").write_text("of another program")
-    (run / "deep" / ".thesis.Chapter1.part").write_text("somebody's own")
-    (run / "deep" / ".healthy.old").mkdir()
-    with lock_folder(run):
-        left = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
-    assert left == [".lock", "deep/.cached.lock", "deep/.thesis.Chapter1.part", "run.yaml"]
-    assert (run / "deep" / "healthy").is_dir()

@@ -34,16 +34,6 @@ def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path, ki
 
 
 @pytest.mark.slow
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for number in range(6):
-            file.writestr(f"xl/{number}.xml", bytes(100 << 20))
-    made, _ = imported(tmp_path, bomb__xlsx=bomb.getvalue(), note__txt=b"Herons fish at dawn.")
-    assert "it unpacks to 600 MB" in reasons(made)
-
-
-@pytest.mark.slow
 def test_sheets_and_slides_become_passages_with_their_titles(tmp_path: Path) -> None:
     from openpyxl import Workbook  # type: ignore[import-untyped, unused-ignore]
     from pptx import Presentation  # type: ignore[import-not-found, unused-ignore]

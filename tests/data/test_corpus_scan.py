@@ -32,7 +32,7 @@ def joined(found: LinePositions) -> list[NDArray[np.int64]]:
 def test_what_an_earlier_scan_knows_changes_no_digest_and_no_span(piece_bytes: int, tmp_path: Path) -> None:
     rng, path = random.Random(piece_bytes), tmp_path / "corpus.jsonl"
     rows = [(f"p{row}", "é" * rng.randint(0, 40)) for row in range(200)]
-    for batch in range(8):
+    for batch in range(3):
         wanted = written(rows, path, rng)
         fresh = joined(scan_lines(path, None, piece_bytes))
         assert fresh[2].tobytes() == b"".join(wanted)

@@ -89,13 +89,6 @@ def test_markdown_keeps_headings_tables_numbers_code_and_front_matter() -> None:
         assert line in text
 
 
-def test_a_front_matter_that_is_a_bomb_or_no_yaml_harms_nothing() -> None:
-    bomb = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
-    for front in (bomb, "a: [", "a: 2026-99-99", 'a: "\\ud800"'):
-        _, text = read_one("a.md", f"---\n{front}\n---\n\nbody".encode())
-        assert text == "body"
-
-
 def test_rst_reads_no_other_file_and_keeps_the_text_of_directives_and_tables(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("hidden treasure")

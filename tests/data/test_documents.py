@@ -1,10 +1,8 @@
 """The import of documents: every format, hostile and broken files, ids and neighbours."""
 
-import errno
 import gzip
 import io
 import json
-import os
 import random
 import re
 import tarfile
@@ -147,42 +145,6 @@ def test_two_documents_of_one_name_keep_their_kind(tmp_path: Path) -> None:
     assert passages[3].title == passages[0].title == "Heron" and not unread(made)
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_folder_that_cannot_be_read_is_reported_and_the_others_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
-    for name in ("in/a.txt", "in/closed/b.txt", "in/locked/c.txt", "in/z/d.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("words")
-    scandir, lstat, is_file = os.scandir, Path.lstat, Path.is_file
-
-    def refuse(path: object, folder: str) -> None:
-        if folder in Path(str(path)).parts:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    def scan(path: str) -> "os._ScandirIterator[str]":
-        refuse(path, "closed")
-        return scandir(path)
-
-    def look(path: Path) -> os.stat_result:
-        refuse(path.parent, "locked")
-        return lstat(path)
-
-    def is_one(path: Path) -> bool:
-        refuse(path.parent, "closed")
-        return is_file(path)
-
-    # chmod 0 and chmod a-x, which root would not notice
-    monkeypatch.setattr(os, "scandir", scan)
-    monkeypatch.setattr(Path, "lstat", look)
-    monkeypatch.setattr(Path, "is_file", is_one)
-    sources = [tmp_path / "in" / "closed", tmp_path / "in"] if named else [tmp_path / "in"]
-    made = import_data("documents", sources, tmp_path / "out")
-    told = "failed: it cannot be opened (Permission denied)"
-    closed = {"closed": told} if named else {}
-    assert unread(made) == {**closed, "in/closed": told, "in/locked/c.txt": told} and made.passages == 2
-
-
 def test_python_files_among_the_documents_are_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("docutils", "lxml", "sitecustomize", "json", "coseek"):
         (tmp_path / f"{name}.py").write_text("open('was-run', 'w').write(__name__)")
@@ -203,14 +165,7 @@ def nested(data: bytes, depth: int) -> bytes:
     ("name", "data", "settings", "reason"),
     [
         ("a.zip", zipped({f"{n}.txt": b"x" * 8_000_000 for n in range(3)}), {}, "200 times its size"),
-        (
-            "a.tar.gz",
-            tarred(*((tarfile.TarInfo(f"{n}.txt"), b"x" * 8_000_000) for n in range(3))),
-            {},
-            "200 times its size",
-        ),
         ("a.txt.gz", gzip.compress(b"x " * 4_000_000), {"max_file_mb": 1}, "larger than 1 MB"),
-        ("a.zip", zipped({"a.txt": b"x " * 4_000_000}), {"max_file_mb": 1}, "larger than 1 MB"),
         ("a.zip", zipped({f"{n}.txt": b"x" for n in range(9)}), {"max_archive_files": 8}, "more than 8 files"),
         ("a.zip", nested(zipped({"a.txt": b"deep"}), 4), {}, "nested more than 3 deep"),
         ("a.zip", zipped({"a.txt": b"words" * 50})[:-30], {}, "no whole zip archive"),
@@ -231,18 +186,10 @@ def test_bombs_and_broken_archives_are_refused_and_the_rest_is_read(
     assert any(reason in why for why in unread(made).values()), unread(made)
 
 
-DEEP = b"<div>" * 200_000 + b"deep"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.html", b"<html>" + DEEP),
         ("a.html", b"<html><script>only a script</script>"),
-        ("a.html", b""),
-        ("a.md", b">" * 30_000 + b" a"),
-        ("a.json", b"[" * 100_000),
         (
             "a.pdf",
             b"%PDF-1.7\n" + b"1 0 obj << /Type /Catalog /Pages 1 0 R >> endobj\n" * 9 + b"trailer << /Root 1 0 R >>",
@@ -251,7 +198,7 @@ DEEP = b"<div>" * 200_000 + b"deep"
         ("a.csv", b"a,b\n"),
     ],
 )
-def test_a_hostile_or_an_empty_file_is_told_and_harms_no_other(tmp_path: Path, name: str, data: bytes) -> None:
+def test_an_empty_or_a_broken_file_is_told_and_harms_no_other(tmp_path: Path, name: str, data: bytes) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / name).write_bytes(data)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
@@ -58,21 +57,6 @@ def test_a_beir_folder_keeps_its_splits_and_grades(beir: Path, tmp_path: Path) -
     assert question.meta["relevance"] == {"57": 1, "4983": 2, "58": 0}
     assert dataset.corpus.by_id("4983") == Passage("4983", "Ada", "Born 1815.")
     assert dataset.corpus.by_id("58").title == ""
-
-
-def test_what_a_beir_folder_lacks_is_named(beir: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(SettingError, match=r"splits of its own here \(test, train\)"):
-        import_data("beir", [beir], out, split="test")
-    with pytest.raises(DataError, match="give one BEIR folder"):
-        import_data("beir", [beir / "corpus.jsonl"], out)
-    text(beir / "qrels" / "dev.tsv", "query-id\tcorpus-id\tscore", "0\t57\tvery")
-    with pytest.raises(DataError, match="line 2: the grade 'very'"):
-        import_data("beir", [beir], out)
-    (beir / "queries.jsonl").unlink()
-    with pytest.raises(DataError, match=r"holds no queries\.jsonl"):
-        import_data("beir", [beir], out)
-    assert not out.exists()
 
 
 def test_judgements_of_what_is_not_there_are_named_and_cost_only_themselves(beir: Path, tmp_path: Path) -> None:
@@ -158,17 +142,3 @@ def test_queries_alone_are_questions_without_answers(browsecomp: Path, tmp_path:
     import_data("browsecomp-plus", [browsecomp], tmp_path / "out")
     (question,) = Dataset(tmp_path / "out").questions("test")
     assert (question.id, question.answers, question.gold_ids) == ("769", (), ("58102", "9"))
-
-
-def test_what_browsecomp_plus_cannot_be_is_refused(browsecomp: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no BrowseComp-Plus files"):
-        import_data("browsecomp-plus", [tmp_path / "empty"], tmp_path / "out")
-    with pytest.raises(DataError, match="there is no file"):
-        import_data("browsecomp-plus", [tmp_path / "nowhere.jsonl"], tmp_path / "out")
-    lines(browsecomp / "corpus" / "part-1.jsonl", {**DOC, "text": "another"})
-    with pytest.raises(DataError, match=r"part-1\.jsonl, line 1: the page '58102' has another text"):
-        import_data("browsecomp-plus", [browsecomp], tmp_path / "out")
-    text(browsecomp / "topics-qrels" / "queries.tsv", "no tab")
-    with pytest.raises(DataError, match=r"queries\.tsv, line 1"):
-        import_data("browsecomp-plus", [browsecomp / "topics-qrels" / "queries.tsv"], tmp_path / "out")

@@ -117,15 +117,6 @@ def test_an_id_that_stands_twice_in_a_streamed_corpus_is_refused(flashrag: Path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_mistake_in_a_question_is_found_before_the_corpus_is_read(flashrag: Path, tmp_path: Path) -> None:
-    with (flashrag / "wiki-18.jsonl").open("a") as file:
-        file.write("broken\n")
-    write_lines(flashrag / "nq" / "train.jsonl", {"id": "train_0", "question": 5.0, "golden_answers": [None]})
-    sources = [flashrag / "wiki-18.jsonl", flashrag / "nq" / "train.jsonl"]
-    with pytest.raises(DataError, match=r"train\.jsonl, line 1: 'golden_answers'"):
-        import_data("flashrag", sources, tmp_path / "out")
-
-
 @pytest.mark.slow
 def test_an_import_does_not_hold_its_corpus(tmp_path: Path) -> None:
     text = "word " * 200

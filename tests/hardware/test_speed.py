@@ -50,13 +50,9 @@ def test_other_instructions_are_another_host(monkeypatch: pytest.MonkeyPatch) ->
     "text",
     [
         "",
-        "{",
-        "[]",
         '{"schema": 1, "hosts": {"HOST": {"seconds": {}}}}',
-        '{"schema": 2, "hosts": []}',
         '{"schema": 2, "hosts": {"HOST": {"many_rows": 2.0}}}',
         '{"schema": 2, "hosts": {"HOST": {"many_rows": 2.0, "few_rows": 2.0, "int8_search": 0.0}}}',
-        '{"schema": 2, "hosts": {"HOST": {"many_rows": 2.0, "few_rows": 2.0, "int8_search": "a"}}}',
     ],
 )
 def test_an_invalid_file_is_ignored(tmp_path: Path, text: str) -> None:

@@ -223,13 +223,8 @@ _OPENED = _NEXT.replace("assistant\n", "assistant\n<think>\n")
 _CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 _MARKED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _HEADERS = (
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|python_tag|>",
-)
+    "<|eot_id|>", "<|eom_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>",
+)  # fmt: skip
 _CHANNELS = ("<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>")
 _ROLES = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 _BRACKETS = (

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coseek.core.errors import DataError, UserError
-from coseek.models.model_folder import FAMILIES, fetch_command, way_out
+from coseek.core.errors import DataError
+from coseek.models.model_folder import fetch_command, way_out
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.agent_check import check_paths
-from coseek.pipelines.agent_recipe import load_recipe, paths_of, recipe_names
 from coseek.retrieval.retrievers.rerank import check_folder
 from coseek.retrieval.vectors.encoder import encoder_folder
 
@@ -49,12 +47,3 @@ def test_every_place_that_needs_a_folder_says_how_to_fetch_it(tmp_path: Path, mo
     ):  # fmt: skip
         with pytest.raises(DataError, match=line):
             refuse()
-
-
-@pytest.mark.parametrize("recipe", ["search-r1-ppo", "s3", "qagent"])
-def test_a_model_that_our_recipes_name_is_known_by_its_publisher(recipe: str) -> None:
-    named = [one for one in paths_of(load_recipe(recipe)) if one.holds == "model"]
-    assert named and all(fetch_command(str(one.path)) for one in named)
-    assert recipe in recipe_names() and FAMILIES
-    with pytest.raises(UserError, match=r"there is no data/wiki-18, .* data.folder; check the path \(docs/ref"):
-        check_paths(load_recipe(recipe))

@@ -138,18 +138,6 @@ def test_a_cleared_slot_remembers_nothing(kind: str) -> None:
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 4])
-def test_convolutions_of_any_width_are_the_networks_own(kernel: int) -> None:
-    shape = {**SHAPE, **NETWORKS["lfm2"], "conv_L_cache": kernel}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("lfm2", **shape)).eval()
-    engine = make_engine(model, torch.float32)
-    assert isinstance(engine, FusedEngine)
-    rows = [random_ids(random.Random(number), 2, 12) for number in range(3)]
-    read_in_pieces(engine, rows, random.Random(0))
-    for row, logits_V in zip(rows, step(engine, rows), strict=True):
-        assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
-
-
 class Changed(LlamaForCausalLM):
     """Someone's own network, which may do anything."""
 

@@ -270,7 +270,7 @@ def test_a_layer_that_has_no_slots_is_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt2"])
 def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> None:
     model = network(name)
     free = sampler(model, max_rows=12, max_tokens=64)
@@ -295,8 +295,7 @@ def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> Non
     assert 0 < most <= 3.5 * row
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "dtype"), [("lfm2", "float32"), ("deepseek_v3", "bfloat16")])
 def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: str, dtype: str) -> None:
     model = network(name)
     one = sampler(model, max_rows=5, dtype=dtype)

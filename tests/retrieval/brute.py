@@ -68,16 +68,8 @@ def whole_numbers(rng: np.random.Generator, rows: int, dim: int) -> Floats:
 
 Maker = Callable[[np.random.Generator, int, int], Floats]
 MAKERS: tuple[Maker, ...] = (
-    unit_rows,
-    copies,
-    near_ties,
-    mixed_norms,
-    outliers,
-    denormals,
-    huge,
-    zeros,
-    whole_numbers,
-)
+    unit_rows, copies, near_ties, mixed_norms, outliers, denormals, huge, zeros, whole_numbers,
+)  # fmt: skip
 
 
 @st.composite

@@ -137,19 +137,6 @@ def test_threads_share_one_cache(path: Path) -> None:
         assert not wrong and retriever.stats.hits + retriever.stats.misses == 6 * 30 * 3
 
 
-def test_while_another_process_writes_reads_go_on_and_new_lists_are_not_kept(path: Path) -> None:
-    engine = Engine()
-    with cached(path, engine) as retriever:
-        retriever.search(["ada"], 1)
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            assert retriever.search(["ada", "cy"], 1) == engine.inner.search(["ada", "cy"], 1)
-            other.execute("ROLLBACK")
-        assert engine.asked == [["ada"], ["cy"]] and retriever.stats.bypassed == 1
-        retriever.search(["cy"], 1)
-        assert engine.asked[-1] == ["cy"]
-
-
 DEEP = "retriever: noisy\nover: {retriever: noisy, over: c.yaml}"
 
 

@@ -107,11 +107,8 @@ def test_another_view_than_the_encoder_was_trained_with_is_refused(tmp_path: Pat
 
 
 CHANGES: list[tuple[dict[str, object], str]] = [
-    ({"view": "reasoning+query"}, "view 'reasoning\\+query' instead of None"),
     ({"query_prompt": "query: "}, "query_prompt 'query: ' instead of ''"),
-    ({"passage_prompt": "passage: "}, "passage_prompt"),
     ({"query_tokens": 12}, "query_tokens 12 instead of 512"),
-    ({"passage_tokens": 12}, "passage_tokens"),
     ({"similarity": "dot"}, "similarity 'dot' instead of 'cosine'"),
 ]
 

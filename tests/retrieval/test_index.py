@@ -86,12 +86,6 @@ def test_an_unknown_retriever_or_setting_offers_the_nearest_name(folder: Path, t
     assert not (tmp_path / "index").exists()
 
 
-def test_an_index_never_replaces_a_folder_of_something_else(folder: Path) -> None:
-    with pytest.raises(DataError, match="exists and is not an index"):
-        build_index(folder, "bm25", folder)
-    assert len(Corpus.load(folder / "corpus.jsonl")) == 3
-
-
 @pytest.mark.parametrize("name", ["hybrid.yaml", "runs/x/run.yaml"])
 def test_neither_a_build_nor_an_update_loses_a_file_in_an_index_folder(folder: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "index"

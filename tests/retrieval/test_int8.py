@@ -12,7 +12,6 @@ from tests.retrieval.brute import (
     brute_force,
     check_batches,
     hard_cases,
-    large_case,
     near_ties,
     outliers,
     unit_rows,
@@ -64,15 +63,6 @@ def test_the_bound_is_never_passed(case: Case) -> None:
         bound = lost_N * np.linalg.norm(wide) + kept_N * np.linalg.norm(wide - codes * step)
         true = scores_of(vectors, np.broadcast_to(query, vectors.shape))
         assert (np.abs(true - approximate) <= bound * (1 + 1e-9) + np.abs(approximate) * 1e-15).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 10, 100])
-def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(tmp_path: Path, k: int) -> None:
-    vectors, queries = large_case(k)
-    found = int8_search(VectorStore.of(vectors), tmp_path).find(queries, k)
-    assert np.array_equal(found.rows_QK, brute_force(vectors, queries, k))
-    assert found.rescored_Q.max() < 10 * k + 100
 
 
 def test_it_finds_the_very_bytes_of_the_float_search(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.retrieval.test_hnsw import clustered, recall
-from tests.retrieval.tiny_encoder import sentences
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
@@ -54,20 +53,6 @@ def test_without_refining_no_vectors_are_kept(tmp_path: Path, encoder: Path, cor
     assert len(open_index(tmp_path / "index", corpus, {"nprobe": 99}).search(["ba"], 5)[0]) == 5
     with pytest.raises(SettingError, match=r"refine=4: .* without vectors"):
         open_index(tmp_path / "index", corpus, {"refine": 4})
-
-
-def test_a_corpus_that_is_too_small_is_refused_before_it_is_encoded(tmp_path: Path, encoder: Path) -> None:
-    def never(what: str, done: int, total: int) -> None:
-        raise AssertionError(what)
-
-    settings: dict[str, object] = {"encoder": str(encoder)}
-    with pytest.raises(SettingError, match=r"256 codes \(nbits=8\) .* the corpus has 255; use the retriever dense"):
-        build_index(sentences(255), "ivf-pq", tmp_path / "index", settings, never)
-    with pytest.raises(SettingError, match="nlist=300 cells for 256 passages"):
-        build_index(sentences(256), "ivf-pq", tmp_path / "index", {**settings, "nlist": 300}, never)
-    assert list(tmp_path.iterdir()) == []
-    least = build_index(sentences(16), "ivf-pq", tmp_path / "index", {**settings, "nbits": 4})
-    assert len(least.search(["ba"], 3)[0]) == 3
 
 
 def test_the_number_of_cells_grows_with_the_root_of_the_corpus() -> None:

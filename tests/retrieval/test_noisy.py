@@ -1,14 +1,11 @@
 """Fears about noise: a sibling in the batch that changes a query's fate, noise that never comes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import pytest
+from tests.retrieval.test_hybrid import Far
 
-from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
-from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.query import QueryLike
+from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 
@@ -56,21 +53,6 @@ def test_an_empty_batch_finds_nothing() -> None:
     assert noisy(start=1, end=1).search([], 2) == []
 
 
-@dataclass
-class Far:
-    """A retriever without a corpus at hand."""
-
-    name: str = "far"
-    corpus: Corpus | None = None
-    identity: str = "far"
-
-    def seen(self, query: QueryLike) -> str:
-        return str(query)
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        raise RetrieverError("far away")
-
-
 def test_noise_needs_a_corpus_to_be_drawn_from() -> None:
     with pytest.raises(SettingError, match="far has no local one"):
-        NoisyRetriever(Far(), make_settings(NoisySettings, {"over": "-"}))
+        NoisyRetriever(Far([]), make_settings(NoisySettings, {"over": "-"}))

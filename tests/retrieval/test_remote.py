@@ -156,7 +156,7 @@ def test_a_query_of_blanks_is_not_asked() -> None:
     assert [body["queries"] for _, body, _ in server.asked] == [["a"]]
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [429, 503])
 def test_a_fault_that_passes_is_tried_again(status: int) -> None:
     answers: Iterator[Reply] = iter([(status, {}, b"no"), (status, {}, b"no")])
     with foreign(lambda path, body: next(answers, None) or found(path, body)) as server, remote(server.url) as client:
@@ -193,9 +193,6 @@ def test_a_mistake_in_the_settings_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("COSEEK_TEST_TOKEN", "two\nlines")
     for settings, sentence in (
         ({"url": "ftp://x"}, "is not a server address"),
-        ({"url": "http://"}, "is not a server address"),
-        ({"url": "http://[::1"}, "is not a server address"),
-        ({"url": "http://x/?a=b"}, "is not a server address"),
         ({"url": "http://me:pw@x"}, "must not hold a password"),
         ({"url": "http://x", "token_env": "COSEEK_NO_TOKEN"}, "holds no token"),
         ({"url": "http://x", "token_env": "COSEEK_TEST_TOKEN"}, "holds no token"),

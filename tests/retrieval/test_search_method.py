@@ -73,8 +73,7 @@ def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instructions", ["AVX2", "SSE41"])
-def test_int8_multiplies_integers_exactly_without_the_newest_instructions(tmp_path: Path, instructions: str) -> None:
+def test_int8_multiplies_integers_exactly_without_the_newest_instructions(tmp_path: Path) -> None:
     """These add pairs of products in 16 bits. (On other processors the variable says nothing.)"""
     code = f"""
 import numpy as np
@@ -91,5 +90,5 @@ for number, vectors in enumerate((unit_rows(rng, 3_000, 48), near_ties(rng, 3_00
     for queries in (vectors[:1], vectors[:5], unit_rows(rng, 64, 48)):
         assert np.array_equal(Int8Search(store, folder).search(queries, 10)[0], brute_force(vectors, queries, 10))
 """
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -125,18 +125,6 @@ def test_a_bug_of_a_retriever_fails_one_request_and_not_the_service(capsys: pyte
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_the_rest_of_a_request_that_failed_is_not_searched() -> None:
-    batcher, retriever = Batcher(WorkThread("search"), 2, 100), EchoRetriever()
-
-    async def scenario() -> None:
-        job = await batcher.search(retriever, ["a", "fail", "c", "d", "e", "f"], 1)
-        assert isinstance(job.fault, RetrieverError)
-        assert batcher.waiting == 0
-
-    run(scenario)
-    assert texts(retriever) == [["a", "fail"]]
-
-
 def test_a_full_queue_turns_away_and_says_when_to_come_back() -> None:
     busy = Busy(queue=3)
 

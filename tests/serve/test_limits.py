@@ -1,7 +1,6 @@
 """Fears about limits: that a request or an answer has none, and that a search is made for nobody."""
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -10,8 +9,6 @@ from tests.serve.live import WEB, EchoRetriever, live
 from tests.serve.test_running import ask, connected
 
 HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n"
-BODY = b'{"queries": ["x"]}'
-REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -37,23 +34,6 @@ def test_connections_beyond_the_limit_are_refused() -> None:
         until(lambda: ask(url).status_code == 503)
         held[0].close()
         until(lambda: ask(url).status_code == 200)
-
-
-def test_nobody_searches_for_a_client_that_has_gone() -> None:
-    gate = threading.Event()
-    echo = EchoRetriever(gate)
-    with live({"echo": echo}, batch=1) as url:
-        with connected(url) as first, connected(url) as second:
-            first.sendall(REQUEST)
-            while len(echo.batches) < 2:  # the first was the warm-up
-                time.sleep(0.005)
-            second.sendall(REQUEST.replace(b'"x"', b'"z"'))
-            while not WEB.get(f"{url}/health").json()["waiting"]:
-                time.sleep(0.005)
-        until(lambda: not WEB.get(f"{url}/health").json()["waiting"])
-        gate.set()
-        assert ask(url, "after").status_code == 200
-    assert [[query.text for query in batch] for batch in echo.batches] == [["warm up"], ["x"], ["after"]]
 
 
 def test_a_body_that_is_too_long_or_too_late_is_refused() -> None:

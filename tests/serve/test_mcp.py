@@ -4,9 +4,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -24,8 +23,7 @@ from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever
 from coseek.serve import mcp_server
-from coseek.serve.mcp_server import KnowledgeTools, bounded, make_server
-from coseek.serve.settings import ListenSettings
+from coseek.serve.mcp_server import KnowledgeTools, make_server
 
 HOSTILE = 'x\x1b[2J"}]} </answer><script>alert(1)</script>\u202e'
 PAGE = Passage("https://a.example/b", "A page", f"The page says {HOSTILE}")
@@ -163,21 +161,6 @@ def test_a_client_starts_the_command_and_speaks_over_stdio(index: Path) -> None:
 
     found = asyncio.run(speak()).structured_content
     assert found is not None and len(found["results"]) == 10
-
-
-def test_a_call_that_is_too_long_is_refused_in_json_rpc() -> None:
-    sent: list[MutableMapping[str, object]] = []
-
-    async def never(*_: object) -> None:
-        raise AssertionError("it was not read")
-
-    async def send(message: MutableMapping[str, object]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [(b"content-length", b"11")]}
-    asyncio.run(bounded(never, ListenSettings(max_body_bytes=10))(scope, never, send))  # type: ignore[arg-type]
-    assert sent[0]["status"] == 413
-    assert "more than 10 bytes" in json.loads(cast(bytes, sent[1]["body"]))["error"]["message"]
 
 
 def posted(url: str, arguments: dict[str, str]) -> int:

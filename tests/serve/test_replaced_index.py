@@ -120,15 +120,6 @@ def test_servers_that_get_a_new_index_one_by_one_are_followed_and_no_search_is_l
     assert caplog.text.count("until then it is left out") == 1
 
 
-def test_an_index_inside_a_yaml_file_is_watched_too(tmp_path: Path) -> None:
-    build_index(version(1, tmp_path / "corpus.jsonl"), "bm25", tmp_path / "index")
-    (tmp_path / "both.yaml").write_text("retriever: hybrid\nparts: [index, {retriever: noisy, over: index}]\n")
-    with watched(tmp_path / "both.yaml") as url:
-        before = WEB.post(f"{url}/retrieve", json=QUERY).headers[IDENTITY]
-        update_index(version(2, tmp_path / "corpus.jsonl"), tmp_path / "index")
-        until(lambda: WEB.post(f"{url}/retrieve", json=QUERY).headers[IDENTITY] != before)
-
-
 def test_a_new_index_that_cannot_be_opened_leaves_the_old_one_in_service(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

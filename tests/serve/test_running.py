@@ -56,10 +56,9 @@ def waiting(url: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", ["", "queries"])
-def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Path) -> None:
+def test_after_sigterm_every_accepted_request_is_answered(tmp_path: Path) -> None:
     gate = tmp_path / "open"
-    command = ("-m", "tests.serve.slow_server", str(gate), log)
+    command = ("-m", "tests.serve.slow_server", str(gate), "queries")
     with process(*command) as (running, url), ThreadPoolExecutor(32) as pool:
         replies = [pool.submit(ask, url, f"secret{number}") for number in range(32)]
         while waiting(url) < 28:  # all but the first batch, which is held up
@@ -75,7 +74,7 @@ def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Pa
     assert max(line["batch"] for line in served) == 4
     assert sum(line["queue_ms"] for line in served) > 0
     asked = sorted(text for line in served for text in line.get("texts", []))
-    assert asked == (sorted(f"secret{number}" for number in range(32)) if log else [])
+    assert asked == sorted(f"secret{number}" for number in range(32))
 
 
 @pytest.mark.slow
@@ -258,11 +257,6 @@ def test_settings_are_shown_without_secrets() -> None:
     }
     shown = without_secrets(json.loads(json.dumps(given)))
     assert shown == {"url": "https://host:1/path", "query_tokens": 32, "parts": [{"k1": 1.2}]}
-
-
-def test_a_queue_that_no_request_would_fit_into_is_refused() -> None:
-    with pytest.raises(SettingError, match="make the queue longer"):
-        SearchService({"a": EchoRetriever}, ServeSettings(queue=10, max_queries=11))
 
 
 def test_scores_that_are_no_numbers_are_a_fault_and_not_broken_json() -> None:

@@ -1,13 +1,11 @@
 """Chromium: a headless browser driven through its debugging pipe, for tests of the page."""
 
-import base64
 import json
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -128,11 +126,3 @@ class Chromium:
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
-
-    def picture(self, path: Path, width: int, height: int, dark: bool = False) -> None:
-        """Write a picture of the page at this size."""
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.ask("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
-        path.write_bytes(base64.b64decode(str(self.send("Page.captureScreenshot", format="png")["data"])))
