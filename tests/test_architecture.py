@@ -44,6 +44,7 @@ LAYERS = {
     "traces": 6,
     "graders": 7,
     "labels": 8,
+    "lab.graders": 8,
     "lab.synthesis": 8,
     "training": 9,
     "lab.agents": 9,
@@ -66,7 +67,7 @@ NEIGHBOURS = {
 
 TORCH_FREE = (
     "core", "data", "hardware", "retrieval", "agents", "rewards", "measure", "traces", "hub", "graders", "labels",
-    "view", "cli", "lab.world", "lab.agents", "lab.synthesis",
+    "view", "cli", "lab.world", "lab.agents", "lab.graders", "lab.synthesis",
 )  # fmt: skip
 
 LONG: dict[str, str] = {}

@@ -7,7 +7,8 @@ from tests.scripted import Scripted
 
 from coseek.core.errors import ModelError
 from coseek.data.question import Question
-from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt
+from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.lab.graders.oracle import OracleJudge
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.judge_text import read_verdict

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 from coseek.core.cache import TextCache
 from coseek.core.cluster import Cluster, check_same, shares_of
 from coseek.core.errors import SettingError
+from coseek.core.plugins import find_plugin
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
-from coseek.lab.world.oracle import Oracle
+from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, is_world, load_judge_prompt
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import (
     CachedTextModel,
@@ -23,6 +24,13 @@ from coseek.models.text_model import (
     texts_of,
 )
 from coseek.models.tokenizer import HfTokenizer
+
+if TYPE_CHECKING:
+    from coseek.graders.ranker import Ranker
+    from coseek.graders.relevance import RelevanceScorer
+
+GRADERS = "coseek.lab.graders"
+"""The package of graders that are found by their names."""
 
 
 def open_generator(
@@ -45,9 +53,24 @@ def open_judge(
 ) -> Judge:
     """The judge: a model, or the oracle if the name is the folder of a laptop world."""
     if is_world(settings.model):
-        return OracleJudge(Oracle.load(Path(settings.model)), settings.model)
+        return oracle().judge(settings.model)
     prompt = load_judge_prompt(settings)
     return ModelJudge(open_frozen_model(settings.model, cache, writing, cluster), prompt, settings)
+
+
+class OracleModule(Protocol):
+    """A plug-in that grades what is of a laptop world without a model. It opens graders from the world's folder."""
+
+    def judge(self, world: str) -> Judge: ...
+
+    def relevance(self, world: str) -> "RelevanceScorer": ...
+
+    def ranker(self, world: str) -> "Ranker": ...
+
+
+def oracle() -> OracleModule:
+    """The oracle, which is found by its name."""
+    return cast(OracleModule, find_plugin("grader", GRADERS, "oracle"))
 
 
 def open_frozen_model(

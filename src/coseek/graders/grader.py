@@ -1,6 +1,5 @@
 """Grader: what judges, relevance scorers and rankers have in common."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -9,7 +8,6 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile
 from coseek.graders.call_counts import CallCounts
-from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModel
 
 P = TypeVar("P", bound=PromptFile)
@@ -27,22 +25,6 @@ class Grader(Protocol):
     def card(self) -> JsonObject:
         """Description for the first line of a grade cache."""
         ...
-
-
-@dataclass(frozen=True)
-class OracleGrader:
-    """The oracle of a laptop world, which makes no errors."""
-
-    oracle: Oracle
-    source: str
-
-    @cached_property
-    def identity(self) -> str:
-        return digest_of("oracle", json.dumps(self.oracle.to_json(), sort_keys=True))
-
-    @property
-    def card(self) -> JsonObject:
-        return {"oracle": self.source}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
-from coseek.graders.grader import Grader, OracleGrader
+from coseek.graders.grader import Grader
 from coseek.models.judge_text import read_verdict
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import TextModel, generate_each
@@ -126,17 +126,6 @@ class ModelJudge:
         right = read_verdict(text, self.prompt.verdict_after)
         fault = f"the judge said neither yes nor no: {text.strip()[:80]!r}" if right is None else None
         return Verdict(claim.question.id, claim.response, right, text, fault, claim.asked)
-
-
-class OracleJudge(OracleGrader):
-    """The oracle of a laptop world as a judge."""
-
-    def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
-        rights = [self.oracle.judge(claim.question, claim.response) for claim in claims]
-        return [
-            Verdict(claim.question.id, claim.response, right, asked=claim.asked)
-            for claim, right in zip(claims, rights, strict=True)
-        ]
 
 
 def is_world(name: str | Path) -> bool:

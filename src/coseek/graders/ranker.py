@@ -4,7 +4,6 @@ A model's order must name every passage exactly once, or nearly so where a lenie
 model is called once more, and after a second failure there is no order.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,6 @@ from coseek.graders.grader import Grader
 from coseek.graders.listed_answer import Unreadable, after_mark
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
-from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show, sliding_together
@@ -64,29 +62,6 @@ class Ranker(Grader, Protocol):
     def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
         """One order per request. A failure is an order with a fault and affects no other order."""
         ...
-
-
-@dataclass(frozen=True)
-class OracleRanker:
-    """The oracle of a laptop world: by relevance for the hop of the query; ties keep the given order."""
-
-    oracle: Oracle
-
-    @cached_property
-    def identity(self) -> str:
-        return digest_of("oracle ranker", json.dumps(self.oracle.to_json(), sort_keys=True))
-
-    @property
-    def card(self) -> JsonObject:
-        return {"ranker": "the oracle of a laptop world"}
-
-    def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        return [self._order(one) for one in asked]
-
-    def _order(self, asked: RankingRequest) -> RankedOrder:
-        hop = self.oracle.hop_of(asked.question, asked.query.text)
-        scores = [float(self.oracle.relevance(asked.question, passage, hop)) for passage in asked.passages]
-        return RankedOrder(tuple(sorted(range(len(scores)), key=lambda place: -scores[place])), tuple(scores))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
-from coseek.graders.grader import Grader, ModelGrader, OracleGrader
+from coseek.graders.grader import Grader, ModelGrader
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
 from coseek.retrieval.llm import neutralise_numbers
@@ -65,22 +65,6 @@ class RelevanceScorer(Grader, Protocol):
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
         """One rating per list, in order. A failure is a rating with a fault."""
         ...
-
-
-class OracleRelevance(OracleGrader):
-    """The oracle of a laptop world, which knows the hop of a query and the passages that state that hop's fact.
-
-    A query that matches no hop of the plan, or two hops equally, counts for every hop; a passage then gets its best
-    score over the hops.
-    """
-
-    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        return [Rating(one.turn.id, one.digest, self._scores(one)) for one in asked]
-
-    def _scores(self, asked: CandidateList) -> dict[str, float]:
-        question = asked.turn.question
-        hop = self.oracle.hop_of(question, asked.turn.query.text)
-        return {passage.id: float(self.oracle.relevance(question, passage, hop)) for passage in asked.passages}
 
 
 @dataclass(frozen=True)

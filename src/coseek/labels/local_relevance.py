@@ -7,12 +7,12 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import oracle
 from coseek.graders.grading import BATCH
 from coseek.graders.relevance import (
     CandidateList,
     GoldRelevance,
     ModelRelevance,
-    OracleRelevance,
     Rating,
     RelevanceScorer,
     load_relevance_prompt,
@@ -120,7 +120,7 @@ class LocalRelevance:
 def open_relevance(parts: LabelResources, scoring: RelevanceOptions) -> RelevanceScorer:
     """The scorer of `--scorer`."""
     if parts.scorer == ORACLE:
-        return OracleRelevance(parts.oracle, str(parts.world))
+        return oracle().relevance(parts.oracle_world)
     if parts.scorer == GOLD:
         return GoldRelevance()
     prompt = load_relevance_prompt(scoring.prompt)

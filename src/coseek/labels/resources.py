@@ -23,7 +23,6 @@ from coseek.graders.factory import open_frozen_model, open_judge
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Judge, JudgeSettings
 from coseek.hardware.placement import Placement
-from coseek.lab.world.oracle import Oracle
 from coseek.labels.candidates import Candidates, find_candidates
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings, open_likelihood
@@ -113,14 +112,15 @@ class LabelResources:
             "of a laptop world, or `gold` for questions with gold passages",
         )
 
-    @cached_property
-    def oracle(self) -> Oracle:
+    @property
+    def oracle_world(self) -> str:
+        """The folder of the laptop world whose oracle scores. Raises `SettingError` without one."""
         if self.world is None:
             raise SettingError(
                 "there is no world.json beside the questions, so there is no oracle; name a laptop world's folder "
                 "with --scorer, or a model"
             )
-        return Oracle.load(self.world)
+        return str(self.world)
 
     @cached_property
     def writer(self) -> TextModel:

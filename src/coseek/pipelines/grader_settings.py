@@ -12,14 +12,13 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, make_settings
 from coseek.data.question import Question
-from coseek.graders.factory import open_generator, open_judge
+from coseek.graders.factory import open_generator, open_judge, oracle
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import Tell, no_progress
-from coseek.graders.judge import Judge, JudgeSettings, OracleJudge
+from coseek.graders.judge import Judge, JudgeSettings
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
 from coseek.graders.scoring import EpisodeScorer, check_needs
 from coseek.hardware.placement import Placement
-from coseek.lab.world.oracle import Oracle
 from coseek.models.text_model import TextModelSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.grades import Accuracy
@@ -101,4 +100,4 @@ def open_graders(settings: GraderSettings, folder: Path, world: Path | None = No
         return Graders(settings, folder, generator, judge)
     if world is None:
         raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
-    return Graders(settings, folder, generator, OracleJudge(Oracle.load(world), str(world)))
+    return Graders(settings, folder, generator, oracle().judge(str(world)))

@@ -33,9 +33,10 @@ from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import FAULT
+from coseek.graders.factory import oracle
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Claim, Judge
-from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
+from coseek.graders.ranker import GoldRanker, ModelRanker, Ranker, load_rank_prompt
 from coseek.labels.candidates import not_equal_to
 from coseek.labels.label_folder import TextStore
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
@@ -106,7 +107,7 @@ class DrSynth:
     def ranker(self) -> Ranker:
         parts, settings = self.parts, self.settings
         if parts.scorer == ORACLE:
-            return OracleRanker(parts.oracle)
+            return oracle().ranker(parts.oracle_world)
         if parts.scorer == GOLD:
             return GoldRanker()
         return ModelRanker(

@@ -1,0 +1,1 @@
+"""Graders of the laboratory, found by name: the oracle of a laptop world."""
