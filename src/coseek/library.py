@@ -170,7 +170,7 @@ def run_agent(
 ) -> Run:
     """Run an agent over a questions file, or a split of a data-set folder, into the run folder `out` (`coseek run`).
 
-    Every trajectory is kept as it ends, so a killed run loses only what was under way; `resume=True` does the rest.
+    Every trajectory is kept as it ends, so a killed run loses only unfinished questions; `resume=True` continues.
     `cluster` is the address of a Ray cluster whose processes answer. Everything is named and not opened, because
     `run.yaml` records it.
     """

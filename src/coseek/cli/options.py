@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 RetrieverName: TypeAlias = Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")]
 Temperature: TypeAlias = Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")]
-ProtocolName: TypeAlias = Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")]
+ProtocolName: TypeAlias = Annotated[
+    str | None, typer.Option(help="A protocol or a YAML file; default: the agent's own.")
+]
 PromptTemplateName: TypeAlias = Annotated[
-    str | None, typer.Option(help="A prompt template or its YAML file; else the agent's own.")
+    str | None, typer.Option(help="A prompt template or a YAML file; default: the agent's own.")
 ]
 TokenizerName: TypeAlias = Annotated[
     str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")

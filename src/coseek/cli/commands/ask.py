@@ -50,7 +50,7 @@ def ask(
     ] = "extract",
     limits: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
+        typer.Argument(metavar="NAME=VALUE", help="Limits, such as max_turns=6 or limits.max_turns=6."),
     ] = None,
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,

@@ -39,7 +39,7 @@ app = new_app()
 
 @app.callback(cls=RunsByDefault)
 def audit() -> None:
-    """Check stored runs and labels: `coseek audit PATH…`. Or what a corpus lacks: `coseek audit corpus DATA`."""
+    """Check stored runs and labels (`coseek audit PATH…`), or what a corpus lacks (`coseek audit corpus DATA`)."""
 
 
 @app.command(epilog="Example: `coseek audit corpus DATA`")
@@ -51,7 +51,7 @@ def corpus(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the questions whose gold passages or answers the corpus does not hold, which no retriever can reach.
+    """Find questions whose gold passages or answers are not in the corpus.
 
     Counts them by data set, with the most that this costs in recall and EM. Reads the corpus once, without holding it.
     """
@@ -96,7 +96,7 @@ def runs_(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Derive tokens, masks, hits, answers, rewards and labels again, and say what differs.
+    """Derive tokens, masks, hits, answers, rewards and labels again, and report differences.
 
     Ends with 1 when something differs. All violations are counted, and the first hundred of each folder are named with
     their file, line, question and segment. Says what could not be compared.

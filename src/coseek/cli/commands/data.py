@@ -59,7 +59,7 @@ TRACES = "traces"
 
 @app.callback()
 def data() -> None:
-    """Bring public data, documents and logs of agents into ordinary files, and runs into the formats of others."""
+    """Import public data, documents and agents' logs; make questions; export runs."""
 
 
 @app.command("import", epilog="Example: `coseek data import documents ~/notes --out data/notes`")
@@ -93,11 +93,11 @@ def import_(
     dev_share: Annotated[float, typer.Option(help="Share of the questions of --train that becomes dev.")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """Read public files, or documents, and write `corpus.jsonl` and `questions.SPLIT.jsonl`.
+    """Import public files or documents as `corpus.jsonl` and `questions.SPLIT.jsonl`.
 
-    A folder that holds the same corpus keeps its other splits. Nothing is written when anything is wrong. A document
-    that cannot be read is reported, and the others are read. `traces` reads logs of any agent (chat messages with tool
-    calls, ATIF, or JSON by paths such as question=input.q) into a run that can be scored, viewed and labelled.
+    A folder with the same corpus keeps its other splits. Writes nothing after an error; unreadable documents are
+    skipped and reported. `traces` imports logs of any agent (chat messages with tool calls, ATIF, or JSON by paths such
+    as question=input.q) as a run that can be scored, viewed and labelled.
     """
     paths = [Path(source) for source in sources if not _is_setting(source)]
     settings = assignments(source for source in sources if _is_setting(source))
@@ -139,11 +139,11 @@ def pool(
     ] = "train=.7,dev=.1,test=.2",
     as_json: AsJson = False,
 ) -> None:
-    """Make one corpus of several data sets, and splits in which nothing of the test is in the training.
+    """Merge data sets into one corpus with splits that share no questions or gold passages.
 
-    Of a question that two sets ask, the first is kept. Questions that share a gold passage are in the same split.
-    Published splits hold: `test` and `dev` are tested, `train` becomes train and dev. Files that are an evaluation set
-    of their publisher are named: what is trained on the pool cannot be measured by them elsewhere.
+    Duplicate questions are kept once. Questions that share a gold passage are in the same split. Of published splits,
+    `test` and `dev` become test, `train` becomes train and dev. Reports files that are an evaluation set of their
+    publisher: do not measure elsewhere by them what was trained on the pool.
     """
     made = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
     if as_json:
@@ -195,14 +195,13 @@ def synthesize(
     cache: CacheFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make questions of one to four hops from the passages of DIR alone, with their gold paths.
+    """Make questions of one to four hops from the passages of DIR, with their gold passages.
 
-    A question is kept if its answer follows from its path, needs every passage of it, and follows neither without
-    search nor, from two hops on, from one search. OUT/unanswerable is the same data set without some of the passages.
-    Without --generator the passages' own phrases are asked, which needs English text that says the same kind of thing
-    of several names. With --solver the kinds of question that are neither too easy nor too hard for it are drawn more
-    and more often. Nothing is written when anything is wrong. Replies of models are stored in --cache (OUT.cache.sqlite
-    by default): the same command resumes a stopped run and asks nothing twice.
+    Keeps a question if its answer follows from its gold passages, needs all of them, and follows neither without search
+    nor, from two hops on, from one search. OUT/unanswerable is the data set without some of the passages. Without
+    --generator, questions are made of the passages' own phrases, which needs English text like an encyclopedia's. With
+    --solver, keeps questions that it answers only sometimes. Writes nothing after an error. Replies of models are
+    stored in --cache (OUT.cache.sqlite by default): the same command resumes.
     """
     folder = Path(words[0])
     check_data_folder(words[0])

@@ -47,7 +47,8 @@ def index(
     ] = None,
     cluster: ClusterName = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Bring the index at --out up to date: only new and changed texts are read.")
+        bool,
+        typer.Option("--update", help="Bring the index at --out up to date; vectors of unchanged passages are reused."),
     ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Build nothing: check the index DIR and its corpus for damage.")
@@ -56,9 +57,8 @@ def index(
 ) -> None:
     """Build an index over the corpus of a data set.
 
-    The index records the digest of its corpus, and is refused when the corpus has changed since; --update takes over
-    what has not changed. It is written atomically. Encoding a large corpus takes long: Ctrl-C or a crash loses the last
-    minute, and the same command resumes.
+    An index is refused after its corpus has changed; --update brings it up to date. It is written atomically. Ctrl-C or
+    a crash loses the last minute of encoding, and the same command resumes.
     """
     if verify:
         if out or settings or retriever or encoder or cluster or update:

@@ -76,11 +76,11 @@ def label(
     view: Annotated[str, typer.Option(help="The query view of --tevatron.")] = "question+query",
     as_json: AsJson = False,
 ) -> int:
-    """Label every search of these runs: a positive passage, negatives, and the scores that chose them.
+    """Label every search of runs: a positive passage, negatives, and the scores that chose them.
 
     The label folder holds `labels.yaml` (all settings, identities, versions), `labels.jsonl`, `dropped.jsonl` (turns
     without a label, and why) and `scores/`, where scores are written as they become known. Ctrl-C or a crash loses only
-    unfinished work; `--resume` does the rest: the same labels. Ends with 1 when faults left every turn undone.
+    unfinished work; `--resume` continues to the same labels. Exits with 1 if faults left every turn without a label.
     """
     check_output_file(tevatron, ".jsonl")
     find_view(view := load_view(view))

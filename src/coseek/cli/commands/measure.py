@@ -123,11 +123,11 @@ def measure(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap, and of --count.")] = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Measure what retrievers find when the question itself is searched: means with 95 % intervals, compared in pairs.
+    """Measure what retrievers find for questions: means with 95 % intervals, compared in pairs.
 
-    Every later RETRIEVER is paired with the first. A question's gold passages are relevant, with the grades of its data
-    set or of --qrels where there are any. Failed searches are counted, and left out of all means. Ends with 1 when
-    every search of a retriever failed.
+    Each RETRIEVER is paired with the first. Relevant are a question's gold passages, with the grades of its data set or
+    of --qrels, if any. Failed searches are counted and left out of means. Exits with 1 if every search of a retriever
+    failed.
 
     With a run or a label folder, the agent's searches are made again, each through the retriever's query view. Relevant
     are the gold passages that no earlier turn had found, or the label's positives; a question's value is the mean over

@@ -26,7 +26,7 @@ def push(
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of a repository.")] = False,
 ) -> None:
-    """Send the files that open FOLDER elsewhere, with its card (README.md), in one commit.
+    """Push a policy, an encoder or a data set with its card (README.md), in one commit.
 
     Hidden files, optimizers and checkpoints are never sent. Log in with `hf auth login`, or set HF_TOKEN.
     """

@@ -29,10 +29,9 @@ def quickstart(
 ) -> None:
     """Train a search agent in minutes on two cores and show what it learnt.
 
-    Makes a laptop world, indexes it, warm-starts the base model that the package holds on imperfect demonstrations,
-    trains it with GRPO on its own searches, and compares it with its warm start, with naive RAG and with answering
-    directly, on held-out questions and on a held-out world. Nothing is downloaded. Ctrl-C keeps everything; --resume
-    goes on.
+    Makes a laptop world, indexes it, warm-starts the shipped base model on imperfect demonstrations, trains it with
+    GRPO, and compares it with its warm start, naive RAG and direct answers, on held-out questions and a held-out world.
+    Downloads nothing. Ctrl-C keeps everything; --resume continues.
     """
     trainer = AgentTrainer(recipe="from-nothing" if from_nothing else "quickstart", overrides=settings or [])
     go(trainer, out, resume, as_json)

@@ -77,8 +77,8 @@ def run(
     """Run an agent over many questions and keep every trajectory.
 
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
-    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest, and repeats runs with a
-    fault.
+    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` continues, and repeats trajectories
+    with a fault.
     """
     agent = at_server(agent)
     who, limits = check_run(

@@ -97,8 +97,8 @@ def score(
 ) -> None:
     """Score runs: means with 95 % intervals, by groups of questions, and every later run paired with the first.
 
-    A trajectory that a fault of the retriever or the model ended is counted, and left out of all means. Answers of the
-    generator and verdicts are kept beside the run, and are not asked for again.
+    Trajectories with a fault are counted and left out of means. Answers of the generator and verdicts are stored in the
+    run and reused.
     """
     if len(set(runs)) < len(runs):
         raise UserError("the same run is named twice; name each once")

@@ -127,7 +127,7 @@ def serve_agent(
     retriever: RetrieverName,
     limits: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
+        typer.Argument(metavar="NAME=VALUE", help="Limits, such as max_turns=6 or limits.max_turns=6."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The agent's name in requests; its folder's by default.")] = None,
     host: Host = _AGENT.host,
@@ -150,7 +150,7 @@ def serve_agent(
     """Serve an agent: POST /v1/chat/completions and /v1/responses, streamed or whole, GET /v1/models, /health, /info,
     and a page for trying at /.
 
-    The last message of a request is the question. What is answered is token for token what `coseek run` measures.
+    The last message of a request is the question. The answer is token for token that of `coseek run`.
     """
     check_libraries()
     agent = at_server(agent)
@@ -171,7 +171,7 @@ def serve_agent(
     run(service, lambda url: tell(f"coseek serves {service.name} at {url}"))
 
 
-@app.command("mcp", epilog="Example: `coseek serve mcp --retriever data/notes.index --agent extract`")
+@app.command("mcp", epilog="Example: `coseek serve mcp data/notes.index --agent extract`")
 @takes_servers
 def serve_mcp(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],

@@ -94,8 +94,8 @@ def train_agent(
 ) -> None:
     """Train an agent by a recipe, measure it against its baselines, and write a report.
 
-    A run can be stopped at any moment; --resume goes on to the same result as without the stop. With --dry-run nothing
-    is trained or written; it ends with 2 when something that the recipe names is missing.
+    A training can be stopped at any time; --resume continues to the same result. --dry-run trains and writes nothing,
+    and exits with 2 if an input is missing.
     """
     if show:
         prefixes, typed = split_prefixes(settings, show)
@@ -120,9 +120,9 @@ def train_generator(
 ) -> None:
     """Train a laptop generator: a tiny model that answers questions of laptop worlds from given passages.
 
-    It is trained on generated worlds and measured on a held-out one, with the gold passages among others and with the
-    passages of one search. Its folder is for `--answer-with`. It can be stopped at any moment; --resume goes on to the
-    same result as without the stop.
+    Trains on generated worlds and measures on a held-out one, with the gold passages among others and with the passages
+    of one search. Its folder is for `--answer-with`. It can be stopped at any time; --resume continues to the same
+    result.
     """
     if (recipe := reader_recipe(GeneratorRecipe(), settings, show, as_json)) is not None:
         from coseek.lab.pipelines.reader import GeneratorTraining  # torch
@@ -141,12 +141,12 @@ def train_base(
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a base model: a tiny model that reads, copies and finds the next thing to look up, before any protocol.
+    """Train a base model: a tiny model that reads, copies and plans the next search, before any protocol.
 
-    It is trained on worlds whose every word is drawn, and measured on one that it never met and on a laptop world. With
-    DATA it begins with the shipped base and learns the words of that corpus, too, and to read its passages: by
-    questions made from them, and by its own training questions. Its folder is for `policy.folder` of a recipe and for
-    `--answer-with`. It can be stopped at any moment; --resume goes on to the same result as without the stop.
+    Trains on worlds of random words and measures on a held-out one and on a laptop world. With DATA it starts from the
+    shipped base model and learns to read that corpus, by questions made from its passages and by its own training
+    questions. Its folder is for `policy.folder` of a recipe and for `--answer-with`. It can be stopped at any time;
+    --resume continues to the same result.
     """
     given = words or []
     data = [word for word in given[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
@@ -176,8 +176,8 @@ def train_simulator(
 ) -> None:
     """Tune a model to play a search engine, useful or noisy (ZeroSearch), on stored runs with a real one.
 
-    OUT/simulator is a model folder for a retriever file with `retriever: simulated`. It can be stopped at any moment;
-    --resume goes on to the same result as without the stop.
+    OUT/simulator is a model folder for a retriever file with `retriever: simulated`. It can be stopped at any time;
+    --resume continues to the same result.
     """
     needed = {"model": "…", "runs": ["…"]} if show else {}
     prefixes, typed = split_prefixes(settings, show)
@@ -217,10 +217,10 @@ def train_retriever(
     dry_run: Estimate = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the encoder of a retriever on labels, and measure what it finds for held-out turns.
+    """Train a retriever's encoder on labels, and measure it on held-out turns.
 
-    OUT/encoder is a sentence-transformers folder for `coseek index DATA --retriever dense --encoder OUT/encoder`. A run
-    can be stopped at any moment; --resume goes on to the same weights as without the stop.
+    OUT/encoder is a sentence-transformers folder for `coseek index DATA --retriever dense --encoder OUT/encoder`. A
+    training can be stopped at any time; --resume continues to the same weights.
     """
     given = [str(folder) for folder in labels or []]
     if show:
@@ -260,9 +260,9 @@ def train_together(
 ) -> None:
     """Train an agent and a retriever in alternating rounds, and measure every pair of them.
 
-    In a round the agent is trained with the latest retriever, its runs are labelled, a retriever is trained on the
-    labels, and the corpus is indexed again. Training ends with the first round that does not help on the dev split. A
-    run can be stopped at any moment; --resume goes on to the same result as without the stop.
+    In a round the agent is trained with the latest retriever, its searches are labelled, a retriever is trained on the
+    labels, and the corpus is indexed again. Stops after the first round that does not help on the dev split. A training
+    can be stopped at any time; --resume continues to the same result.
     """
     prefixes, typed = split_prefixes(settings, show)
     read = load_together_recipe(recipe, typed)
