@@ -76,11 +76,14 @@ def programs(folder: Path, scripts: tuple[str, ...]) -> Iterator[None]:
         (folder / name).write_text(CLIENT.format(python=sys.executable, scripts=scripts, bin=here, address=address))
         (folder / name).chmod(0o755)
     server = forked(_run_programs, str(address))
-    while not address.exists():
-        time.sleep(0.01)
-    yield
-    server.terminate()
-    server.join()
+    try:
+        while not address.exists():
+            assert server.is_alive()
+            time.sleep(0.01)
+        yield
+    finally:
+        server.terminate()
+        server.join()
 
 
 def _run_programs(address: str) -> None:

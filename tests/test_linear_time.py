@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coseek
 from coseek.agents.actions import (
     QueryFormat,
     first_sentence,
@@ -48,7 +47,6 @@ from coseek.retrieval.web.providers import plain
 from coseek.traces.calls import answer_in, calls_in
 from coseek.traces.message_forms import chat_messages
 
-SOURCES = Path(coseek.__file__).parent
 QUICK = (1_000, 10_000)
 LIMIT_S = 1.0
 """For a million characters; a short text is given the tenth of it at least."""

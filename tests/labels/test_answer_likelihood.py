@@ -158,37 +158,6 @@ def test_replug_by_the_papers_letter_takes_the_softmax_of_probabilities(tmp_path
     assert found.targets == pytest.approx([weight / sum(weights) for weight in weights])
 
 
-def test_llm_embedder_weighs_a_passage_against_no_passage(tmp_path: Path) -> None:
-    found = label("llm-embedder", tmp_path, negatives=2)
-    assert [candidate.scores["change"] for candidate in found.candidates] == [4.5, 1.0, -1.0, -4.0]
-    assert (found.positive, found.negatives, found.targets) == ("p1", ("p2", "p4"), None)
-
-
-def test_llm_embedder_gives_no_label_where_no_passage_helps(tmp_path: Path) -> None:
-    assert reason("llm-embedder", tmp_path, turn(), lambda titles: -1.0) == "no-positive"
-
-
-def test_scarlet_credits_what_the_answer_loses_without_a_passage(tmp_path: Path) -> None:
-    """Ada and Eve tell it only together; Bob does nothing and Kim misleads."""
-
-    def nats(titles: list[str]) -> float:
-        return -1.0 - 6.0 * (not {"Ada", "Eve"} <= set(titles)) - 2.0 * ("Kim" in titles)
-
-    found = label("scarlet", tmp_path, nats)
-    assert {candidate.passage.id: candidate.scores["utility"] for candidate in found.candidates} == {
-        "p1": 6.0,
-        "p3": 6.0,
-        "p2": 0.0,
-        "p4": -2.0,
-    }
-    assert (found.positive, found.negatives) == ("p1", ("p2", "p4"))  # p3 is as good, and so is no negative
-
-
-def test_scarlet_gives_no_label_where_nothing_is_lost_or_all_is_alike(tmp_path: Path) -> None:
-    assert reason("scarlet", tmp_path / "1", turn(), lambda titles: -3.0) == "no-positive"
-    assert reason("scarlet", tmp_path / "2", turn(), lambda titles: -3.0 - (len(titles) < 4)) == "no-negatives"
-
-
 @given(st.lists(st.integers(-20, 20), min_size=1, max_size=9))
 def test_the_two_groups_are_the_ones_with_the_least_squares(values: list[int]) -> None:
     falling = sorted(values, reverse=True)

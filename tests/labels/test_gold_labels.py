@@ -56,17 +56,6 @@ def test_the_positive_is_the_open_gold_passage_that_the_retriever_has_highest_or
     assert len(sets) + sum(dropped.values()) == len(turns())
 
 
-def test_turns_that_had_nothing_left_to_find_are_dropped(tmp_path: Path) -> None:
-    _, dropped = sets_of(tmp_path)
-    assert dropped.get("all-shown", 0) == sum(not still_open(turn) for turn in turns())
-
-
-def test_passages_that_were_not_found_are_left_out_when_that_is_asked_for(tmp_path: Path) -> None:
-    sets, dropped = sets_of(tmp_path, add_missing=False)
-    assert dropped["not-found"] > 0
-    assert all(candidate.rank > 0 for one in sets for candidate in one.candidates)
-
-
 def test_every_open_gold_passage_can_have_a_set_of_its_own(tmp_path: Path) -> None:
     sets, _ = sets_of(tmp_path, every=True)
     by_turn = {turn.id: turn for turn in turns()}

@@ -21,13 +21,21 @@ MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
 
 
 def recipe(*more: str) -> AgentRecipe:
-    return load_recipe("from-nothing", [*TINY, *MOVING, *FEW, *more])
+    few = "table={questions: 2, dev_questions: 1, sampled: false}"
+    return load_recipe("from-nothing", [*TINY, *MOVING, *FEW, few, *more])
 
 
 def train(folder: Path, *more: str, resume: bool = False) -> None:
     training = AgentTraining(recipe(*more), folder)
     training.begin(resume)
     training.train()
+
+
+def begun(folder: Path, *more: str) -> None:
+    """A training whose metrics tell of one step."""
+    AgentTraining(recipe(*more), folder).begin(resume=False)
+    (folder / "rl").mkdir()
+    (folder / "rl" / "metrics.jsonl").write_text('{"step": 1}\n')
 
 
 def train_with_table(folder: Path, *more: str, resume: bool = False) -> None:
@@ -87,7 +95,7 @@ STAGES = "stages={one: {}, two: {rl: {kl_coef: 0.0}}}"
 @pytest.mark.slow
 def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tmp_path: Path) -> None:
     cosine = "rl.policy={optimizer: {decay: cosine}}"
-    train(tmp_path / "cosine", cosine, "rl.steps=1")
+    begun(tmp_path / "cosine", cosine, "rl.steps=1")
     with pytest.raises(
         SettingError, match=r"rl\.policy\.optimizer\.decay spreads a schedule over all steps"
     ) as refused:

@@ -61,42 +61,6 @@ def test_without_in_batch_negatives_only_the_labels_own_count() -> None:
     assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["y"]]
 
 
-def test_the_same_passage_under_another_id_or_text_is_no_negative() -> None:
-    batch = EncoderBatch.contrastive([row("1|a", "x"), row("2|a", "1|other a"), row("b")], in_batch=True)
-    assert negatives_of(batch, 0) == ["b", "x"]
-    # `other a` has the id of the first row's positive, not of the second's.
-    assert negatives_of(batch, 1) == ["b", "other a", "x"]
-
-
-def test_rows_of_one_question_are_no_negatives_of_each_other() -> None:
-    rows = [row("a", "x", question="Q", turn="1"), row("b", "y", "a", question="Q", turn="2"), row("c")]
-    batch = EncoderBatch.contrastive(rows, in_batch=True)
-    assert negatives_of(batch, 0) == ["c", "x"]
-    assert negatives_of(batch, 1) == ["c", "y"]  # though the second turn's own label calls `a` wrong
-
-
-def test_what_another_turn_of_the_question_had_to_find_is_no_negative_whoever_gives_it() -> None:
-    rows = [row("a", question="Q", turn="1"), row("1|b", question="Q", turn="2"), row("c", "b", "1|other b")]
-    batch = EncoderBatch.contrastive(rows, in_batch=True)
-    assert negatives_of(batch, 0) == ["c"]
-    assert negatives_of(batch, 2) == ["a", "b", "b", "other b"]  # right for others, and wrong for this one
-
-
-def test_two_questions_that_are_asked_alike_do_not_call_each_others_positives_wrong() -> None:
-    """One vector would be pushed to a passage and away from it."""
-    rows = [row("a", "x", query="mayor"), row("b", "a", query="mayor"), row("c", query="river")]
-    batch = EncoderBatch.contrastive(rows, in_batch=True)
-    assert negatives_of(batch, 0) == ["c", "x"]
-    assert negatives_of(batch, 1) == ["c", "x"]
-    assert negatives_of(batch, 2) == ["a", "a", "b", "x"]
-
-
-def test_ties_of_one_turn_are_not_negatives_even_where_the_labels_say_so() -> None:
-    rows = [row("a", "x", "b", question="Q", turn="1"), row("b", "x", "a", question="Q", turn="1")]
-    batch = EncoderBatch.contrastive(rows, in_batch=True)
-    assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["x"]]
-
-
 TEXTS = st.sampled_from([f"{ident}|{text}" for ident in "12" for text in "abc"] + list("defgh"))
 ROWS = st.lists(
     st.builds(

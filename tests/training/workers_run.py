@@ -1,6 +1,7 @@
 """What one of several workers runs in `test_workers.py`: each mode is a function of this module."""
 
 import random
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -104,6 +105,7 @@ def run_all(folder: Path, here: Workers) -> None:
             trained = train(algorithm, kind, folder / f"{algorithm}-{kind}", here)
             keep(trained, folder / f"{algorithm}-{kind}.pt")
             trained.save(folder / f"{algorithm}-{kind}-policy")
+        stop_and_go_on(kind, folder, here)
 
 
 def go_on(folder: Path, here: Workers) -> None:
@@ -116,11 +118,13 @@ def go_on(folder: Path, here: Workers) -> None:
         )
 
 
-def stop_and_go_on(folder: Path, here: Workers) -> None:
+def stop_and_go_on(kind: Kind, folder: Path, here: Workers) -> None:
     """Three steps without a stop, and the third of a run that stopped after two."""
-    for kind in KINDS:
-        keep(train("ppo", kind, folder / f"whole-{kind}", here, 3), folder / f"whole-{kind}.pt")
-        keep(train("ppo", kind, folder / f"parts-{kind}", here, 3, resume=True), folder / f"parts-{kind}.pt")
+    if here.first:
+        shutil.copytree(folder / f"ppo-{kind}", folder / f"parts-{kind}")
+    here.wait()
+    keep(train("ppo", kind, folder / f"whole-{kind}", here, 3), folder / f"whole-{kind}.pt")
+    keep(train("ppo", kind, folder / f"parts-{kind}", here, 3, resume=True), folder / f"parts-{kind}.pt")
 
 
 def in_worker(mode: Callable[[Path, Workers], None], folder: Path) -> None:
