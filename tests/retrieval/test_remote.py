@@ -264,6 +264,15 @@ def test_without_good_scores_the_order_of_the_server_stands() -> None:
     assert hits({"result": [[{**DOC_A, "score": 3}, {**DOC_B, "score": None}]]}) == ranked
 
 
+def test_a_run_does_not_go_on_over_another_index_of_its_server() -> None:
+    with live({"main": EchoRetriever()}) as url:
+        found = open_retriever(url)
+        assert found.search(["ada"], 1)[0]
+        vars(found)["_info"] = {"identity": "that of the index before a restart"}
+        with pytest.raises(RetrieverError, match="switched to another index during this run"):
+            found.search(["ada"], 1)
+
+
 def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
     first, second = (
         parse_response({"result": [['"A"\none', '"B"\ntwo', '"A"\none']]}, 1, 3)[0][place].passage for place in (0, 2)

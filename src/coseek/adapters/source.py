@@ -4,15 +4,14 @@ from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import Source, open_retriever
-from coseek.retrieval.retriever import Retriever, follow
+from coseek.retrieval.retriever import Retriever
 
 
 def open_source(source: Source, k: int) -> Retriever:
-    """Open an index folder, a URL, a YAML file or a mapping. Raises `UserError`, also for a wrong `k`. No run is
-    recorded of its searches, so they go on where a server replaces its index."""
+    """Open an index folder, a URL, a YAML file or a mapping. Raises `UserError`, also for a wrong `k`."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise SettingError(f"the number of passages must be at least 1, not {k!r}")
-    return follow(open_retriever(source))
+    return open_retriever(source)
 
 
 def metadata(hit: Hit) -> JsonObject:

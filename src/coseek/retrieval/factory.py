@@ -11,7 +11,6 @@ A module of `coseek.retrieval.retrievers` that needs no index defines two names:
 """
 
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.models.model_folder import shipped_models
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
-from coseek.retrieval.index_files import INDEX_CARD
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
@@ -218,23 +216,6 @@ def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
     """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
     return [str(path) for path in _named(source, folder) if path.suffix == ".py"]
-
-
-Stamp: TypeAlias = tuple[tuple[int, int], ...]
-"""Inode and modification time of the cards of indexes."""
-
-
-def index_cards(source: Source) -> list[Path]:
-    """The cards of the indexes that a retriever is composed of, those named in nested YAML files included."""
-    return [path / INDEX_CARD for path in _named(source, Path()) if os.path.isfile(path / INDEX_CARD)]
-
-
-def stamp_of(cards: Sequence[Path]) -> Stamp | None:
-    """Differs when one of the indexes was replaced; `None` while one is being replaced."""
-    try:
-        return tuple((found.st_ino, found.st_mtime_ns) for found in map(Path.stat, cards))
-    except FileNotFoundError:
-        return None
 
 
 def _named(source: Source, folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:

@@ -43,24 +43,6 @@ class ScheduledRetriever(Protocol):
         ...
 
 
-@runtime_checkable
-class ReplaceableRetriever(Protocol):
-    """A retriever whose index somebody else may replace. Its searches fail from then on, since hits of two indexes
-    would be mixed in what one identity is recorded for."""
-
-    def follow(self) -> None:
-        """Go on over an index that replaces the one that was there."""
-        ...
-
-
-def follow(retriever: Retriever) -> Retriever:
-    """Let the retriever and all under it go on over replaced indexes: for services, which record nothing."""
-    for one in with_all_under(retriever):
-        if isinstance(one, ReplaceableRetriever):
-            one.follow()
-    return retriever
-
-
 def with_all_under(retriever: Retriever) -> Iterator[Retriever]:
     """The retriever, and those that lie under it: its optional attribute `under`, a tuple."""
     yield retriever

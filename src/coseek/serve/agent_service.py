@@ -25,7 +25,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.models.model import EpisodeState, Ranking, Request
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.retriever import Retriever, follow
+from coseek.retrieval.retriever import Retriever
 from coseek.serve.agent_chat import QuestionInContext
 from coseek.serve.limits import RefusedRequest
 from coseek.serve.model_engine import ModelEngine, TextStream
@@ -75,7 +75,7 @@ class AgentService(Service[AgentServeSettings]):
         self._driver: AsyncDriver | None = None
 
     def _open(self) -> None:
-        self._retriever = follow(self._open_retriever())
+        self._retriever = self._open_retriever()
         self._agent = open_agent(self._settings)
         self._engine.model = self._agent.model
         self._examples = examples_for(self._source, self._retriever.corpus)

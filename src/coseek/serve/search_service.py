@@ -1,12 +1,6 @@
-"""Search service: named retrievers over HTTP. All paths answer with JSON; an error is `{"error": sentence}`.
-
-An index that is replaced on disk is opened beside the old one, searched once, and takes over. A request is answered by
-the index that was in place when it arrived.
-"""
+"""Search service: named retrievers over HTTP. All paths answer with JSON; an error is `{"error": sentence}`."""
 
 import re
-import sys
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,12 +14,10 @@ from coseek import __version__
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
-from coseek.core.text import visible
 from coseek.data.passage import Hit
-from coseek.retrieval.factory import Stamp
 from coseek.retrieval.query import Query
 from coseek.retrieval.responses import IDENTITY
-from coseek.retrieval.retriever import ReplaceableRetriever, Retriever, fields_read, with_all_under
+from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher, SearchJob
 from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, aside, read_body, while_wanted
 from coseek.serve.running import Service, WorkThread, new_app, run, token_of
@@ -51,14 +43,11 @@ _MANY_HITS = 2_000
 
 
 def serve(
-    openers: Mapping[str, Callable[[], Retriever]],
-    settings: ServeSettings,
-    ready: Callable[[str], None],
-    stamps: Mapping[str, Callable[[], Stamp | None]] | None = None,
+    openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings, ready: Callable[[str], None]
 ) -> None:
     """Serve until a signal comes; `ready` is called with the URL once everything is open. See `SearchService`."""
     token = token_of(settings)
-    service = SearchService(openers, settings, stamps)
+    service = SearchService(openers, settings)
     run(service, make_app(service, token), ready)
 
 
@@ -89,31 +78,12 @@ class Index:
         }
         return cls(retriever, passages, card)
 
-    @property
-    def follows(self) -> bool:
-        """Whether it goes on over an index that a server has replaced."""
-        return any(isinstance(one, ReplaceableRetriever) for one in with_all_under(self.retriever))
-
-    @property
-    def identity(self) -> str:
-        """The identity of the retriever, which `/info` states, too. Where it follows, a server may be asked."""
-        with suppress(RetrieverError):
-            if self.follows:
-                return self.retriever.identity
-        return str(self.card["identity"])
-
 
 class SearchService(Service[ServeSettings]):
     """Serves named retrievers, which are opened in the search thread."""
 
-    def __init__(
-        self,
-        openers: Mapping[str, Callable[[], Retriever]],
-        settings: ServeSettings,
-        stamps: Mapping[str, Callable[[], Stamp | None]] | None = None,
-    ) -> None:
-        """`openers`: name → a function that opens the retriever; the first is the default. `stamps`: name → `stamp_of`
-        its indexes; they are watched."""
+    def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
+        """`openers`: name → a function that opens the retriever; the first is the default."""
         for name in openers:
             check_name(name)
         if not openers:
@@ -131,9 +101,6 @@ class SearchService(Service[ServeSettings]):
         self.indexes: dict[str, Index] = {}
         self._openers = openers
         self._opening = next(iter(openers))
-        self._stamps = stamps or {}
-        self._opened_stamps: dict[str, Stamp | None] = {}
-        self._closing = threading.Event()
 
     @property
     def unopened(self) -> str:
@@ -155,48 +122,17 @@ class SearchService(Service[ServeSettings]):
     def info(self, name: str) -> JsonObject:
         """The card of an index, with what it reads of a query's context, and the limits of a request."""
         limits = self.settings.model_dump(include=LIMITS)
-        index = self.index(name)
         said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
-        return {**index.card, "identity": index.identity, **said, "coseek": __version__}
-
-    async def close(self) -> None:
-        self._closing.set()
-        await super().close()
+        return {**self.index(name).card, **said, "coseek": __version__}
 
     def _open(self) -> None:
-        for name in self._openers:
+        for name, opener in self._openers.items():
             self._opening = name
-            self.indexes[name] = self._opened(name)
-        if self._stamps:
-            threading.Thread(target=self._watch, name="coseek-watch", daemon=True).start()
-
-    def _opened(self, name: str) -> Index:
-        """Open an index and search it once; again if it was replaced meanwhile, since then its files may not match."""
-        while True:
-            stamp = self._opened_stamps[name] = self._stamp(name)
-            index = Index.of(name, self._openers[name]())
+            index = Index.of(name, opener())
             if index.passages is not None:  # a search of a remote retriever may cost money
                 with suppress(RetrieverError):  # a request that meets the same error reports it
                     index.retriever.search(["warm up"], 1)  # so that encoders are loaded before the first request
-            if self._stamp(name) == stamp:
-                return index
-
-    def _stamp(self, name: str) -> Stamp | None:
-        return self._stamps[name]() if name in self._stamps else None
-
-    def _watch(self) -> None:
-        """Look for replaced indexes until the service closes."""
-        while not self._closing.wait(self.settings.watch_s):
-            for name in self._stamps:
-                if self._stamp(name) not in (None, self._opened_stamps[name]):
-                    self._renew(name)
-
-    def _renew(self, name: str) -> None:
-        """Put the new index in place. The old one stays where that fails, until it is replaced again."""
-        try:
-            self.indexes[name] = self._opened(name)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with it, the old index can be searched)
-            print(visible(f"{name} was replaced, and the old index is kept: {error}"), file=sys.stderr, flush=True)
+            self.indexes[name] = index
 
 
 def make_app(service: SearchService, token: str | None = None) -> App:
@@ -218,7 +154,7 @@ def _add_index(app: FastAPI, service: SearchService, name: str | None) -> None:
     known = name or service.names[0]
 
     async def info() -> Response:
-        return JSONResponse(await aside(service.index(known).follows, lambda: service.info(known)))
+        return JSONResponse(service.info(known))
 
     app.add_api_route(
         f"{prefix}/retrieve",
@@ -251,8 +187,7 @@ def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitabl
                 raise job.fault
             lists = job.lists
         text = await _written(_in_place(wish, lists), wish, limits.max_answer_bytes)
-        identity = await aside(index.follows, lambda: index.identity)
-        return Response(text, media_type="application/json", headers={IDENTITY: identity})
+        return Response(text, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
 
     return retrieve
 

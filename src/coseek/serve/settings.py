@@ -51,8 +51,6 @@ class ServeSettings(ListenSettings):
     """Passages of one answer, at most: queries times `topk`."""
     max_answer_bytes: int = Field(default=134_217_728, ge=1)
     """Bytes of one answer, at most."""
-    watch_s: float = Field(default=1.0, gt=0)
-    """Seconds between looks at the index folders; an index that was replaced is opened and takes over."""
     log_queries: bool = False
     """Write the queries into the log line, too. Off by default, since they are the users' words."""
 

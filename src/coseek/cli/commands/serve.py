@@ -27,9 +27,9 @@ from coseek.core.errors import SettingError
 from coseek.core.files import real_path
 from coseek.core.settings import make_settings
 from coseek.hardware.device import AUTO, device_of
-from coseek.retrieval.factory import check_source, index_cards, open_retriever, require_library, stamp_of
+from coseek.retrieval.factory import check_source, open_retriever, require_library
 from coseek.retrieval.index import IndexCard, open_index
-from coseek.retrieval.retriever import Retriever, follow
+from coseek.retrieval.retriever import Retriever
 from coseek.serve.settings import AgentServeSettings, ServeSettings
 
 GROUP = "Agents"
@@ -85,8 +85,7 @@ def serve_retriever(
 ) -> None:
     """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
 
-    Prints the URL once everything is open. An index that is replaced or updated takes over, and no request is lost.
-    On Ctrl-C or SIGTERM, accepted requests are answered first.
+    Prints the URL once everything is open. On Ctrl-C or SIGTERM, accepted requests are answered first.
     """
     check_libraries()
     from coseek.serve.search_service import serve as run
@@ -107,9 +106,8 @@ def serve_retriever(
     }
     settings = make_settings(ServeSettings, given)
     openers = named(retrievers, [one.strip() for one in devices.split(",") if one.strip()])
-    stamps = {name: partial(stamp_of, index_cards(source)) for name, source in sources(retrievers).items()}
     say(f"opening {', '.join(openers)} …")
-    run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"), stamps)
+    run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"))
 
 
 @app.command(
@@ -201,7 +199,7 @@ def serve_mcp(
     limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
-    opened = follow(open_retriever(retriever))
+    opened = open_retriever(retriever)
     tools = KnowledgeTools(opened, topk)
     if limited is not None:
         chosen, budgets = limited
@@ -220,19 +218,14 @@ def check_libraries() -> None:
 
 
 def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[], Retriever]]:
-    """Name → opener. See `sources` and `opened`."""
-    return {name: partial(opened, source, devices) for name, source in sources(texts).items()}
-
-
-def sources(texts: list[str]) -> dict[str, str]:
-    """Name → retriever. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
-    found: dict[str, str] = {}
+    """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
+    found: dict[str, Callable[[], Retriever]] = {}
     for text in texts:
         match = None if Path(text).exists() else _NAMED.fullmatch(text)
         name, source = (match[1], match[2]) if match else (_own_name(text), text)
         if name in found:
             raise SettingError(f"two retrievers would be served as {name!r}; write NAME={source} for one of them")
-        found[name] = source
+        found[name] = partial(opened, source, devices)
     return found
 
 
@@ -241,7 +234,7 @@ def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:
-        return follow(open_retriever(source))
+        return open_retriever(source)
     on_cpu = device_of(str(card.settings.get("device", AUTO))).type == "cpu"
     together = TOGETHER_CPU if on_cpu else TOGETHER_GPU
     return open_index(path, overrides={"queries_together": together, "devices": list(devices)})

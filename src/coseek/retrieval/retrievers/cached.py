@@ -92,10 +92,6 @@ class CachedRetriever(LayeredRetriever):
         searched = self.stats.hits + self.stats.misses
         return (Shortfall(self.stats.bypassed, searched, "searches went past the cache, which was locked"),)
 
-    def follow(self) -> None:
-        """Read the other retriever's identity anew at every search."""
-        self._changes = True
-
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The other retriever's lists. Missing ones are searched in one batch, equal queries once."""
         queries = as_queries(queries, k)
@@ -111,8 +107,7 @@ class CachedRetriever(LayeredRetriever):
         kept = True
         if missing:
             fresh = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
-            if self.identity == identity:  # not of an index that replaced the other one meanwhile
-                kept = self._store.write({key: _text(hits) for key, hits in fresh.items()})
+            kept = self._store.write({key: _text(hits) for key, hits in fresh.items()})
             found = {**found, **fresh}
         with self._counting:
             self.stats.hits += len(queries) - len(missing)

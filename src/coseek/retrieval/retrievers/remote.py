@@ -10,7 +10,6 @@ environment and appears in no message.
 
 import itertools
 import json
-import logging
 import random
 import sys
 import threading
@@ -40,8 +39,6 @@ from coseek.retrieval.views import View, find_view, render_view
 # Replicas: one index behind several servers. A batch is dealt to all of them; a server that fails is left alone for a
 # while, and its queries are asked elsewhere. Servers of different indexes are refused, so hits depend on no server.
 
-log = logging.getLogger(__name__)
-
 REST_S = 30.0
 """Seconds for which a server that failed is asked last."""
 
@@ -58,8 +55,6 @@ class Replica(Retriever, Protocol):
     def reads(self) -> ContextFields: ...
     @property
     def concurrency(self) -> int: ...
-    def follow(self) -> None: ...
-    def renew(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -76,8 +71,6 @@ class Replicas:
         self._rests_until = [0.0] * len(servers)
         self._searches = itertools.count()
         self._counting = threading.Lock()
-        self._follows = False
-        self._left_out: set[int] = set()
 
     @property
     def identity(self) -> str:
@@ -111,12 +104,6 @@ class Replicas:
                 for place, (first, last) in zip(awake, itertools.pairwise(borders), strict=False)
             ]
             return [hits for part in asked for hits in part.result()]
-
-    def follow(self) -> None:
-        """Go on where the servers replace their index."""
-        self._follows = True
-        for server in self.servers:
-            server.follow()
 
     def close(self) -> None:
         """Close the connections."""
@@ -157,27 +144,12 @@ class Replicas:
         raise said
 
     def _check(self, place: int) -> None:
-        """Refuse a server of another index than the first one's. While servers that are followed get a new index one by
-        one, those that have it not yet have failed."""
-        server = self.servers[place]
-        if server.served != self._first.served and self._follows:
-            server.renew()
-            self._first.renew()
-            vars(self).pop("_first", None)  # it may be away to get the new one; another thread may have seen it, too
-        first = self._first
-        if server.served == first.served:
-            self._left_out.discard(place)
-            return
-        said = (
-            f"server {place + 1} of {len(self.servers)} searches another index than server "
-            f"{self.servers.index(first) + 1}; serve one index at all of them"
-        )
-        if not self._follows:
-            raise SettingError(said)
-        if place not in self._left_out:
-            self._left_out.add(place)
-            log.warning("%s (until then it is left out)", said)
-        raise RetrieverError(said)
+        """Refuse a server of another index than the first one's."""
+        if self.servers[place].served != self._first.served:
+            raise SettingError(
+                f"server {place + 1} of {len(self.servers)} searches another index than server "
+                f"{self.servers.index(self._first) + 1}; serve one index at all of them"
+            )
 
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
@@ -245,7 +217,6 @@ class RemoteRetriever:
         if settings.index is not None:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
-        self._follows = False
         token = read_key(settings.token_env, "token")
         self._calls = HttpClient(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
 
@@ -287,14 +258,6 @@ class RemoteRetriever:
         for place, hits in zip(asked, found, strict=True):
             lists[place] = hits
         return lists
-
-    def follow(self) -> None:
-        """Go on where the server replaces its index."""
-        self._follows = True
-
-    def renew(self) -> None:
-        """Read the server's `/info` again before the next search."""
-        vars(self).pop("_info", None)
 
     def close(self) -> None:
         """Close the connections."""
@@ -346,14 +309,11 @@ class RemoteRetriever:
             raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
 
     def _check(self, index: str | None) -> None:
-        """Refuse an answer of another index than that of `_info`, or take over the index."""
-        if index is None or not self.served or index == self.served:
-            return
-        if not self._follows:
+        """Refuse an answer of another index than that of `_info`: one identity is recorded for a run."""
+        if index is not None and self.served and index != self.served:
             raise RetrieverError(
                 f"the server at {self._name} switched to another index during this run; start a new run"
             )
-        self.renew()
 
     def _body(self, queries: list[_Sent], k: int) -> JsonObject:
         texts = [text for text, _ in queries]
@@ -375,7 +335,7 @@ class RemoteRetriever:
 
     @cached_property
     def _info(self) -> JsonObject:
-        """The server's `/info`, read once for each index; empty if it has none."""
+        """The server's `/info`, read once; empty if it has none."""
         if self.settings.dialect != "coseek":
             return {}
         try:
