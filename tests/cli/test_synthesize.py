@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.cli.conftest import Type
-from tests.serving import serving
+from tests.models.http_site import Asked, Said, Site, site
 
 
 def test_a_world_gives_questions_that_other_commands_read(coseek: Type, world: Path, tmp_path: Path) -> None:
@@ -34,68 +34,50 @@ def test_a_setting_that_does_not_exist_is_refused(coseek: Type, world: Path, tmp
     assert "count" in done.sentence
 
 
-class Counted(BaseHTTPRequestHandler):
-    """A language model that asks for the last word of each passage and finds it again. Counts its requests."""
-
-    protocol_version = "HTTP/1.1"
-    asked = 0
-
-    def do_GET(self) -> None:
-        self._send({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
-
-    def do_POST(self) -> None:
-        Counted.asked += 1
-        prompt = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"][-1]["content"]
-        endings = {title: text.rstrip(".").split()[-1] for title, text in _PASSAGE.findall(prompt)}
-        if '{"questions"' in prompt:
-            title, *more = endings
-            proposal = {"question": f"Which name ends what is told of {title}?", "answer": endings[title]}
-            text = json.dumps({"questions": [] if more else [proposal]})
-        else:
-            asked = prompt.rpartition("Question: ")[2]
-            text = next((word for title, word in endings.items() if title in asked), "unknown")
-        self._send({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": {}})
-
-    def _send(self, answer: dict[str, object]) -> None:
-        data = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
 _PASSAGE = re.compile(r"^\[\d+\] (.*?) \| (.*)$", re.MULTILINE)
 
 
+def proposes(asked: Asked) -> Said:
+    """A language model that asks for the last word of each passage and finds it again."""
+    if asked.method == "GET":
+        return Said({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
+    prompt = cast("list[dict[str, str]]", asked.body["messages"])[-1]["content"]
+    endings = {title: text.rstrip(".").split()[-1] for title, text in _PASSAGE.findall(prompt)}
+    if '{"questions"' in prompt:
+        title, *more = endings
+        proposal = {"question": f"Which name ends what is told of {title}?", "answer": endings[title]}
+        text = json.dumps({"questions": [] if more else [proposal]})
+    else:
+        question = prompt.rpartition("Question: ")[2]
+        text = next((word for title, word in endings.items() if title in question), "unknown")
+    return Said({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": {}})
+
+
 @pytest.fixture
-def generator() -> Iterator[str]:
-    Counted.asked = 0
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Counted)) as url:
-        yield url
+def generator() -> Iterator[Site]:
+    with site(proposes) as there:
+        yield there
 
 
 def test_a_model_behind_a_server_proposes_and_the_same_command_asks_it_nothing_again(
-    coseek: Type, world: Path, generator: str, tmp_path: Path
+    coseek: Type, world: Path, generator: Site, tmp_path: Path
 ) -> None:
     command = (
-        "data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator, "--limit", 40, "--json",
+        "data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator.url, "--limit", 40, "--json",
     )  # fmt: skip
     first = coseek(*command)
     assert first.code == 0, first.err
-    told, asked = json.loads(first.out), Counted.asked
+    told, asked = json.loads(first.out), len(generator.asked)
     assert told["calls"]["requests"] <= 80 and asked > told["calls"]["requests"], "proposals, then answers to them"
     assert sum(sum(hops.values()) for hops in told["questions"].values()) >= 10
     again = coseek(*command)
-    assert again.out == first.out and Counted.asked == asked
+    assert again.out == first.out
+    assert all(one.method == "GET" for one in generator.asked[asked:])
 
 
 def test_few_questions_of_many_wanted_are_said_with_the_way_out(
-    coseek: Type, world: Path, generator: str, tmp_path: Path
+    coseek: Type, world: Path, generator: Site, tmp_path: Path
 ) -> None:
-    done = coseek("data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator, "--limit", 6)
+    done = coseek("data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator.url, "--limit", 6)
     assert done.code == 0
     assert "warning: only" in done.err and "--limit" in done.err

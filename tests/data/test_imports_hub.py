@@ -19,7 +19,6 @@ COLUMNS: JsonObject = {
     "sentences": [["Ada is a film.", " It has songs."], ["Bob is a man."], ["Cy is not."]],
 }
 FACTS: JsonObject = {"title": ["Ada", "Bob", "Ada"], "sent_id": [0, 1, 1]}
-OBJECTS: list[Json] = [{"title": "Ada", "sentences": ["Ada is a film.", " It has songs."]}]
 
 
 def parquet(path: Path, *rows: JsonObject) -> Path:

@@ -2,12 +2,11 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-from tests.serving import serving
 
 from coseek.core.files import JsonObject
 
@@ -28,10 +27,12 @@ class Asked:
 class Said:
     """One answer; `hold`, where given, is waited for first."""
 
-    body: JsonObject | bytes
+    body: JsonObject | bytes = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     hold: threading.Event | None = None
+    dribble_s: float = 0.0
+    """Seconds between one byte and the next."""
 
 
 @dataclass
@@ -89,7 +90,9 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
                 for name, value in {"content-length": str(len(content)), **said.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(content)
+                for start in range(0, len(content), step := 1 if said.dribble_s else max(1, len(content))):
+                    self.wfile.write(content[start : start + step])
+                    time.sleep(said.dribble_s)
             except OSError:  # the client has gone
                 self.close_connection = True
 
@@ -103,6 +106,13 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
         def handle_error(self, request: object, client_address: object) -> None:
             return
 
-    found = Site("")
-    with serving(Quiet(("127.0.0.1", 0), Handler)) as found.url:
+    server = Quiet(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    found = Site(f"http://127.0.0.1:{server.server_port}")
+    try:
         yield found
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

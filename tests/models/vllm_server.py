@@ -3,17 +3,15 @@
 It writes one text after the other, so that what a request gets depends on its ids, its seed and the weights alone.
 """
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
-from tests.serving import serving
+from tests.models.http_site import Asked, Said, site
 
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.hardware.placement import Placement
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
@@ -36,16 +34,18 @@ class VllmServer:
         self._lock = threading.Lock()
         self._load(folder)
 
-    def answer(self, path: str, body: JsonObject) -> JsonObject:
-        """Raises `KeyError` for a path that is not offered."""
+    def reply(self, asked: Asked) -> Said:
         answers: dict[str, Callable[[JsonObject], JsonObject]] = {
             "/v1/models": lambda _: {"object": "list", "data": [{"id": NAME, "object": "model", "owned_by": "vllm"}]},
             "/v1/completions": self._complete,
             "/collective_rpc": self._reload,
             "/reset_prefix_cache": lambda _: {},
         }
-        self.paths.append(path)
-        return answers[path](body)
+        self.paths.append(asked.path)
+        close = {"connection": "close"}  # none outlives the server, as none does a process that has died
+        if asked.path not in answers:
+            return Said({"error": {"message": f"{asked.path} is not offered"}}, 404, close)
+        return Said(answers[asked.path](asked.body), headers=close)
 
     def _load(self, folder: Path) -> None:
         self._network, self._tokenizer = load_model(folder, PLACED), HfTokenizer.load(folder)
@@ -97,41 +97,10 @@ class VllmServer:
         return choice
 
 
-def _handler(server: VllmServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def do_POST(self) -> None:
-            text = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, answer = 200, cast(Json, {})
-            try:
-                answer = server.answer(self.path, json.loads(text) if text else {})
-            except KeyError:
-                status, answer = 404, {"error": {"message": f"{self.path} is not offered"}}
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    return Handler
-
-
-class _Quiet(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        return  # the client has gone
-
-
 @contextmanager
 def vllm_server(folder: Path) -> Iterator[VllmServer]:
     """A server of the model in a folder, at 127.0.0.1 and a free port, until the block ends."""
     server = VllmServer(folder)
-    with serving(_Quiet(("127.0.0.1", 0), _handler(server))) as server.url:
+    with site(server.reply) as there:
+        server.url = there.url
         yield server

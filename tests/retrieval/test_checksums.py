@@ -18,10 +18,6 @@ PASSAGES = list(sentences(40))
 ASKED = ["ba be bi", "do du", "fa"]
 
 
-def silent(what: str, done: int, total: int) -> None:
-    pass
-
-
 def saved(passages: list[Passage], path: Path) -> Path:
     """The corpus file, with a time long ago."""
     Corpus(passages).save(path)

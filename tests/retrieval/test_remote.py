@@ -1,17 +1,15 @@
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.http_site import Asked, Said, site
 from tests.serve.live import CORPUS, EchoRetriever, live
-from tests.serving import serving
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
@@ -39,43 +37,19 @@ class Foreign:
         self.has_card = False
         """Whether `/info` is answered as the test says, and remembered; otherwise there is none."""
 
-    def reply(self, path: str, body: JsonObject, headers: dict[str, str]) -> Reply:
-        self.asked.append((path, body, headers))
-        found = self.answer(path, body)
-        return found if isinstance(found, tuple) else (200, {}, json.dumps(found).encode())
-
-
-class Quiet(ThreadingHTTPServer):
-    """Says nothing of clients that lost patience."""
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        assert isinstance(sys.exception(), ConnectionError)
+    def reply(self, asked: Asked) -> Said:
+        if asked.method == "GET" and not self.has_card:
+            return Said(status=404)
+        self.asked.append((asked.path, asked.body, asked.headers))
+        found = self.answer(asked.path, asked.body)
+        return Said(found[2], found[0], found[1]) if isinstance(found, tuple) else Said(json.dumps(found).encode())
 
 
 @contextmanager
 def foreign(answer: Answer) -> Iterator[Foreign]:
-    """A plain HTTP server in a thread."""
     server = Foreign(answer)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            self._send(*server.reply(self.path, body, {key.lower(): value for key, value in self.headers.items()}))
-
-        def do_GET(self) -> None:
-            self._send(*(server.reply(self.path, {}, {}) if server.has_card else (404, {}, b"")))
-
-        def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with serving(Quiet(("127.0.0.1", 0), Handler)) as server.url:
+    with site(server.reply) as there:
+        server.url = there.url
         yield server
 
 

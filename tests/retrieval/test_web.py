@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
-from tests.retrieval.web_server import SECRET, SENT_AS, Answer, Site, body_of, running
+from tests.models.http_site import Said
+from tests.retrieval.web_server import SECRET, SENT_AS, Site, running
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.http import HttpClient, HttpSettings
@@ -85,12 +86,12 @@ def test_each_provider_is_asked_in_its_own_way(site: Site) -> None:
         web(site, provider).search(["grün & blau"], 7)
         assert site.seen[-1].headers[header] == value, provider
     serper, google, brave, tavily = site.seen
-    assert body_of(serper) == {"q": "grün & blau", "num": 7}
+    assert serper.body == {"q": "grün & blau", "num": 7}
     asked = {"cx": ["mine"], "q": ["grün & blau"], "num": ["7"]}
     assert parse_qs(urlsplit(google.path).query) == asked
     asked = {"text_decorations": ["false"], "q": ["grün & blau"], "count": ["7"]}
     assert parse_qs(urlsplit(brave.path).query) == asked
-    assert body_of(tavily) == {"query": "grün & blau", "max_results": 7}
+    assert tavily.body == {"query": "grün & blau", "max_results": 7}
 
 
 def test_parameters_are_added_and_no_provider_is_asked_for_more_than_it_gives(site: Site) -> None:
@@ -112,7 +113,7 @@ def test_the_key_is_written_nowhere(
         said.append(json.dumps(dump_settings(retriever.settings)))
         for status in (401, 302, 500):
             # Some services repeat the key in what they say of it.
-            site.says("/api", Answer(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
+            site.says("/api", Said(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
             with pytest.raises(RetrieverError) as raised:
                 retriever.search(["tower"], 3)
             error: BaseException | None = raised.value
@@ -128,7 +129,7 @@ def test_the_key_is_written_nowhere(
 def test_pages_and_redirects_never_get_the_key(site: Site) -> None:
     retriever = web(site, fetch="pages")
     retriever.search(["tower"], 3)
-    site.says("/api", Answer(status=302, headers={"Location": "/elsewhere"}))
+    site.says("/api", Said(status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(RetrieverError, match="redirects are not followed"):
         retriever.search(["tower"], 3)
     assert [one.path for one in site.seen if SECRET in str(one.headers)] == ["/api", "/api"]
@@ -153,14 +154,14 @@ def test_a_query_is_paid_for_once_a_batch_and_an_empty_one_never(site: Site) -> 
 
 def test_a_provider_that_finds_nothing_finds_nothing(site: Site) -> None:
     retriever = web(site)
-    site.says("/api", Answer(b"{}"))
+    site.says("/api", Said(b"{}"))
     assert retriever.search(["q"], 3) == [[]]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"organic": [1]}', b'{"organic": [{"title": "x"}]}', b"\xff"])
 def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
     retriever = web(site)
-    site.says("/api", Answer(body))
+    site.says("/api", Said(body))
     with pytest.raises(RetrieverError, match="serper answered"):
         retriever.search(["q"], 3)
 
@@ -177,8 +178,8 @@ def service(url: str, waits: list[float]) -> SearchApi:
 
 
 def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
-    a, b = (Answer(json.dumps({"organic": [{"link": f"http://x/{name}", "title": name}]}).encode()) for name in "ab")
-    site.says("/three", a, Answer(status=400), b, Answer(status=400))
+    a, b = (Said(json.dumps({"organic": [{"link": f"http://x/{name}", "title": name}]}).encode()) for name in "ab")
+    site.says("/three", a, Said(status=400), b, Said(status=400))
     retriever = web(site, url=f"{site.url}/three", at_once=1)
     for queries in (["a", "bad", "b"], ["bad"]):  # it fails again before the others are asked for
         with pytest.raises(RetrieverError, match="400"):
@@ -188,7 +189,7 @@ def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
 
 
 def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
-    site.says("/poor", Answer(b"your key abc", status=402))
+    site.says("/poor", Said(b"your key abc", status=402))
     with pytest.raises(RetrieverError, match=r"^it: it answered 402; its credit is used up$"):
         service(f"{site.url}/poor", []).ask(ProviderRequest("GET", {}))
 
@@ -217,7 +218,7 @@ def test_a_page_that_cannot_be_had_gives_its_snippet_and_is_counted(site: Site) 
         {"link": path if ":" in path else site.url + path, "title": f"Title of {path}", "snippet": "short"}
         for path in pages
     ]
-    site.says("/api", Answer(json.dumps({"organic": rows}).encode()))
+    site.says("/api", Said(json.dumps({"organic": rows}).encode()))
     hits = retriever.search(["q"], 5)[0]
     assert [hit.passage.text for hit in hits] == ["short"] * 3
     assert [hit.passage.id for hit in hits] == [site.url + path for path in list(pages)[:3]]

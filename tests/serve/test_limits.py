@@ -1,22 +1,13 @@
 """Fears about limits: that a request or an answer has none, and that a search is made for nobody."""
 
 import socket
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+from tests.serve.agent_live import until
 from tests.serve.live import WEB, EchoRetriever, live
 from tests.serve.test_running import ask, connected
 
 HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n"
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait until it is true, 10 s at most."""
-    ends = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 def ended(connection: socket.socket) -> bytes:

@@ -14,7 +14,6 @@ from coseek.core.files import JsonObject
 FOUND = find_spec("axe_core_python") is not None
 """Whether the checker is installed: a wheel that holds axe-core's script."""
 SERIOUS = ("serious", "critical")
-WIDTHS = (400, 800, 1600)
 TALL = 3000
 """Pixels: nearly all is in sight, since the contrast of what is not is unknown."""
 _RUN = "axe.run().then(({violations, incomplete}) => JSON.stringify({violations, incomplete}))"
