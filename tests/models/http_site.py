@@ -54,6 +54,16 @@ def _said(answer: Callable[[Asked], Said], asked: Asked) -> tuple[Said, bool]:
     return said, isinstance(said.body, dict) and "data" in said.body
 
 
+class _Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that have gone."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        return
+
+
 @contextmanager
 def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
     """The site, at 127.0.0.1 and a free port, until the block ends."""
@@ -99,14 +109,7 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    class Quiet(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 128
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            return
-
-    server = Quiet(("127.0.0.1", 0), Handler)
+    server = _Quiet(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     found = Site(f"http://127.0.0.1:{server.server_port}")
