@@ -13,6 +13,7 @@ from bench.real_sets import boundless
 
 from coseek.agents.agent_card import CARD
 from coseek.agents.drivers import Agent
+from coseek.agents.factory import open_scripted_agent
 from coseek.agents.run_questions import run_questions
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
@@ -27,7 +28,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import CallCounts
 from coseek.hardware.placement import FLOAT32
-from coseek.lab.agents.expert import ExpertAgent, progress
+from coseek.lab.agents.expert import progress
 from coseek.labels.answer_correctness import Correctness
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
@@ -177,12 +178,13 @@ class Place:
         if self.scale.expert:
             assert training.recipe.warm_start is not None
             # A policy says too little again when it searches anew; the expert would say all at its second try.
-            expert = ExpertAgent(training.recipe.warm_start.expert.model_copy(update={"bad_query": 1.0}))
+            habits = training.recipe.warm_start.expert.model_copy(update={"bad_query": 1.0})
+            expert = open_scripted_agent("expert", habits)
             agent = Agent(
                 protocol, ScriptedAgentModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens))
             )
             wide = boundless(limits.passages_per_search).model_copy(update={"max_turns": limits.max_turns})
-            return AgentWithLimits(agent, wide, digest_of("expert", expert.settings.model_dump_json()))
+            return AgentWithLimits(agent, wide, digest_of("expert", habits.model_dump_json()))
         folder = self.taught.policy_folder("warm")
         agent = Agent(protocol, self.taught.sampler(load_model(folder, FLOAT32), protocol, temperature))
         return AgentWithLimits(agent, limits, digest_of(fingerprint(folder), protocol.name, str(temperature)))

@@ -2,7 +2,7 @@
 
 import ast
 import gc
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 
@@ -65,25 +65,16 @@ def dotted(node: ast.AST, known: Mapping[str, str]) -> str:
     return ""
 
 
-def package_of(path: Path) -> str:
-    """The package of coseek that a file is in; the laboratory's rooms are packages of their own."""
-    return _package(path.relative_to(PACKAGE).with_suffix("").parts)
-
-
 def imported_packages(path: Path) -> set[str]:
     """The packages of coseek a file imports."""
-    return {_package(module.split(".")[1:]) for module in imported_modules(path) if module.startswith("coseek.")}
-
-
-def _package(parts: Sequence[str]) -> str:
-    return ".".join(parts[:2]) if parts[0] == "lab" and parts[1] != "__init__" else parts[0]
+    return {module.split(".")[1] for module in imported_modules(path) if module.startswith("coseek.")}
 
 
 def package_imports() -> dict[str, set[str]]:
     """Package → other packages that it imports."""
     found: dict[str, set[str]] = {}
     for path in sources("src/coseek"):
-        package = package_of(path)
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         found.setdefault(package, set()).update(imported_packages(path) - {package})
     return {package: others & found.keys() for package, others in found.items()}
 

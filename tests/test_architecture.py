@@ -19,7 +19,6 @@ from tests.source_tree import (
     imported_packages,
     nodes,
     package_imports,
-    package_of,
     parsed,
     sources,
 )
@@ -34,7 +33,6 @@ LAYERS = {
     "core": 0,
     "data": 1,
     "hardware": 1,
-    "lab.world": 2,
     "models": 2,
     "retrieval": 3,
     "agents": 4,
@@ -44,18 +42,14 @@ LAYERS = {
     "traces": 6,
     "graders": 7,
     "labels": 8,
-    "lab.graders": 8,
-    "lab.synthesis": 8,
     "training": 9,
-    "lab.agents": 9,
-    "lab.training": 10,
-    "pipelines": 11,
-    "lab.pipelines": 12,
-    "serve": 13,
-    "view": 13,
-    "cli": 13,
-    "library": 14,
-    "adapters": 14,
+    "pipelines": 10,
+    "lab": 11,
+    "serve": 12,
+    "view": 12,
+    "cli": 12,
+    "library": 13,
+    "adapters": 13,
 }
 """Package → layer. A package imports itself and packages on lower layers, nothing else."""
 
@@ -75,18 +69,30 @@ LONG: dict[str, str] = {}
 
 
 def test_every_package_has_a_layer() -> None:
-    packages = {package_of(path) for path in PACKAGE.glob("*/**/*.py")} - {"lab"}
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert packages <= LAYERS.keys()
 
 
 def test_packages_import_only_lower_layers() -> None:
     wrong = []
     for path in sources("src/coseek"):
-        package = package_of(path)
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for other in imported_packages(path) if package in LAYERS else ():
             below = other not in LAYERS or LAYERS[other] < LAYERS[package]
             if not (other == package or below or (package, other) in NEIGHBOURS):
                 wrong.append(f"{path.relative_to(ROOT)} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_command_line_imports_the_laboratory() -> None:
+    """Everything else finds its parts by name, as it finds a user's (`core/plugins.py`)."""
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources("src/coseek")
+        if path.relative_to(PACKAGE).parts[0] not in ("lab", "cli")
+        for module in imported_modules(path)
+        if module.startswith("coseek.lab.")
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -24,6 +24,7 @@ from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Overrides, apply_overrides, dump_settings, make_settings, typed_overrides
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
+from coseek.data.maker import world_maker
 from coseek.data.question import Question, QuestionSplit
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -33,8 +34,6 @@ from coseek.graders.judge import JudgeSettings
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import AUTO
 from coseek.hardware.precision import PrecisionSetting
-from coseek.lab.world import world
-from coseek.lab.world.reference import chosen_world
 from coseek.labels.labelling import LabelSummary
 from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores
@@ -63,8 +62,8 @@ def make_world(
     that holds anything else raises `DataError`.
     """
     path = as_path(folder, "the folder of a world")
-    chosen = chosen_world({"size": size, "seed": seed, **settings}, name)
-    world.make_world(chosen).save(path)
+    maker = world_maker()
+    maker.make(maker.chosen({"size": size, "seed": seed, **settings}, name)).save(path)
     return Dataset(path)
 
 

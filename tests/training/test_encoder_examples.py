@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
-from coseek.lab.training.world_labels import KINDS, synthetic_labels, texts_of, throw_away_worlds
+from coseek.lab.labels.synthetic import KINDS, SyntheticSettings, synthetic_labels, texts_of, throw_away_worlds
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.world import WorldSettings, make_world
 from coseek.pipelines.encoder import RetrieverTraining
@@ -24,7 +24,7 @@ from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.laptop_encoder import learn_tokenizer
-from coseek.training.encoder.recipe import RetrieverRecipe, SyntheticSettings
+from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.encoder.trainer import arguments
 
 

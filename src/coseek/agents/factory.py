@@ -29,7 +29,7 @@ from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.core.plugins import PluginSpec, find_plugin, is_plugin_path, plugin_names, running
 from coseek.core.prompt_file import without_role_marks
-from coseek.core.settings import make_settings, set_path
+from coseek.core.settings import Settings, make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author
 from coseek.hardware.placement import Placement
@@ -289,10 +289,10 @@ def content_of(name: str, files: str = "*") -> str:
     return fingerprint(path, files) if not is_scripted(name) and path.is_dir() else name
 
 
-def open_scripted_agent(name: str) -> ScriptedAgent:
-    """Make a scripted agent with its default settings."""
+def open_scripted_agent(name: str, *settings: Settings) -> ScriptedAgent:
+    """Make a scripted agent, with its default settings unless others are given."""
     with running("scripted agent", name):
-        return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make())
+        return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make(*settings))
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:

@@ -21,6 +21,7 @@ from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset, draw
 from coseek.data.digests import Identities
+from coseek.data.maker import world_maker
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -28,7 +29,6 @@ from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
-from coseek.lab.world.world import make_world
 from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
@@ -120,7 +120,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         data = self.recipe.data
         make_data(data, self.folder / "data", self.progress.say)
         if data.unseen is not None and not (self.folder / "unseen").exists():
-            make_world(data.unseen).save(self.folder / "unseen")
+            world_maker().make(data.unseen).save(self.folder / "unseen")
         for name, path in self.set_folders.items():
             if self._made_here(name) and not self._index_path(name).exists():
                 build_index(path, data.retriever, self._index_path(name), data.retriever_settings)

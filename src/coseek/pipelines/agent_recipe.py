@@ -6,25 +6,23 @@ A recipe may have stages. A stage replaces some settings of the recipe and start
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from coseek.agents.drivers import Limits
+from coseek.agents.factory import SCRIPTED
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
-from coseek.core.plugins import find_yaml, is_function
+from coseek.core.plugins import find_plugin, find_yaml, is_function
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.dataset import QuestionFilter
+from coseek.data.maker import SynthesisSettings, WorldSettings, world_maker
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Replaces
 from coseek.hub.card import UNKNOWN, License
-from coseek.lab.agents.expert import ExpertSettings
-from coseek.lab.synthesis.settings import SynthesisSettings
-from coseek.lab.world.reference import reference_world
-from coseek.lab.world.settings import WorldSettings
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.models.model_folder import model_path, shipped_models
@@ -34,6 +32,12 @@ from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
+
+EXPERT = "expert"
+if TYPE_CHECKING:
+    ExpertSettings = Settings
+else:
+    ExpertSettings = find_plugin("scripted agent", SCRIPTED, EXPERT).SETTINGS
 
 PLAIN: JsonObject = {"prompt_template": "default", "warm_start": None}
 """The recipe without a name, for a model that follows instructions: what `AgentTrainer(model, …)` starts from."""
@@ -99,7 +103,7 @@ class DataSettings(Settings):
     @field_validator("world", "unseen", mode="before")
     @classmethod
     def _named(cls, given: object) -> object:
-        return reference_world(given).settings if isinstance(given, str) else given
+        return world_maker().chosen({}, given) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":

@@ -13,11 +13,9 @@ from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
 from coseek.data.gold_path import gold_path
 from coseek.data.imports import import_data
+from coseek.data.maker import SynthesisSettings, question_synthesis, world_maker
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
-from coseek.lab.synthesis.settings import SynthesisSettings
-from coseek.lab.synthesis.synthesis import synthesize
-from coseek.lab.world.world import make_world
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings
 from coseek.retrieval.retriever import Retriever
 
@@ -55,7 +53,7 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
     if data.folder is not None and data.synthesis is not None:
         make_questions(data.folder, folder, data.train, data.synthesis, say)
     if data.world is not None and not folder.exists():
-        make_world(data.world).save(folder)
+        world_maker().make(data.world).save(folder)
     if data.imported is not None and not folder.exists():
         sources = [Path(source) for source in data.imported.sources]
         import_data(data.imported.format, sources, folder, shares=data.imported.shares)
@@ -130,7 +128,7 @@ def make_questions(
     if split in Dataset(folder).splits:
         return folder
     try:
-        made = synthesize(folder, out, settings)
+        made = question_synthesis().synthesize(folder, out, settings)
     except DataError as error:
         if needed:
             raise

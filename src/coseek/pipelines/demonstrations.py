@@ -15,17 +15,19 @@ from pathlib import Path
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.environment import NativeTurns
 from coseek.agents.episode import Episode
+from coseek.agents.factory import SCRIPTED, open_scripted_agent
 from coseek.agents.grammar import Grammar
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
 from coseek.agents.scripted.gold import GoldAnswerAgent
-from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
 from coseek.agents.sources import holds
 from coseek.core.errors import DataError
+from coseek.core.plugins import find_plugin
 from coseek.core.progress import Progress
 from coseek.core.prompt_file import ROLE_MARK
 from coseek.data.dataset import Dataset, draw
+from coseek.data.maker import MadeData, question_synthesis, world_maker
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -33,16 +35,10 @@ from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajecto
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.graders.scoring import EpisodeScorer
-from coseek.lab.agents.expert import ExpertAgent
-from coseek.lab.synthesis.graph import HopGraph
-from coseek.lab.synthesis.maker import QuestionMaker
-from coseek.lab.synthesis.renaming import rename
-from coseek.lab.training.drills import make_drills
-from coseek.lab.world.world import World, make_world
 from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer
 from coseek.models.written import after_opened, closing_of, opened_at_end
-from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.agent_recipe import EXPERT, AgentRecipe, WarmStartSettings
 from coseek.pipelines.stages import right_runs
 from coseek.retrieval.lexical.analyzer import has_words
 from coseek.retrieval.retriever import Retriever
@@ -178,21 +174,18 @@ def demonstrate(
         kept = stored_demonstrations(settings.runs, settings.keep, protocol, tokenizer, recipe.limits, recipe.seed)
         progress.advance(1, f"{len(kept)} runs")
         return kept
-    demonstrators: dict[str, ScriptedAgent] = {
-        "expert": ExpertAgent(settings.expert), "rules": RuleAgent(), "gold": GoldAnswerAgent(),
-        "evidence": EvidenceAgent(dataset.corpus),
-    }  # fmt: skip
-    demonstrator = demonstrators[settings.demonstrator]
+    demonstrator = _demonstrator(settings, dataset.corpus)
     shown: list[Trajectory] = []
     places: Iterator[tuple[Retriever, Sequence[Question]]]
     in_worlds = settings.uses_worlds
     if in_worlds:
         worlds = list(throw_away_worlds(recipe))
-        places = ((Bm25.over(world.corpus), world.questions["train"]) for world in worlds)
-        for world in worlds:
-            rng = random.Random(f"{recipe.seed}/drills/{world.settings.seed}")
+        places = ((Bm25.over(world.corpus), world.questions["train"]) for _, world in worlds)
+        drills = find_plugin("scripted agent", SCRIPTED, EXPERT).drills
+        for own_seed, world in worlds:
+            rng = random.Random(f"{recipe.seed}/drills/{own_seed}")
             count = round(settings.drills * len(world.questions["train"]))
-            shown += make_drills(world, protocol, tokenizer, count, rng, settings.asking)
+            shown += drills(world, protocol, tokenizer, count, rng, settings.asking)
         progress.stage("demonstrations", settings.worlds)
     else:
         progress.stage("demonstrations", 1 + settings.renamed)
@@ -217,6 +210,13 @@ def demonstrate(
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
     return shown
+
+
+def _demonstrator(settings: WarmStartSettings, corpus: Corpus) -> ScriptedAgent:
+    """The scripted agent that demonstrates."""
+    if settings.demonstrator == "evidence":
+        return EvidenceAgent(corpus)
+    return open_scripted_agent(settings.demonstrator, *([settings.expert] if settings.demonstrator == EXPERT else []))
 
 
 def _answered_at_once(
@@ -285,32 +285,30 @@ def renamed_places(
     """The copies of questions in which names have changed places, each with a retriever that knows the new names."""
     copies = recipe.warm_start.renamed if recipe.warm_start else 0
     for number in range(copies):
-        renamed, asked = rename(corpus, questions, recipe.seed * copies + number)
+        renamed, asked = question_synthesis().rename(corpus, questions, recipe.seed * copies + number)
         yield Bm25.over(renamed), asked
 
 
 def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:
     """The questions that a warm start makes from the passages of the data set; none by default."""
     settings = recipe.warm_start.made if recipe.warm_start else None
-    if settings is None:
-        return []
-    maker = QuestionMaker(HopGraph(dataset.corpus, settings.support), settings)
-    return maker.make(lambda what, done, total: None).get("train", [])
+    return [] if settings is None else question_synthesis().training_questions(dataset.corpus, settings)
 
 
-def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
-    """The worlds of the demonstrations: their words are those of all worlds, their facts are not."""
+def throw_away_worlds(recipe: AgentRecipe) -> Iterator[tuple[int, MadeData]]:
+    """The worlds of the demonstrations by their seeds: their words are those of all worlds, their facts are not."""
     settings = recipe.warm_start
     assert settings is not None
     for number in range(settings.worlds):
-        yield make_world(settings.world.model_copy(update={"seed": derive_seed(recipe.seed, "world", number) % 2**31}))
+        seed = derive_seed(recipe.seed, "world", number) % 2**31
+        yield seed, world_maker().make(settings.world.model_copy(update={"seed": seed}))
 
 
 def texts_of(recipe: AgentRecipe, dataset: Dataset) -> Iterator[str]:
     """The tokenizer's training texts: throw-away worlds, or the corpus and the training questions."""
     settings = recipe.warm_start
     if settings is not None and settings.uses_worlds:
-        for world in islice(throw_away_worlds(recipe), TOKENIZER_WORLDS):
+        for _, world in islice(throw_away_worlds(recipe), TOKENIZER_WORLDS):
             yield from texts_in(world.corpus, world.questions["train"])
     else:
         yield from texts_in(dataset.corpus, dataset.questions(recipe.data.train))

@@ -19,10 +19,9 @@ from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.data.maker import WorldSettings, world_maker
 from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
-from coseek.lab.world.settings import WorldSettings
-from coseek.lab.world.world import make_world
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model_folder import Shape, library_reads, model_path
@@ -255,7 +254,7 @@ def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, 
 
 def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: Path) -> None:
     """Make an untrained model of the policy's architecture, with a tokenizer trained on the tiny world."""
-    world = make_world(WORLD)
+    world = world_maker().make(WORLD)
     texts = [protocol.template.file.prompt, *texts_in(world.corpus, world.questions["train"])]
     if recipe.policy.folder is None:
         laptop = LaptopSettings(

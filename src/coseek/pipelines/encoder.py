@@ -33,8 +33,6 @@ from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.precision import Use, precision_of
 from coseek.hub.card import base_model_of, shown_table
-from coseek.lab.training.world_labels import synthetic_labels, texts_of, throw_away_worlds
-from coseek.lab.world.world import make_world
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
@@ -62,7 +60,7 @@ from coseek.training.encoder.evaluation import (
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
-from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.encoder.recipe import RetrieverRecipe, synthetic_labels
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
     EncoderTrainer,
@@ -145,10 +143,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 for candidate in label.candidates
                 for text in (candidate.passage.title, candidate.passage.text, label.question.question)
             ]
-        few = self.recipe.synthetic.model_copy(
-            update={"worlds": min(self.recipe.synthetic.tokenizer_worlds, self.recipe.synthetic.worlds)}
-        )
-        return [text for world in throw_away_worlds(few, self.recipe.seed) for text in texts_of(world)]
+        return [*synthetic_labels().texts(self.recipe.synthetic, self.recipe.seed)]
 
     @cached_property
     def data(self) -> RetrieverData | None:
@@ -206,15 +201,13 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         assert settings is not None
         train: list[LabelSet] = []
         self.progress.stage("worlds", settings.worlds)
-        for number, world in enumerate(throw_away_worlds(settings, self.recipe.seed), start=1):
-            for labels in synthetic_labels(world, "train", settings, self.recipe.seed).values():
-                train += labels
+        for number, labels in enumerate(synthetic_labels().training_labels(settings, self.recipe.seed), start=1):
+            train += labels
             self.progress.advance(number, f"{len(train)} labels")
         if self.recipe.held_out.share == 0:
             return EncoderData(train, None)
-        unseen = make_world(settings.held_out)
-        groups = synthetic_labels(unseen, "dev", settings, self.recipe.seed)
-        return EncoderData(train, HeldOut.of(groups, unseen.corpus, self.recipe.held_out, seed))
+        groups, corpus = synthetic_labels().held_out_labels(settings, self.recipe.seed)
+        return EncoderData(train, HeldOut.of(groups, corpus, self.recipe.held_out, seed))
 
     @cached_property
     def evaluator(self) -> EncoderEvaluator | None:

@@ -7,6 +7,7 @@ import pytest
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
 from coseek.lab.world import world
 from coseek.lab.world.reference import reference_world, reference_worlds
@@ -47,7 +48,8 @@ def test_recipes_and_the_command_line_name_a_reference_world(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load_recipe("quickstart", ["data.world=world-1"])
-    assert recipe.data.world == reference_world("world-1").settings
+    assert recipe.data.world is not None
+    assert dump_settings(recipe.data.world) == dump_settings(reference_world("world-1").settings)
     assert recipe.data.unseen == load_recipe("quickstart").data.unseen
     with pytest.raises(UnknownName, match="did you mean 'world-1'"):
         load_recipe("quickstart", ["data.world=world1"])

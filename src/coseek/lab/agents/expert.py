@@ -8,23 +8,28 @@ declines only what the world has marked as unanswerable, after searches that mis
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import shown_documents
+from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.gold_path import Step, plan_of
 from coseek.data.question import Question
-from coseek.data.trajectory import Search
+from coseek.data.trajectory import Search, Trajectory
 from coseek.lab.world.lexicon import LAPTOP
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.plan import answer_of, constraints_of, kind_of, wanted
 from coseek.lab.world.rationales import NEXT, NOW, compared, line, step_line
-from coseek.models.model import EpisodeState
+from coseek.models.model import EpisodeState, Tokenizer
+
+if TYPE_CHECKING:
+    from coseek.lab.world.world import World
 
 MISSED = " Not found ."
 
@@ -64,6 +69,7 @@ class ExpertSettings(Settings):
     RL can unlearn to break off, and still ends short questions."""
 
 
+SETTINGS = ExpertSettings
 PROMPT_TEMPLATE = "laptop"
 NEEDS = "the plan of a laptop world's question, or a gold path (questions made from passages, or 2Wiki's)"
 
@@ -144,9 +150,18 @@ class ExpertAgent:
         return Move(f"{facts[-1]}{left}", answer=spaced(answer))
 
 
-def make() -> ExpertAgent:
-    """Make the expert without deliberate mistakes."""
-    return ExpertAgent.perfect()
+def make(settings: ExpertSettings = PERFECT) -> ExpertAgent:
+    """Make the expert, without deliberate mistakes by default."""
+    return ExpertAgent(settings)
+
+
+def drills(
+    world: "World", protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random, asking: float
+) -> Iterator[Trajectory]:
+    """Reading drills over a throw-away world of its demonstrations (`lab/training/drills.py`)."""
+    from coseek.lab.training.drills import make_drills  # it imports this module
+
+    return make_drills(world, protocol, tokenizer, count, rng, asking)
 
 
 def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Shown], int]:

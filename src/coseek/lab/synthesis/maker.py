@@ -26,6 +26,7 @@ from coseek.lab.synthesis.question_text import question_of, reads_naturally, sin
 from coseek.lab.synthesis.self_play import Proposer, Solver
 from coseek.lab.synthesis.settings import Split, SynthesisSettings
 from coseek.retrieval.lexical.analyzer import has_words
+from coseek.training.encoder.data_labels import document_of
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 _ROUNDS = 8
@@ -321,12 +322,6 @@ def proposal_steps(graph: HopGraph, proposal: Proposal) -> list[JsonObject]:
         }
         for place, row in enumerate(proposal.rows)
     ]
-
-
-def document_of(passage: Passage) -> str:
-    """What a passage was cut from: its file, else its title, else itself."""
-    path = passage.meta.get("path")
-    return f"path {path}" if isinstance(path, str) else f"title {key_of(passage.title) or passage.id}"
 
 
 def by_hops(questions: Sequence[Question]) -> dict[int, int]:

@@ -18,7 +18,6 @@ from coseek.data.documents.worker import TITLE_STEP
 from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.lab.synthesis.maker import document_of
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.query import Query
@@ -59,6 +58,12 @@ def is_held_out(passage: Passage, share: float, seed: int) -> bool:
     """Whether the document of a passage is held out: that depends on its name and the seed alone."""
     hashed = hashlib.blake2b(f"{seed}/{document_of(passage)}".encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "big") < share * 2**64
+
+
+def document_of(passage: Passage) -> str:
+    """What a passage was cut from: its file, else its title, else itself."""
+    path = passage.meta.get("path")
+    return f"path {path}" if isinstance(path, str) else f"title {' '.join(words(passage.title)) or passage.id}"
 
 
 def _searches(question: Question, corpus: Corpus) -> Iterator[LabelledSearch]:

@@ -1,22 +1,62 @@
 """Recipe: all settings of the training and evaluation of a retriever's encoder. Does not import torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import Field, model_validator
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.plugins import find_yaml
+from coseek.core.plugins import find_plugin, find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
+from coseek.data.maker import SynthesisSettings
+from coseek.data.passage import Passage
 from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision
 from coseek.hub.card import UNKNOWN, License
-from coseek.lab.synthesis.settings import SynthesisSettings
-from coseek.lab.world.settings import LexiconName, WorldSettings
+from coseek.labels.label_set import LabelSet
 from coseek.retrieval.views import View, load_views
 from coseek.training.trainer.settings import LoraSettings, OptimizerSettings
+
+LABELS = "coseek.lab.labels"
+"""The package of made labels, which are found by their names."""
+
+
+class SyntheticLabels(Protocol):
+    """What the plug-in `synthetic` offers: labels from throw-away laptop worlds."""
+
+    SETTINGS: "type[SyntheticSettings]"
+
+    def texts(self, settings: "SyntheticSettings", seed: int) -> Iterator[str]:
+        """The texts that a new tokenizer is trained on."""
+        ...
+
+    def training_labels(self, settings: "SyntheticSettings", seed: int) -> Iterator[list[LabelSet]]:
+        """The label sets of one world after the other."""
+        ...
+
+    def held_out_labels(
+        self, settings: "SyntheticSettings", seed: int
+    ) -> tuple[Mapping[str, list[LabelSet]], Sequence[Passage]]:
+        """Label sets of a world without training, by kind of query, and its corpus."""
+        ...
+
+
+def synthetic_labels() -> SyntheticLabels:
+    """The maker of synthetic labels."""
+    return cast(SyntheticLabels, find_plugin("label source", LABELS, "synthetic"))
+
+
+if TYPE_CHECKING:
+
+    class SyntheticSettings(Settings):
+        """What the core reads of them."""
+
+        worlds: int
+
+else:
+    SyntheticSettings = synthetic_labels().SETTINGS
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
 
@@ -40,28 +80,6 @@ class LaptopEncoderSettings(Settings):
     """Maximum length of a text, in tokens."""
     pooling: Literal["mean", "cls"] = "mean"
     """Pooling of the token vectors."""
-
-
-class SyntheticSettings(Settings):
-    """Synthetic labels from laptop worlds made for training. Every step of a question's plan is a search, its gold
-    passage is the positive, and the other passages that BM25 finds are the negatives."""
-
-    worlds: int = Field(default=16, ge=1)
-    """Number of worlds. They share no fact with a world used for evaluation."""
-    tokenizer_worlds: int = Field(default=6, ge=1)
-    """Worlds whose texts a new tokenizer is trained on. Six hold every word of the laptop lexicon."""
-    world: WorldSettings = WorldSettings(size="compact", train=500, dev=0, test=0)
-    """Settings of a world; each has a different seed."""
-    lexicons: tuple[LexiconName, ...] = ()
-    """Lexicons of the worlds, which take them in turn; empty: that of `world` alone."""
-    held_out: WorldSettings = WorldSettings(seed=8, size="small", train=0, dev=400, test=0)
-    """World for the evaluation, on its split dev; the pool is its corpus."""
-    kinds: dict[Literal["name+type", "name", "name+relation", "sub-question", "short name+relation"], float] = Field(
-        default={"name+type": 1.0, "name": 1.0, "name+relation": 1.0, "sub-question": 2.0, "short name+relation": 1.0}
-    )
-    """Kinds of query, and the weight with which each is drawn for a step of a plan."""
-    candidates: int = Field(default=12, ge=2)
-    """Maximum number of passages from BM25, without the positive."""
 
 
 class DataLabelSettings(Settings):

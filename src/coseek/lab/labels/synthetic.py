@@ -7,18 +7,22 @@ that name the entity. A passage that also states the fact (a marriage, stated by
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+from pydantic import Field
 
 from coseek.agents.search_turns import TurnId
+from coseek.core.settings import Settings
 from coseek.data.gold_path import Step, plan_of
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.plan import kind_of
+from coseek.lab.world.settings import LexiconName, WorldSettings
 from coseek.lab.world.world import World, make_world
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.encoder.recipe import SyntheticSettings
 from coseek.training.trainer.data_order import derive_seed
 
 
@@ -38,6 +42,31 @@ KINDS: Mapping[str, Callable[[Step], str]] = {
 """Kinds of query for a step of a plan. The last one is ambiguous."""
 
 
+class SyntheticSettings(Settings):
+    """Synthetic labels from laptop worlds made for training. Every step of a question's plan is a search, its gold
+    passage is the positive, and the other passages that BM25 finds are the negatives."""
+
+    worlds: int = Field(default=16, ge=1)
+    """Number of worlds. They share no fact with a world used for evaluation."""
+    tokenizer_worlds: int = Field(default=6, ge=1)
+    """Worlds whose texts a new tokenizer is trained on. Six hold every word of the laptop lexicon."""
+    world: WorldSettings = WorldSettings(size="compact", train=500, dev=0, test=0)
+    """Settings of a world; each has a different seed."""
+    lexicons: tuple[LexiconName, ...] = ()
+    """Lexicons of the worlds, which take them in turn; empty: that of `world` alone."""
+    held_out: WorldSettings = WorldSettings(seed=8, size="small", train=0, dev=400, test=0)
+    """World for the evaluation, on its split dev; the pool is its corpus."""
+    kinds: dict[Literal["name+type", "name", "name+relation", "sub-question", "short name+relation"], float] = Field(
+        default={"name+type": 1.0, "name": 1.0, "name+relation": 1.0, "sub-question": 2.0, "short name+relation": 1.0}
+    )
+    """Kinds of query, and the weight with which each is drawn for a step of a plan."""
+    candidates: int = Field(default=12, ge=2)
+    """Maximum number of passages from BM25, without the positive."""
+
+
+SETTINGS = SyntheticSettings
+
+
 def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]:
     """Make worlds that share no facts; those of one lexicon share its vocabulary."""
     lexicons = settings.lexicons or (settings.world.lexicon,)
@@ -45,6 +74,25 @@ def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]
         own = derive_seed(seed, "retriever world", number) % 2**31
         lexicon = lexicons[number % len(lexicons)]
         yield make_world(settings.world.model_copy(update={"seed": own, "lexicon": lexicon}))
+
+
+def texts(settings: SyntheticSettings, seed: int) -> Iterator[str]:
+    """Yield the texts that a new tokenizer is trained on."""
+    few = settings.model_copy(update={"worlds": min(settings.tokenizer_worlds, settings.worlds)})
+    for world in throw_away_worlds(few, seed):
+        yield from texts_of(world)
+
+
+def training_labels(settings: SyntheticSettings, seed: int) -> Iterator[list[LabelSet]]:
+    """Yield the label sets of one world after the other."""
+    for world in throw_away_worlds(settings, seed):
+        yield [label for labels in synthetic_labels(world, "train", settings, seed).values() for label in labels]
+
+
+def held_out_labels(settings: SyntheticSettings, seed: int) -> tuple[dict[str, list[LabelSet]], Corpus]:
+    """Return label sets of the held-out world by kind of query, and its corpus."""
+    unseen = make_world(settings.held_out)
+    return synthetic_labels(unseen, "dev", settings, seed), unseen.corpus
 
 
 def texts_of(world: World) -> Iterator[str]:

@@ -1,0 +1,102 @@
+"""Data makers: plug-ins that make what a recipe trains on, found by name: the laboratory's `world` and `synthesis`.
+
+`world` makes a whole data set, a laptop world, for recipes, demonstrations and dry runs. `synthesis` makes questions
+from the passages of a data set. Each has a settings class (`SETTINGS`), which recipes hold as a group.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from coseek.core.plugins import find_plugin
+from coseek.core.settings import Settings
+from coseek.data.passage import Corpus
+from coseek.data.question import Question
+
+PACKAGE = "coseek.lab.data"
+
+
+class MadeData(Protocol):
+    """A data set in memory."""
+
+    @property
+    def corpus(self) -> Corpus: ...
+
+    @property
+    def questions(self) -> Mapping[str, list[Question]]:
+        """By split, without empty splits."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write it as a data-set folder, all or nothing."""
+        ...
+
+
+class WorldMaker(Protocol):
+    """What `world` offers. The same settings make the same data, byte for byte."""
+
+    SETTINGS: "type[WorldSettings]"
+
+    def chosen(self, given: Mapping[str, object], name: str | None) -> "WorldSettings":
+        """The settings given, or those of the reference world `name`. Raises `UserError` for an unknown one."""
+        ...
+
+    def make(self, settings: "WorldSettings") -> MadeData: ...
+
+
+class MadeQuestions(Protocol):
+    """Summary of a synthesis; as a text, the questions of each split."""
+
+    @property
+    def warning(self) -> str:
+        """A sentence with the way out where few of the wanted questions were made; empty otherwise."""
+        ...
+
+
+class QuestionSynthesis(Protocol):
+    """What `synthesis` offers."""
+
+    SETTINGS: "type[SynthesisSettings]"
+
+    def synthesize(self, folder: Path, out: Path, settings: "SynthesisSettings") -> MadeQuestions:
+        """Write the data set `out`: the passages of `folder` with questions made from them. Raises `DataError` where
+        the passages give none."""
+        ...
+
+    def training_questions(self, corpus: Corpus, settings: "SynthesisSettings") -> list[Question]:
+        """The questions of the train split, in memory."""
+        ...
+
+    def rename(self, corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
+        """Copies of questions in which names have changed places, and the passages with the new names."""
+        ...
+
+
+def world_maker() -> WorldMaker:
+    """The maker of laptop worlds."""
+    return cast(WorldMaker, find_plugin("data maker", PACKAGE, "world"))
+
+
+def question_synthesis() -> QuestionSynthesis:
+    """The maker of questions from passages."""
+    return cast(QuestionSynthesis, find_plugin("data maker", PACKAGE, "synthesis"))
+
+
+# Recipes hold the settings of these plug-ins as typed groups, so that a wrong one is refused as any other is.
+if TYPE_CHECKING:
+
+    class WorldSettings(Settings):
+        """What the core sets of a world."""
+
+        seed: int = 0
+        size: str = "small"
+        train: int | None = None
+        dev: int | None = None
+        test: int | None = None
+
+    class SynthesisSettings(Settings):
+        """Nothing that the core reads."""
+
+else:
+    WorldSettings = world_maker().SETTINGS
+    SynthesisSettings = question_synthesis().SETTINGS

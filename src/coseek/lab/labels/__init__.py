@@ -1,0 +1,1 @@
+"""Training labels of the laboratory, found by name: those of laptop worlds."""
