@@ -12,7 +12,7 @@ from coseek.core.errors import DataError
 
 def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
     first = TextCache(tmp_path / "s" / "texts.sqlite")
-    assert first.write({"a": "one", "b": "two\udcff".encode("utf-8", "replace").decode()})
+    first.write({"a": "one", "b": "two\udcff".encode("utf-8", "replace").decode()})
     first.close()
     again = TextCache(tmp_path / "s" / "texts.sqlite")
     assert again.read(["a", "c"]) == {"a": "one"}

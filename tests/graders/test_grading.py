@@ -7,7 +7,6 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
 from coseek.core.errors import ModelError
-from coseek.data.grade_cache import Verdict
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
@@ -99,15 +98,9 @@ def test_an_unreadable_verdict_is_asked_again_and_is_never_a_no(tmp_path: Path) 
     assert judge_claims(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is True
 
 
-def test_a_verdict_by_other_gold_answers_is_not_taken_and_one_of_an_older_coseek_is(tmp_path: Path) -> None:
+def test_a_verdict_by_other_gold_answers_is_not_taken(tmp_path: Path) -> None:
     model = Scripted(lambda prompt: "yes" if "Velora" in prompt.partition("Zun")[0] else "no")
     made, sheet = judge(model), verdict_cache(tmp_path, judge(model))
     claims = [Claim(replace(QUESTION, answers=(gold,)), "the town") for gold in ("Velora", "Zun")]
     assert [judge_claims(made, [claim], sheet)["q1", "the town"].right for claim in claims] == [True, False]
     assert judge_claims(made, claims[:1], sheet)["q1", "the town"].right is True  # neither displaced the other
-    older = verdict_cache(tmp_path / "older", made)
-    older.path.parent.mkdir()
-    with older.appending() as file:
-        older.append(file, Verdict("q1", "the town", True))
-    assert judge_claims(made, claims[1:], older)["q1", "the town"].right is True
-    assert sum(map(len, model.calls)) == 2

@@ -55,8 +55,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def cached(path: Path, engine: Engine, max_lists: int = 1000, patience_s: float = 0.0) -> Iterator[CachedRetriever]:
-    with closing(CachedRetriever(engine, path, max_lists, patience_s)) as retriever:
+def cached(path: Path, engine: Engine, max_lists: int = 1000) -> Iterator[CachedRetriever]:
+    with closing(CachedRetriever(engine, path, max_lists)) as retriever:
         yield retriever
 
 
@@ -76,7 +76,7 @@ def test_only_what_is_missing_goes_to_the_engine_in_one_batch_and_equal_queries_
         found = retriever.search(["songs", "ada", "cy", "songs", "ada"], 2)
         assert found == engine.inner.search(["songs", "ada", "cy", "songs", "ada"], 2)
         assert engine.asked == [["ada"], ["songs", "cy"]]
-        assert (retriever.stats.hits, retriever.stats.misses, retriever.stats.bypassed) == (3, 3, 0)
+        assert (retriever.stats.hits, retriever.stats.misses) == (3, 3)
 
 
 def test_more_or_fewer_passages_another_view_and_another_corpus_are_other_searches(path: Path) -> None:
@@ -118,7 +118,7 @@ def test_lists_that_nobody_asks_for_any_more_make_room(path: Path) -> None:
 
 def test_threads_share_one_cache(path: Path) -> None:
     engine = Engine()
-    with cached(path, engine, patience_s=10) as retriever:
+    with cached(path, engine) as retriever:
         expected = engine.inner.search(["ada", "wrote"], 2)
         wrong: list[object] = []
 

@@ -15,7 +15,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.measure.searched import search_questions
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.text_model import KeptTexts, texts_of
+from coseek.models.text_model import texts_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.llm import PROMPTS
@@ -97,17 +97,14 @@ class Refusing(Scripted):
         return texts_of([ModelError("400") if "bad" in p else text for p, text in zip(prompts, written, strict=True)])
 
 
-def test_a_refused_prompt_of_a_model_retriever_costs_no_other_query_its_call_again() -> None:
+def test_a_refused_prompt_of_a_model_retriever_fails_no_other_query() -> None:
     asked = ["q", "few", "bad", "none", "q"]
     model = Refusing(lambda _: "a passage")
     retriever = expanded(lambda _: "")
-    retriever._texts = KeptTexts(model)
+    retriever._model = model
     questions = [Question(str(number), text, ()) for number, text in enumerate(asked)]
     ((*found,),) = search_questions(retriever, questions, 2)
     assert [one.fault is None for _, one in found] == [query != "bad" for query in asked]
-    prompts = [prompt for call in model.calls for prompt in call]
-    assert len([prompt for prompt in prompts if "bad" not in prompt]) == len(asked)  # "q" was there twice
-    assert not retriever._texts._kept
 
 
 def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() -> None:

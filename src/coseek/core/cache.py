@@ -1,14 +1,12 @@
 """A persistent cache of texts by key, in one SQLite file.
 
-Safe for threads, processes and kills. While another process holds the file for too long, reads and writes report that
-they failed and the caller continues without the cache. A broken file or a full disk is an error, since calls that are
-paid for would be repeated unnoticed.
+Safe for threads, processes and kills. A broken file, a full disk or one that another process holds for too long is an
+error, since calls that are paid for would be repeated unnoticed.
 """
 
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,61 +22,46 @@ _MARK = 0x636F7374
 """`application_id` of the file."""
 _TOGETHER = 500
 """Keys of one SELECT; SQLite allows 999 at least."""
-
-
-class _Held(Exception):
-    """Another process holds the file."""
+_PATIENCE_S = 10.0
+"""Seconds to wait for another process that writes."""
 
 
 class TextCache:
     """Key → text. Column `used` is a counter of writes and uses, for eviction."""
 
-    def __init__(self, path: Path, max_rows: int = 1_000_000, patience_s: float = 10.0) -> None:
+    def __init__(self, path: Path, max_rows: int = 1_000_000) -> None:
         """Keeps at most `max_rows` texts, the most recently used. Raises `DiskFault` or `DataError`."""
-        self.path, self.max_rows, self.patience_s = path, max_rows, patience_s
+        self.path, self.max_rows = path, max_rows
         self._lock = threading.Lock()  # one connection, used by one thread at a time
         self._process = 0
         self._connection: sqlite3.Connection | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._database() as database:
-                self._prepare(database)
         except OSError as error:
             raise DiskFault(f"the cache {path} cannot be made ({error.strerror}); choose another path") from None
-        except _Held:
-            raise DiskFault(
-                f"the cache {path} is held by another process; wait for it, or choose another path"
-            ) from None
+        with self._database() as database:
+            self._prepare(database)
 
-    def read(self, keys: Sequence[str]) -> dict[str, str] | None:
-        """The cached texts of these keys; `None` while another process holds the file."""
+    def read(self, keys: Sequence[str]) -> dict[str, str]:
+        """The cached texts of these keys."""
         rows: list[tuple[str, str, int]] = []
-        with self._lock:
-            try:
-                with self._database() as database:
-                    for start in range(0, len(keys), _TOGETHER):
-                        some = keys[start : start + _TOGETHER]
-                        marks = ",".join("?" * len(some))
-                        rows += database.execute(f"SELECT key, text, used FROM texts WHERE key IN ({marks})", some)
-            except _Held:
-                return None
-            with suppress(_Held), self._database() as database:
-                self._mark_used(database, rows)
+        with self._lock, self._database() as database:
+            for start in range(0, len(keys), _TOGETHER):
+                some = keys[start : start + _TOGETHER]
+                marks = ",".join("?" * len(some))
+                rows += database.execute(f"SELECT key, text, used FROM texts WHERE key IN ({marks})", some)
+            self._mark_used(database, rows)
         return {key: text for key, text, _ in rows}
 
-    def write(self, texts: Mapping[str, str]) -> bool:
-        """Store texts and evict the least recently used; False while another process holds the file."""
-        try:
-            with self._lock, self._database() as database, _transaction(database):
-                newest = _newest(database)
-                database.executemany(
-                    "INSERT INTO texts VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET used = excluded.used",
-                    [(key, text, newest + tick) for tick, (key, text) in enumerate(texts.items(), start=1)],
-                )
-                database.execute("DELETE FROM texts WHERE used <= ?", (newest + len(texts) - self.max_rows,))
-        except _Held:
-            return False
-        return True
+    def write(self, texts: Mapping[str, str]) -> None:
+        """Store texts and evict the least recently used."""
+        with self._lock, self._database() as database, _transaction(database):
+            newest = _newest(database)
+            database.executemany(
+                "INSERT INTO texts VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET used = excluded.used",
+                [(key, text, newest + tick) for tick, (key, text) in enumerate(texts.items(), start=1)],
+            )
+            database.execute("DELETE FROM texts WHERE used <= ?", (newest + len(texts) - self.max_rows,))
 
     def close(self) -> None:
         """Close the file."""
@@ -96,12 +79,12 @@ class TextCache:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """The connection; SQLite's errors become `_Held`, `DataError` or `DiskFault`."""
+        """The connection; SQLite's errors become `DataError` or `DiskFault`."""
         try:
             check_link(self.path)
             if self._connection is None or self._process != os.getpid():  # not valid after a fork
                 self._connection = sqlite3.connect(
-                    self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=False
+                    self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False
                 )
                 self._process = os.getpid()
                 weakref.finalize(self, self._connection.close)
@@ -110,7 +93,9 @@ class TextCache:
             raise  # a bug: used after `close`
         except sqlite3.DatabaseError as error:
             if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise _Held from None
+                raise DiskFault(
+                    f"the cache {self.path} is held by another process; wait for it, or choose another path"
+                ) from None
             if _code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                 raise DataError(
                     f"the cache {self.path} is broken ({error}); delete it, or choose another path"
@@ -132,23 +117,9 @@ class TextCache:
             database.execute("CREATE INDEX IF NOT EXISTS texts_by_use ON texts (used)")
             database.execute(f"PRAGMA application_id = {_MARK}")
             database.execute(f"PRAGMA user_version = {SCHEMA}")
-        until = time.monotonic() + self.patience_s
-        while not _write_ahead(database):
-            if time.monotonic() > until:
-                raise _Held
-            time.sleep(0.01)
-
-
-def _write_ahead(database: sqlite3.Connection) -> bool:
-    """Switch to write-ahead logging; False while another process holds the file, since the switch does not wait."""
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-    except sqlite3.OperationalError as error:
-        if _code(error) != sqlite3.SQLITE_BUSY:
-            raise
-        return False
-    database.execute("PRAGMA synchronous = NORMAL")
-    return True
+        with suppress(sqlite3.OperationalError):  # busy: another process is doing the same, or writes
+            database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager

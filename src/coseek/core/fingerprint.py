@@ -15,16 +15,14 @@ TOKENIZER = "*token*"
 """Pattern of tokenizer files."""
 
 
-def fingerprint(folder: Path, names: str = "*", older: bool = False) -> str:
+def fingerprint(folder: Path, names: str = "*") -> str:
     """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file. Of large
     safetensors the first and the last KiB of every tensor, too.
 
-    `names` is a pattern for the files. Pieces suffice, since retrained tensors differ nearly everywhere. `older`: as
-    coseek 0.2 made it, without tensors and code.
+    `names` is a pattern for the files. Pieces suffice, since retrained tensors differ nearly everywhere.
     """
     sha = hashlib.sha256()
-    kinds = [kind for kind in _KINDS if kind != ".py" or not older]
-    for path in sorted(path for path in folder.rglob(names) if path.suffix in kinds and path.is_file()):
+    for path in sorted(path for path in folder.rglob(names) if path.suffix in _KINDS and path.is_file()):
         size = path.stat().st_size
         sha.update(f"{path.relative_to(folder).as_posix()}:{size}\n".encode())
         with path.open("rb") as file:
@@ -33,7 +31,7 @@ def fingerprint(folder: Path, names: str = "*", older: bool = False) -> str:
                 sha.update(file.read(_CHUNK_BYTES))
                 if size <= _CHUNK_BYTES:
                     break
-            if size > _LARGE and path.suffix == ".safetensors" and not older:
+            if size > _LARGE and path.suffix == ".safetensors":
                 for start, end in _tensor_spans(file):
                     for place in (start, max(start, end - _EDGE_BYTES)):
                         file.seek(place)

@@ -1,9 +1,9 @@
 """Locks of output folders and files: one process writes at a time.
 
-The operating system keeps the lock, so a killed process leaves a hidden file and no lock; what else it left hidden in
-a folder with a record is removed by the next process that locks the folder. A folder's lock file lies
-inside it; that of a file, or of a folder that is replaced as a whole, lies beside it. Reading takes no lock. Locks are
-reentrant within a process.
+The operating system keeps the lock, so a killed process leaves a hidden file and no lock; the parts that it left in a
+folder with a record are removed by the next process that locks the folder. A folder's lock file lies inside it; that of
+a file, or of a folder that is replaced as a whole, lies beside it. Reading takes no lock. Locks are reentrant within a
+process.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, finalize
 
 from coseek.core.errors import InUse
 from coseek.core.files import RECORDS, make_folder, real_path
-from coseek.core.parts import sweep, sweep_lock
+from coseek.core.parts import sweep
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -83,11 +83,6 @@ def lock_beside(path: Path, again: bool = True) -> Lock:
     Raises `InUse` where another process holds the lock, or without `again` this process.
     """
     return _lock(path.with_name(f".{path.name}{NAME}"), path, again, "wait until it ends")
-
-
-def sweep_lock_beside(path: Path) -> None:
-    """Remove the lock file of `lock_beside` that a killed process left."""
-    sweep_lock(path.with_name(f".{path.name}{NAME}"))
 
 
 def lock_if_named(folder: Path | None) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Generic, Protocol, Self, TypeVar
 
 from coseek.core.errors import DataError
 from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, check_is_file, json_line, parse_line
-from coseek.core.lock import lock_beside, sweep_lock_beside
+from coseek.core.lock import lock_beside
 from coseek.core.record import OMIT_EMPTY, Record
 from coseek.core.strict_json import is_json
 from coseek.data.run import drop_partial_line
@@ -110,9 +110,7 @@ class GradeCache(Generic[E]):
         )
 
     def entries(self) -> dict[tuple[str, ...], E]:
-        """All entries by key; empty without a file. Writes nothing, since another process may be appending; a lock that
-        nobody holds is removed."""
-        sweep_lock_beside(self.path)
+        """All entries by key; empty without a file. Takes no lock, since another process may be appending."""
         return {entry.key: entry for entry in self._lines()}
 
     def _lines(self) -> Iterator[E]:

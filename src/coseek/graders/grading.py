@@ -103,10 +103,7 @@ def verdicts_on(
     """
     asked = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
     known = {key: entry for key, entry in cache.entries().items() if entry.fault is None}
-    verdicts: dict[VerdictKey, Verdict] = {}
-    for key, claim in asked.items():
-        if (entry := known.get(key) or known.get(claim.older_key)) is not None:
-            verdicts[key] = entry
+    verdicts: dict[VerdictKey, Verdict] = {key: known[key] for key in asked if key in known}
     left = [claim for key, claim in asked.items() if key not in verdicts]
     tell(len(verdicts), len(asked))
     if not left and cache.path.exists():

@@ -73,11 +73,6 @@ class Claim:
         """`Verdict.key` of its verdict."""
         return self.question.id, self.response, self.asked
 
-    @property
-    def older_key(self) -> VerdictKey:
-        """`Verdict.key` in an older file, whose verdicts are taken by the question's id alone: they were paid for."""
-        return self.question.id, self.response, ""
-
 
 class Judge(Grader, Protocol):
     """Grades responses."""

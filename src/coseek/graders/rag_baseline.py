@@ -131,9 +131,7 @@ def _asked(question: Question) -> str:
 
 
 def _reply_to(question: Question, replies: Replies) -> GeneratedAnswer | None:
-    """The reply to a question. One of an older file does not name its question and is taken by its id alone: it was
-    paid for."""
-    return replies.get((question.id, _asked(question))) or replies.get((question.id, ""))
+    return replies.get((question.id, _asked(question)))
 
 
 def _holds(reply: GeneratedAnswer | None) -> bool:

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
 
 Output: TypeAlias = str | ModelError
 """A text, or why there is none."""
-_MOST_KEPT = 10_000
-"""Texts that are kept for prompts that may be asked again."""
 
 
 class TextModel(Protocol):
@@ -131,37 +128,13 @@ class CachedTextModel:
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         keys = [digest_of(self.identity, prompt, str(max_tokens)) for prompt in prompts]
-        known: dict[str, Output] = dict(self.store.read(list(dict.fromkeys(keys))) or {})
+        known: dict[str, Output] = dict(self.store.read(list(dict.fromkeys(keys))))
         missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in known}
         if missing:
             fresh = dict(zip(missing, generate_each(self.model, list(missing.values()), max_tokens), strict=True))
             self.store.write({key: text for key, text in fresh.items() if isinstance(text, str)})
             known |= fresh
         return texts_of([known[key] for key in keys])
-
-
-class KeptTexts:
-    """Writes with a model, and keeps the texts of a batch of which some prompts failed until they are asked for again,
-    as callers do with the batch's other queries: no prompt is paid for twice."""
-
-    def __init__(self, model: TextModel) -> None:
-        self._model = model
-        self._kept: dict[tuple[str, int], str] = {}
-
-    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
-        """`TextModel.write`."""
-        kept = {prompt: self._kept.pop((prompt, max_tokens), None) for prompt in dict.fromkeys(prompts)}
-        missing = [prompt for prompt in prompts if kept[prompt] is None]
-        try:
-            fresh = iter(self._model.write(missing, max_tokens) if missing else [])
-        except ModelError as error:
-            outputs = error.outputs if isinstance(error, PartialFailure) else []
-            texts = {**kept, **dict(zip(missing, outputs, strict=False))}
-            self._kept |= {(prompt, max_tokens): text for prompt, text in texts.items() if isinstance(text, str)}
-            for old in [*islice(self._kept, max(0, len(self._kept) - _MOST_KEPT))]:
-                del self._kept[old]
-            raise
-        return [next(fresh) if (text := kept[prompt]) is None else text for prompt in prompts]
 
 
 S = TypeVar("S", bound=Settings)
@@ -257,7 +230,7 @@ class RemoteTextModel:
     def _fill(self, bodies: Mapping[str, JsonObject], texts: Mapping[str, "Future[str]"], max_tokens: int) -> None:
         """Fetch texts from the cache or the server. A text is cached before it leaves `_under_way`, and claimed before
         the cache is read, so that no thread misses it in both."""
-        stored = (self.store.read(list(texts)) if self.store is not None else None) or {}
+        stored = {} if self.store is None else self.store.read(list(texts))
         known = {key: text for key, text in stored.items() if visible(text).strip()}  # older caches hold empty replies
         for key, text in known.items():
             texts[key].set_result(text)

