@@ -3,13 +3,11 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.serve.live import EchoRetriever
 
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.query import Query
-from coseek.serve.batching import Batcher, SearchJob, shares
+from coseek.serve.batching import Batcher, SearchJob
 from coseek.serve.limits import RefusedRequest
 from coseek.serve.running import WorkThread
 
@@ -89,7 +87,7 @@ def test_a_large_request_does_not_keep_a_small_one_waiting() -> None:
         busy.gate.set()
         assert found(await small) == [2]
         assert found(await large) == [2] * 9
-        assert texts(busy.retriever)[1] == ["l0", "l1", "l2", "s"]
+        assert texts(busy.retriever)[1:3] == [["l0", "l1", "l2", "l3"], ["s", "l4", "l5", "l6"]]
         assert [text for batch in texts(busy.retriever) for text in batch if text[0] == "l"] == [
             f"l{number}" for number in range(9)
         ]
@@ -166,13 +164,3 @@ def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told() -> None:
 
     run(scenario)
     assert texts(retriever) == [["a", "b"]]
-
-
-@given(st.lists(st.integers(0, 50), max_size=12), st.integers(0, 60))
-def test_shares_use_the_room_and_are_as_equal_as_can_be(wanted: list[int], room: int) -> None:
-    given_out = shares(wanted, room)
-    assert sum(given_out) == min(room, sum(wanted))
-    assert all(0 <= share <= want for share, want in zip(given_out, wanted, strict=True))
-    unmet = [share for share, want in zip(given_out, wanted, strict=True) if share < want]
-    if unmet:
-        assert max(given_out) <= min(unmet) + 1

@@ -287,16 +287,3 @@ def test_every_answer_has_an_id_and_a_clients_own_is_kept(client: httpx.Client) 
     assert first != second
     assert client.get("/health", headers={"x-request-id": "turn-7.a"}).headers["x-request-id"] == "turn-7.a"
     assert client.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
-
-
-def test_the_document_of_the_contract_names_every_path(client: httpx.Client) -> None:
-    paths = json.loads(client.get("/openapi.json").text)["paths"]
-    assert set(paths) == {
-        "/health",
-        "/retrieve",
-        "/info",
-        "/echo/retrieve",
-        "/echo/info",
-        "/bm25/retrieve",
-        "/bm25/info",
-    }

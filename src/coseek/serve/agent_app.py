@@ -51,7 +51,7 @@ def serve_agent(service: AgentService, ready: Callable[[str], None]) -> None:
 
 def make_agent_app(service: AgentService, token: str | None = None) -> App:
     """The whole application. It opens and closes the service with its own lifespan."""
-    app = new_app(service, openai_error, openapi=False)
+    app = new_app(service, openai_error)
 
     async def info() -> Response:
         return JSONResponse(await aside(True, service.info))  # a remote retriever is asked what it serves

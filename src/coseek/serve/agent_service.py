@@ -1,9 +1,6 @@
 """Agent service: an agent with its retriever, and the way from a question to a trajectory. Knows no HTTP."""
 
 import asyncio
-import math
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -32,8 +29,7 @@ from coseek.serve.model_engine import ModelEngine, TextStream
 from coseek.serve.running import Service, WorkThread
 from coseek.serve.settings import AgentServeSettings
 
-LAST_ANSWERS = 64
-"""Answers by whose durations the wait for a row is expected."""
+RETRY_AFTER_S = 5
 _EXAMPLES = 3
 """Examples on the page."""
 _LONGEST = 90
@@ -69,7 +65,6 @@ class AgentService(Service[AgentServeSettings]):
         super().__init__(settings, WorkThread("coseek-agent"))
         self._engine = ModelEngine(self.thread)
         self._free = asyncio.Semaphore(settings.max_rows)
-        self._took_s = deque[float](maxlen=LAST_ANSWERS)
         self._agent: Agent | None = None
         self._retriever: Retriever | None = None
         self._driver: AsyncDriver | None = None
@@ -146,16 +141,13 @@ class AgentService(Service[AgentServeSettings]):
         it has a row. Cancelled, it frees its row."""
         await self._row()
         self.running += 1
-        began = time.monotonic()
         if begun is not None:
             begun.set()
         try:
             driver = await self._driving()
             turns = _turns_of(self._engine, hear)
             try:
-                run = await driver.run_episode(self._question(asked), seed, turns)
-                self._took_s.append(time.monotonic() - began)
-                return run
+                return await driver.run_episode(self._question(asked), seed, turns)
             finally:
                 turns.close()
         finally:
@@ -163,11 +155,9 @@ class AgentService(Service[AgentServeSettings]):
             self._free.release()
 
     async def _row(self) -> None:
-        """Wait for a row. Raises `RefusedRequest` (503) where that is or would be for too long."""
+        """Wait for a row. Raises `RefusedRequest` (503) where that is for too long."""
         self._opened()
-        if self._free.locked() and (
-            self.waiting >= self.settings.queue or self._expected_s() > self.settings.most_wait_s
-        ):
+        if self._free.locked() and self.waiting >= self.settings.queue:
             raise self._refused()
         self.waiting += 1
         try:
@@ -178,15 +168,9 @@ class AgentService(Service[AgentServeSettings]):
         finally:
             self.waiting -= 1
 
-    def _expected_s(self) -> float:
-        """Seconds until one who comes now has a row, by how long the last answers took; 0 before the first one."""
-        mean_s = sum(self._took_s) / len(self._took_s) if self._took_s else 0.0
-        return (self.waiting + 1) * mean_s / self.settings.max_rows
-
     def _refused(self) -> RefusedRequest:
-        again_s = min(60, max(1, math.ceil(self._expected_s())))
         busy = self.waiting + self.running
-        return RefusedRequest(503, f"{busy} questions are under way or waiting already; retry later", again_s)
+        return RefusedRequest(503, f"{busy} questions are under way or waiting already; retry later", RETRY_AFTER_S)
 
     def check_name(self, name: str | None) -> None:
         """Raise `RefusedRequest` (404) for another name than the agent's."""

@@ -3,12 +3,11 @@
 import asyncio
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TypeAlias
 
 from coseek.core.errors import RetrieverError, UserError
@@ -30,6 +29,7 @@ class SearchJob:
     retriever: Retriever
     queries: Sequence[QueryLike]
     k: int
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: float = field(default_factory=time.perf_counter)
     lists: list[list[Hit]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Batcher:
     """One search at a time, over any number of retrievers. Its methods are called in the event loop."""
 
     def __init__(
-        self, thread: WorkThread, batch: int, queue: int, wait_s: float = 0.0, most_wait_s: float = math.inf
+        self, thread: WorkThread, batch: int, queue: int, wait_s: float = 0.0, most_wait_s: float | None = None
     ) -> None:
         self.batch, self.queue, self.wait_s, self.most_wait_s = batch, queue, wait_s, most_wait_s
         self.faults = 0
@@ -64,43 +64,38 @@ class Batcher:
         self.waiting = 0
         """Queries in the queue."""
         self._thread = thread
-        self._groups: OrderedDict[tuple[int, int], deque[SearchJob]] = OrderedDict()
-        """Waiting jobs by (retriever, k); only jobs of one group can be searched together. The first group is next."""
+        self._jobs: deque[SearchJob] = deque()
+        """Those with queries that wait; the first is next."""
         self._more = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
-        self._per_query_s = self._turn_s = 0.0
+        self._per_query_s = 0.0
         self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
 
     async def search(self, retriever: Retriever, queries: Sequence[QueryLike], k: int) -> SearchJob:
-        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, or when
-        others wait and these queries are expected to take longer than `most_wait_s` beside them. Cancelled, it drops
-        what was not searched yet."""
-        too_long = self.waiting > 0 and self._expected_s(retriever, len(queries), k) > self.most_wait_s
-        if self.waiting + len(queries) > self.queue or too_long:
-            raise RefusedRequest(503, f"{self.waiting} queries are waiting already; retry later", self._patience())
+        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, or when no
+        search has begun after `most_wait_s`. Cancelled, it drops what was not searched yet."""
+        if self.waiting + len(queries) > self.queue:
+            raise self._refused()
         job = SearchJob(retriever, queries, k)
-        self._groups.setdefault((id(retriever), k), deque()).append(job)
+        self._jobs.append(job)
         self.waiting += len(queries)
         self._more.set()
         if self._working is None or self._working.done():
             self._working = asyncio.ensure_future(self._work())
         try:
+            async with asyncio.timeout(self.most_wait_s):
+                await job.begun.wait()
             await job.done.wait()
+        except TimeoutError:
+            raise self._refused() from None
         finally:
             self._drop_rest(job)
         return job
 
-    def _expected_s(self, retriever: Retriever, queries: int, k: int) -> float:
-        """Seconds until this many queries are searched: in turns of a group, each shared equally among its requests,
-        between turns of the other groups."""
-        group = (id(retriever), k)
-        beside = sum(min(queries, job.left) for job in self._groups.get(group, ()))
-        turns = math.ceil((queries + beside) / self.batch)
-        return turns * len({*self._groups, group}) * self._turn_s
-
-    def _patience(self) -> int:
-        """Seconds until the current queue is about done."""
-        return min(60, max(1, math.ceil(self.waiting * self._per_query_s)))
+    def _refused(self) -> RefusedRequest:
+        """The refusal, with the seconds until the current queue is about done."""
+        again_s = min(60, max(1, math.ceil(self.waiting * self._per_query_s)))
+        return RefusedRequest(503, f"{self.waiting} queries are waiting already; retry later", again_s)
 
     async def _work(self) -> None:
         """Search one batch after the other until nothing waits."""
@@ -115,7 +110,7 @@ class Batcher:
 
     async def _gather(self) -> None:
         """Wait a little for more queries: clients that were answered together mostly ask again together."""
-        first = next(iter(self._groups.values()))[0].arrived
+        first = self._jobs[0].arrived
         wanted, until = min(self._searched, self.batch), self._ended + min(ECHO * self._took_s, ECHO_MOST_S)
         if self.wait_s and first + self.wait_s > until:
             wanted, until = self.batch, first + self.wait_s
@@ -125,30 +120,31 @@ class Batcher:
                 await asyncio.wait_for(self._more.wait(), left_s)
 
     def _take(self) -> list[Piece]:
-        """Take a batch of the next group, shared equally among its requests."""
-        key, jobs = self._groups.popitem(last=False)
-        members = list(islice(jobs, self.batch))
+        """Take a batch, of the first job and others of its retriever and k. What is left of a job goes behind the
+        others, so that a large request does not keep small ones waiting."""
+        first, room, rest = self._jobs[0], self.batch, list[SearchJob]()
         pieces: list[Piece] = []
-        now = time.perf_counter()
-        for job, share in zip(members, shares([job.left for job in members], self.batch), strict=True):
-            pieces.append((job, job.queries[job.taken : job.taken + share]))
-            job.began = job.began or now
-            job.taken += share
-            self.waiting -= share
-        self._keep(key, jobs)
-        return [piece for piece in pieces if piece[1]]
-
-    def _keep(self, key: tuple[int, int], jobs: deque[SearchJob]) -> None:
-        """Put what is left of a group behind the others."""
-        if left := deque(job for job in jobs if job.left):
-            self._groups[key] = left
+        for _ in range(len(self._jobs)):
+            job = self._jobs.popleft()
+            if not room or job.retriever is not first.retriever or job.k != first.k:
+                self._jobs.append(job)
+                continue
+            queries = job.queries[job.taken : job.taken + room]
+            pieces.append((job, queries))
+            job.began = job.began or time.perf_counter()
+            job.begun.set()
+            job.taken += len(queries)
+            room -= len(queries)
+            rest += [job] if job.left else []
+        self._jobs.extend(rest)
+        self.waiting -= self.batch - room
+        return pieces
 
     def _note(self, pieces: list[Piece], began: float) -> None:
         """Count a search, and let the requests that are finished by it go on."""
         self._ended, self._searched = time.perf_counter(), sum(len(queries) for _, queries in pieces)
         self._took_s = self._ended - began
         self._per_query_s = 0.8 * self._per_query_s + 0.2 * self._took_s / self._searched
-        self._turn_s = 0.9 * self._turn_s + 0.1 * self._took_s
         for job, _ in pieces:
             job.ended, job.batch = self._ended, max(job.batch, self._searched)
             self.faults += job.fault is not None
@@ -161,8 +157,7 @@ class Batcher:
         if job.left:
             self.waiting -= job.left
             job.taken = len(job.queries)
-            key = (id(job.retriever), job.k)
-            self._keep(key, self._groups.pop(key))
+            self._jobs.remove(job)
 
 
 def _search_all(pieces: list[Piece]) -> None:
@@ -193,17 +188,3 @@ def _fill(pieces: list[Piece]) -> None:
     for job, part in pieces:
         job.lists += found[start : start + len(part)]
         start += len(part)
-
-
-def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Share `room` out (max-min fair): no one gets more than wanted, or less than another unless it wants less."""
-    given = [0] * len(wanted)
-    hungry = [place for place, want in enumerate(wanted) if want]
-    while room and hungry:
-        each = max(1, room // len(hungry))
-        for place in hungry[:room]:
-            more = min(each, wanted[place] - given[place], room)
-            given[place] += more
-            room -= more
-        hungry = [place for place in hungry if given[place] < wanted[place]]
-    return given

@@ -16,7 +16,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from coseek import __version__
 from coseek.core.connections import names_this_machine
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
@@ -86,7 +85,7 @@ class Service(ABC, Generic[L]):
 AnyService: TypeAlias = Service[ServeSettings] | Service[AgentServeSettings]
 
 
-def new_app(service: AnyService, error_body: ErrorBody, openapi: bool) -> FastAPI:
+def new_app(service: AnyService, error_body: ErrorBody) -> FastAPI:
     """An application with `/health` and error answers, whose lifespan opens and closes the service."""
 
     @asynccontextmanager
@@ -112,15 +111,8 @@ def new_app(service: AnyService, error_body: ErrorBody, openapi: bool) -> FastAP
     def bug(request: Request, error: Exception) -> Response:
         return JSONResponse(error_body(500, BUG, "bug"), 500)
 
-    app = FastAPI(
-        title="coseek",
-        version=__version__,
-        lifespan=lifespan,
-        openapi_url="/openapi.json" if openapi else None,
-        docs_url=None,  # the pages of documentation would load scripts from elsewhere
-        redoc_url=None,
-    )
-    app.add_api_route("/health", health, methods=["GET"], summary="Whether it is ready, and why not.")
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app.add_api_route("/health", health, methods=["GET"])
     app.add_exception_handler(RefusedRequest, refused)
     app.add_exception_handler(HTTPException, no_such_path)
     app.add_exception_handler(Exception, bug)

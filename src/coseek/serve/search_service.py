@@ -24,17 +24,15 @@ from coseek.serve.running import Service, WorkThread, new_app, run, token_of
 from coseek.serve.search_contract import (
     RetrieveRequest,
     answer,
-    answer_schemas,
     blank,
     parse_request,
     passages_of,
-    request_schema,
 )
 from coseek.serve.settings import ServeSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of indexes, which become parts of URLs."""
-TAKEN = frozenset({"retrieve", "info", "health", "openapi.json"})
+TAKEN = frozenset({"retrieve", "info", "health"})
 LIMITS = {"max_queries", "max_query_chars", "max_context_chars", "max_topk", "max_hits", "max_body_bytes"}
 """Settings that bound a request; `/info` states them."""
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
@@ -137,7 +135,7 @@ class SearchService(Service[ServeSettings]):
 
 def make_app(service: SearchService, token: str | None = None) -> App:
     """The whole application. It opens and closes the service with its own lifespan."""
-    app = new_app(service, lambda status, sentence, kind: {"error": sentence}, openapi=True)
+    app = new_app(service, lambda status, sentence, kind: {"error": sentence})
     for name in (None, *service.names):
         _add_index(app, service, name)
 
@@ -156,16 +154,8 @@ def _add_index(app: FastAPI, service: SearchService, name: str | None) -> None:
     async def info() -> Response:
         return JSONResponse(service.info(known))
 
-    app.add_api_route(
-        f"{prefix}/retrieve",
-        _retrieve(service, known),
-        methods=["POST"],
-        summary=f"Search {known}.",
-        responses=answer_schemas(),
-        openapi_extra=request_schema(service.settings),
-        operation_id=f"retrieve_{name or 'default'}",
-    )
-    app.add_api_route(f"{prefix}/info", info, methods=["GET"], operation_id=f"info_{name or 'default'}")
+    app.add_api_route(f"{prefix}/retrieve", _retrieve(service, known), methods=["POST"], response_model=None)
+    app.add_api_route(f"{prefix}/info", info, methods=["GET"])
 
 
 def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitable[Response]]:

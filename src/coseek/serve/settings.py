@@ -38,7 +38,7 @@ class ServeSettings(ListenSettings):
     queue: int = Field(default=16_384, ge=1)
     """Queries that may wait; more are answered with 503 and `Retry-After`."""
     most_wait_s: float = Field(default=60.0, gt=0)
-    """Seconds: a request is refused in the same way where others wait and it is expected to take longer."""
+    """Seconds after which a request that still waits is refused in the same way."""
     max_queries: int = Field(default=4_096, ge=1)
     """Queries of one request, at most. Search-R1's GRPO script sends up to 2,560, and stops when they are refused."""
     max_query_chars: int = Field(default=32_768, ge=1)
@@ -63,7 +63,7 @@ class AgentServeSettings(ListenSettings):
     queue: int = Field(default=1_024, ge=1)
     """Questions that may wait; more are answered with 503 and `Retry-After`."""
     most_wait_s: float = Field(default=30.0, gt=0)
-    """Seconds: a question is refused in the same way where it is expected to begin later, or has not begun by then."""
+    """Seconds after which a question that still waits is refused in the same way."""
     max_question_chars: int = Field(default=32_768, ge=1)
     """Characters of a question, at most."""
     page: bool = True
