@@ -5,8 +5,8 @@
     python -m bench.gpu_session --out DIR --rehearse  seconds to minutes on a processor, with the shipped base model
 
 `checks`: the quick tests that see the device. `engine`: `bench.gpu` at the shapes of SmolLM2, 0.5 B and 1.5 B. `warm`:
-the recipe `smollm` on the pool. `grpo`: `smollm-search-r1-grpo` from it with 64 × 8 runs a step, and its table. A stage
-that outlasts its time is interrupted as by Ctrl-C; a training has then saved its step, and its curve is there.
+the recipe `smollm` on the pool. `grpo`: `search-r1-grpo preset=smollm` from it with 64 × 8 runs a step, and its table.
+A stage that outlasts its time is interrupted as by Ctrl-C; a training has then saved its step, and its curve is there.
 
 Written are a log of each stage, `metrics.jsonl` and `table.md` of the trainings, and `session.json`; 16 MB at most. The
 model folder (`make smollm`) and the pool must be there. Where files can only be brought in parts of 64 MB, bring
@@ -67,7 +67,9 @@ def stages(out: Path, rehearse: bool, steps: int) -> list[Stage]:
         Stage("checks", ("-m", "pytest", "-q", "-m", "not slow", "tests/hardware", "tests/models"), 90),
         Stage("engine", ("-m", "bench.gpu", "--device", device, "--repeats", "2", *engine), 130),
         Stage("warm", (*train, "smollm", "--out", str(out / "warm"), *warm), 120, "warm"),
-        Stage("grpo", (*train, "smollm-search-r1-grpo", "--out", str(out / "grpo"), start, *grpo), 480, "grpo"),
+        Stage(
+            "grpo", (*train, "search-r1-grpo", "preset=smollm", "--out", str(out / "grpo"), start, *grpo), 480, "grpo"
+        ),
     ]
 
 

@@ -1,11 +1,12 @@
 """Every method of the papers on the laptop, from the same base model: what it gains, and what it costs.
 
-    python -m bench.methods [SETTING=VALUE …] [--seeds 0] [--out runs/methods] [--only search-r1-ppo-laptop …]
+    python -m bench.methods [SETTING=VALUE …] [--seeds 0] [--out runs/methods] [--only search-r1-ppo …]
     python -m bench.methods --show --seeds 0 1 2            the tables of what is there already
 
 Runs the recipe of each method, one after the other; what is there already is kept, and a run that was stopped is gone
-on with. Methods of one protocol start from one warm policy: the one that `search-r1-grpo-laptop` makes for that seed,
-or `s3-laptop`. `sft-laptop` is that policy itself. QAgent and s3 ask a generator: `coseek train generator` first.
+on with. All lie under `preset=laptop`. Methods of one protocol start from one warm policy: the one that
+`search-r1-grpo` makes for that seed, or `s3`. `sft` is that policy itself. QAgent and s3 ask a generator: `coseek train
+generator` first.
 
 Prints, on the test split, decoded greedily: the metric of naive RAG, before and after, the paired gain with its 95 %
 interval, searches and written tokens per question, and the minutes of the run. Then the gain at each number of hops,
@@ -34,19 +35,20 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_results import scored
 
 DOCS = ROOT / "bench" / "results" / "methods.md"
-WARM_FROM = {
-    "search-r1-grpo-laptop": None,
-    "search-r1-ppo-laptop": "search-r1-grpo-laptop",
-    "search-r1-format-laptop": "search-r1-grpo-laptop",
-    "rejection-sampling-laptop": "search-r1-grpo-laptop",
-    "zerosearch-laptop": "search-r1-grpo-laptop",
-    "qagent-laptop": None,
-    "s3-laptop": None,
-    "s3-ppo-laptop": "s3-laptop",
-    "deepretrieval-laptop": None,
-    "r1-laptop": None,
+GRPO, S3 = "search-r1-grpo", "s3"
+METHODS: dict[str, tuple[Sequence[str], str | None]] = {
+    GRPO: ([GRPO], None),
+    "search-r1-ppo": (["search-r1-ppo"], GRPO),
+    "search-r1-format": ([GRPO, "reward.preset=search-r1-format"], GRPO),
+    "rejection-sampling": (["rejection-sampling"], GRPO),
+    "zerosearch": (["zerosearch"], GRPO),
+    "qagent": (["qagent"], None),
+    S3: ([S3], None),
+    "s3-ppo": ([S3, "rl.algorithm=ppo", "rl.steps=20"], S3),
+    "deepretrieval": (["deepretrieval"], None),
+    "r1": (["r1"], None),
 }
-"""Recipe → the recipe before it whose warm policy it starts from; `None`: it makes its own."""
+"""Method → its recipe and settings, and the method whose warm policy it starts from; `None`: it makes its own."""
 SETS, WORST = ("test", "unseen"), -0.03
 NAIVE = ("naive RAG", "RAG k=3")
 """Names of the row that searches once."""
@@ -60,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--only", nargs="+", default=[*WARM_FROM], choices=[*WARM_FROM], metavar="RECIPE")
+    parser.add_argument("--only", nargs="+", default=[*METHODS], choices=[*METHODS], metavar="RECIPE")
     parser.add_argument("--show", action="store_true", help="run nothing: the tables of what is there already")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over each recipe's")
     given = parser.parse_intermixed_args(arguments)
-    needed = {*given.only, *map(WARM_FROM.get, given.only)}
-    names = [name for name in WARM_FROM if name in needed]
+    needed = {*given.only, *(METHODS[name][1] for name in given.only)}
+    names = [name for name in METHODS if name in needed]
     if not given.show:
         for seed, name in product(given.seeds, names):
             train(name, seed, given.out, given.settings)
@@ -83,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = [Table(COLUMNS, tuple(rows)), by_hops(gains), *([beside] if beside.rows else [])]
     shown_tables = [table.markdown() for table in tables]
     print("\n\n".join(shown_tables))
-    if runs.keys() == WARM_FROM.keys():
+    if runs.keys() == METHODS.keys():
         write_table(DOCS, "python -m bench.methods", shown_tables)
     return 1 if any(low(gain) < WORST for found in gains.values() for gain in found) else 0
 
 
 def metric_of(name: str) -> str:
-    return METRICS.get(name, "em")
+    return METRICS.get(METHODS[name][0][0], "em")
 
 
 def by_hops(gains: Mapping[str, Sequence[Difference]]) -> Table:
@@ -108,7 +110,7 @@ def by_hops(gains: Mapping[str, Sequence[Difference]]) -> Table:
 def beside_first(runs: Mapping[str, Mapping[int, Runs]]) -> Table:
     """What a method ends above the one whose warm policy it starts from, over the seeds that both have."""
     rows = []
-    for name, first in WARM_FROM.items():
+    for name, (_, first) in METHODS.items():
         if first is None or not (seeds := runs.get(name, {}).keys() & runs.get(first, {}).keys()):
             continue
         ends = [{"before": runs[first][seed]["after"], "after": runs[name][seed]["after"]} for seed in sorted(seeds)]
@@ -119,10 +121,12 @@ def beside_first(runs: Mapping[str, Mapping[int, Runs]]) -> Table:
 
 def train(name: str, seed: int, out: Path, settings: Sequence[str]) -> None:
     """Run a recipe to its end, from the warm policy of another where the two share one."""
-    if first := WARM_FROM[name]:
+    (recipe, *own), first = METHODS[name]
+    settings = ["preset=laptop", *own, *settings]
+    if first:
         warm = out / first / f"seed-{seed}" / "policy" / "warm"
         settings = [*settings, f"policy={{folder: {warm}, marks: false, words: 0}}", "warm_start=null"]
-    run_seed(name, seed, out / name, settings)
+    run_seed(recipe, seed, out / name, settings)
 
 
 def row_of(folder: Path, metric: str) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ class Place:
     seed: int
     folder: Path
     agent: Path
-    """Where `terse-laptop` was trained, or will be. It learns in throw-away worlds, so one agent asks in all places."""
+    """Where `terse` was trained, or will be. It learns in throw-away worlds, so one agent asks in all places."""
     generator: Path
     """The folder of the model that says how likely answers are (REPLUG)."""
     scale: Scale
@@ -153,7 +153,7 @@ class Place:
     def training(self) -> AgentTraining:
         """The recipe with this seed's worlds, which are made when they are missing."""
         worlds = [f"data.world.seed={7 + 10 * self.seed}", f"data.unseen.seed={8 + 10 * self.seed}"]
-        training = AgentTraining(load_recipe("terse-laptop", [*worlds, *self.scale.agent]), self.folder / "worlds")
+        training = AgentTraining(load_recipe("terse", [*worlds, *self.scale.agent]), self.folder / "worlds")
         training.prepare_data()
         return training
 
@@ -162,7 +162,7 @@ class Place:
         """The agent's own training, done when it is missing.
 
         Refuses a folder where one was begun: it may be under way, and two would spoil it."""
-        training = AgentTraining(load_recipe("terse-laptop", self.scale.agent), self.agent)
+        training = AgentTraining(load_recipe("terse", self.scale.agent), self.agent)
         if (training.policy_folder("warm") / CARD).exists():
             return training
         if (training.folder / "recipe.yaml").exists():

@@ -4,7 +4,7 @@
     python -m bench.retrievers --factorial                                   every view with every kind of labels
     python -m bench.retrievers --small --work FOLDER                         everything once in small, to see it run
 
-The agent of `terse-laptop` often says half of a name with a relation, or the relation alone: what it means stands in
+The agent of `terse` often says half of a name with a relation, or the relation alone: what it means stands in
 its question or in its reasoning. One agent asks under all seeds, and stays as it is; `--expert` takes the scripted
 expert that it learnt from, which needs no training. The retrievers begin with the shipped encoder, learn from the
 agent's searches on questions of the train split, and are measured on the test split and in a world that no label is of.

@@ -3,7 +3,7 @@
     python -m bench.rounds [SETTING=VALUE …] [--seeds 0 1 2] [--rounds 3] [--agent runs/terse] [--out runs/together]
 
 Runs `coseek train together laptop` for each seed, one after the other, each from the agent that `coseek train agent
-terse-laptop` left; what is there already is kept, and a run that was stopped or has fewer rounds is gone on with. Seeds
+terse` left; what is there already is kept, and a run that was stopped or has fewer rounds is gone on with. Seeds
 share the agent, the world and its questions; what they draw anew is order, sampling and labels. Prints the metric of
 every agent over every retriever on the test split, greedily, and what each half of a round gains over the one before:
 of each question the mean over seeds, with 95 % intervals over questions, and every seed. Writes these tables into
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--agent", type=Path, default=Path("runs/terse"), help="a run of `terse-laptop`")
+    parser.add_argument("--agent", type=Path, default=Path("runs/terse"), help="a run of `terse`")
     parser.add_argument("--out", type=Path, default=Path("runs/together"))
     parser.add_argument("--show", action="store_true", help="run nothing: the tables of what is there already")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over the recipe's")

@@ -1,7 +1,7 @@
 """A laptop recipe under several seeds: does reinforcement learning help every time, and how long does it take?
 
     python bench/seeds.py [--recipe quickstart] [--seeds 0 1 2] [--out runs/seeds]
-    python bench/seeds.py --recipe s3-laptop --groups all '2+ hops' --out runs/s3
+    python bench/seeds.py --recipe s3 preset=laptop --groups all '2+ hops' --out runs/s3
 
 Runs `coseek train agent RECIPE seed=N` for each seed, one after the other, in processes of their own; what is there
 already is kept, and a run that was stopped is gone on with. The seed moves everything but the two worlds: throw-away
@@ -34,7 +34,7 @@ class Seed:
     whole_s: float | None
 
 
-METRICS = {"s3-laptop": "gen_acc", "s3-ppo-laptop": "gen_acc", "deepretrieval-laptop": "recall"}
+METRICS = {"s3": "gen_acc", "deepretrieval": "recall"}
 """What recipes are trained for whose agent does not answer; the others': EM."""
 FIRST = re.compile(r"(GRPO|PPO|RLOO|REINFORCE\+\+) 1/")
 """The first line of reinforcement learning."""

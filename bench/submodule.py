@@ -2,12 +2,12 @@
 
     python -m bench.submodule RUN … --generators runs/generator/generator runs/other/generator [--temperatures 0 1]
 
-Each `RUN` is a run of `coseek train agent` with stages in laptop worlds (`qagent-laptop`), under a seed of its own. The
-policy before training and those that the stages left answer the test questions of both worlds, their answers are passed
-over, and each generator answers from the passages that they found, and from naive RAG's. The world's oracle judges.
-Printed are GenAcc, also where all gold passages were served (with few and with more passages beside them), and the gain
-of the last stage over each of the others, question by question; then that gain at each number of hops, of both worlds
-and all runs. What is there already is kept in `RUN/submodule`.
+Each `RUN` is a run of `coseek train agent` with stages in laptop worlds (`qagent preset=laptop`), under its own seed.
+The policy before training and those that the stages left answer the test questions of both worlds, their answers are
+passed over, and each generator answers from the passages that they found, and from naive RAG's. The world's oracle
+judges. Printed are GenAcc, also where all gold passages were served (with few and with more passages beside them), and
+the gain of the last stage over each of the others, question by question; then that gain at each number of hops, of both
+worlds and all runs. What is there already is kept in `RUN/submodule`.
 """
 
 import argparse

@@ -70,7 +70,7 @@ from coseek.core.errors import UserError
 folder = pathlib.Path("model"); folder.mkdir(); (folder / "config.json").write_text("{}")
 for call in (
     lambda: coseek.open_agent(folder),
-    lambda: coseek.train_agent("search-r1-grpo-laptop", out="a"),
+    lambda: coseek.train_agent("search-r1-grpo", ["preset=laptop"], out="a"),
     lambda: coseek.train_retriever("laptop", out="b"),
 ):
     try:

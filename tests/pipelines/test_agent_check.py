@@ -90,8 +90,9 @@ def test_all_mistakes_of_a_run_are_named_by_one_call(tmp_path: Path) -> None:
 def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
     with pytest.raises(SettingError) as caught:
         checked_recipe(
-            "zerosearch-laptop",
+            "zerosearch",
             [
+                "preset=laptop",
                 "reward={preset: serch-r1, f2: 1}", "prompt_template=laptp", "data.retriever=bm26",
                 "data.training_retriever={retriever: noisi}",
                 "graders.generator={model: Qwen/Qwen2.5-3B, prompt: genrator}",
@@ -172,7 +173,7 @@ def test_an_estimate_without_the_laptops_reader_says_what_makes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="or make it: coseek train generator --out runs/generator"):
-        shape_of(load_recipe("s3-laptop"))
+        shape_of(load_recipe("s3", ["preset=laptop"]))
 
 
 class Inner(Settings):

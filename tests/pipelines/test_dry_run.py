@@ -9,23 +9,26 @@ from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.models.model_folder import model_path
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_recipe import load_recipe, recipe_names
+from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
 from coseek.pipelines.dry_run import dry_run, rehearse
 from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, shape_of_folder, share_of
 from coseek.pipelines.stages import stages_of
 from coseek.training.trainer.settings import GIB
 
 READER = "graders.generator.model=base"
-READS = dict.fromkeys(("smollm-s3", "smollm-qagent"), ("graders.generator.model",))
-"""In place of the laptop's generator, which is trained first."""
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_fits_the_machine_that_it_names(name: str) -> None:
-    given = {"2wiki": ["data.imported.sources=[x]"], "qagent-laptop": [READER]}
-    read = ["policy.folder=base", READER] if name.startswith("s3-") else given.get(name, [])
-    if name.startswith("smollm-"):
-        read = [f"{setting}=models/SmolLM2-135M-Instruct" for setting in ("policy.folder", *READS.get(name, ()))]
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name in recipe_names() for preset in ("paper", *preset_names(name))]
+)
+def test_every_recipe_fits_the_machine_that_it_names(name: str, preset: str) -> None:
+    read = ["data.imported.sources=[x]"] if name == "2wiki" else [f"preset={preset}"]
+    # In place of models that are trained first.
+    made = {"laptop": "base", "smollm": "models/SmolLM2-135M-Instruct"}.get(preset)
+    if made and name in ("s3", "qagent"):
+        read.append(f"graders.generator.model={made}")
+    if made and (preset == "smollm" or name == "s3"):
+        read.append(f"policy.folder={made}")
     recipe = load_recipe(name, read)
     for stage in [one.recipe for one in stages_of(recipe, Path())] or [recipe]:
         assert share_of(stage, shape_of(stage)[0]) <= FULL

@@ -158,7 +158,7 @@ def test_servers_that_sample_ahead_of_a_schedule_are_refused_before_the_warm_sta
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}"
-    training = AgentTraining(load_recipe("zerosearch-laptop", [ahead]), tmp_path)
+    training = AgentTraining(load_recipe("zerosearch", ["preset=laptop", ahead]), tmp_path)
     noisy = make_settings(NoisySettings, {"over": "-", "noise": {"start": 0.0, "end": 0.5}})
     vars(training)["training_retriever"] = NoisyRetriever(Outage(), noisy)
     for part in ("prepare_data", "make_policy"):

@@ -121,9 +121,9 @@ def test_the_headline_is_defined_where_the_data_names_no_gold_passages(tmp_path:
         (["reward={preset: deepretrieval-tiers}"], "answer_hit"),
         ([], "recall"),
     ):
-        training = AgentTraining(load_recipe("deepretrieval-laptop", reward), tmp_path)
+        training = AgentTraining(load_recipe("deepretrieval", ["preset=laptop", *reward]), tmp_path)
         assert metric_of(training) == metric
-    assert load_recipe("deepretrieval").reward == load_recipe("deepretrieval-laptop", paper).reward
+    assert load_recipe("deepretrieval").reward == load_recipe("deepretrieval", ["preset=laptop", *paper]).reward
 
 
 def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_reward_asks(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_s3_recipe_ends_with_its_table(tmp_path: Path) -> None:
-    recipe = load_recipe("s3-laptop", [
-        *TINY, "data.unseen=null", "warm_start=null", "policy.folder=base", "graders.generator.model=base",
-        "graders.baseline.passages=1", "select.most=4", "rl.evaluate_every=0",
+    recipe = load_recipe("s3", [
+        "preset=laptop", *TINY, "data.unseen=null", "warm_start=null", "policy.folder=base",
+        "graders.generator.model=base", "graders.baseline.passages=1", "select.most=4", "rl.evaluate_every=0",
         "limits={max_turns: 1, max_turn_tokens: 8, max_observation_tokens: 120, max_tokens: 512}",
         "table={questions: 2, dev_questions: 2, rag_passages: 3, wide_rag: 6, sampled: false}",
     ])  # fmt: skip

@@ -13,7 +13,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.precision import named
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
-from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, preset_names, recipe_names
 from coseek.pipelines.run_record import FILE, begin, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
@@ -28,10 +28,13 @@ def precisions(settings: Settings) -> dict[str, str]:
 
 def laptop_recipes() -> dict[str, Settings]:
     """Everything that is to run on any processor."""
-    gpu = ("r1-searcher", "simpledeepsearcher", "search-r1-grpo-1gpu", "search-r1-grpo-24gb")
-    agents = [name for name in recipe_names() if name not in (*PAPERS, *gpu)]
+    agents = [name for name in recipe_names() if name not in (*PAPERS, "r1-searcher", "simpledeepsearcher")]
+    small = [
+        (name, preset) for name in recipe_names() for preset in preset_names(name) if preset in ("laptop", "smollm")
+    ]
     return {
         **{name: load_recipe(name, GIVEN if name == "2wiki" else []) for name in agents},
+        **{f"{name} {preset}": load_recipe(name, [f"preset={preset}"]) for name, preset in small},
         **{f"retriever/{name}": load_retriever_recipe(name, labels=["x"]) for name in retriever_recipe_names()},
         "together/laptop": load_together_recipe("laptop"),
         "generator": GeneratorRecipe(),

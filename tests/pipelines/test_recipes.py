@@ -30,7 +30,7 @@ from coseek.models.pretrained import save_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
+from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, preset_names, recipe_names
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import QWEN25, shape_of, work_of
 from coseek.pipelines.grader_settings import check_graders
@@ -56,23 +56,43 @@ def write(folder: Path, name: str, text: str) -> str:
 # --- files
 
 
-def test_every_recipe_of_a_paper_has_one_for_the_laptop() -> None:
-    assert {f"{name}{size}" for name in PAPERS for size in ("", "-laptop")} <= set(recipe_names())
+def test_every_recipe_of_a_paper_has_a_size_for_the_laptop() -> None:
+    assert all("laptop" in preset_names(name) for name in PAPERS)
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_of_ours_can_be_read_and_paid(name: str) -> None:
-    recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [])
+def test_a_preset_lies_over_the_recipe_and_the_one_it_extends_lies_between(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "mine.yaml",
+        "extends: search-r1-ppo\npresets:\n  small: {extends: quickstart, rl: {steps: 3}}\n"
+        "  smaller: {extends: small, limits: {max_turns: 2}}",
+    )  # fmt: skip
+    usual, paper = load_recipe("quickstart"), load_recipe("search-r1-ppo")
+    for preset, turns in (("small", usual.limits.max_turns), ("smaller", 2)):
+        mine = load_recipe(file, [f"preset={preset}"])
+        assert (mine.rl.steps, mine.rl.algorithm, mine.limits.max_turns) == (3, "ppo", turns)
+        assert (mine.policy, mine.data, mine.reward) == (usual.policy, usual.data, paper.reward)
+    over = load_recipe(write(tmp_path, "top.yaml", f"extends: {file}\npreset: small\nrl: {{steps: 9}}"))
+    assert (over.rl.steps, over.policy) == (9, usual.policy)
+    with pytest.raises(SettingError, match="no preset 'smal'; did you mean 'small'"):
+        load_recipe(file, ["preset=smal"])
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name in recipe_names() for preset in ("paper", *preset_names(name))]
+)
+def test_every_recipe_of_ours_can_be_read_and_paid(name: str, preset: str) -> None:
+    recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [f"preset={preset}"])
     assert recipe.about
     for stage in stages_of(recipe, Path()):
         check_graders(recipe.graders, make_reward(stage.recipe.reward), recipe.data.world is not None)
-        assert stage.recipe.rl.entropy == 0.0  # trap 16: public code pays for entropy, and no paper
+        # Trap 16: public code pays for entropy, and no paper.
+        assert stage.recipe.rl.entropy == 0.0 or preset == "code"
 
 
 def test_a_laptop_recipe_names_no_folder_but_the_generators_and_the_base() -> None:
     there = {"runs/generator/generator", str(model_path("base"))}
     for name in PAPERS:
-        assert {str(one.path) for one in paths_of(load_recipe(f"{name}-laptop"))} <= there
+        assert {str(one.path) for one in paths_of(load_recipe(name, ["preset=laptop"]))} <= there
 
 
 def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> None:
@@ -104,7 +124,7 @@ def test_a_recipe_may_extend_one_of_ours_by_name(tmp_path: Path) -> None:
         ("extends: b.yaml", "extends itself"),
         ("extends: quickstrat", "did you mean 'quickstart'"),
         ("extends: nowhere.yaml", "there is no recipe file"),
-        ("extends: [quickstart, 3]", "names a recipe, or several"),
+        ("extends: [quickstart, s3]", "names one recipe"),
         ("extends: from-nothing\nrl: {stpes: 3}", "did you mean 'rl.steps'"),
         ("extends: from-nothing\nstages: {one: {rl: {stpes: 3}}}", "stage 'one': .*did you mean 'rl.steps'"),
         ("extends: from-nothing\nstages: {one: {rewards: {f1: 1}}}", "cannot set 'rewards'; did you mean 'reward'"),
@@ -123,7 +143,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
-    recipe = load_recipe("qagent-laptop", ["seed=5", f"graders.generator.model={tmp_path}"])
+    recipe = load_recipe("qagent", ["preset=laptop", "seed=5", f"graders.generator.model={tmp_path}"])
     training = AgentTraining(recipe, tmp_path / "run")
     training.begin(resume=False)
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == training.recipe == resolve_recipe(recipe)
@@ -238,7 +258,7 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 
 @pytest.mark.slow
 def test_the_engine_that_gets_worse_hears_how_far_training_is(tmp_path: Path) -> None:
-    training = trained(AgentTraining(load_recipe("zerosearch-laptop", TINY), tmp_path / "run"))
+    training = trained(AgentTraining(load_recipe("zerosearch", ["preset=laptop", *TINY]), tmp_path / "run"))
     engine = training.training_retriever
     assert isinstance(engine, NoisyRetriever)
     assert (engine._at.step, engine._at.steps) == (1, 1)  # the last of two steps has the last rate
@@ -376,12 +396,13 @@ def paid(recipe: AgentRecipe, letters: Path) -> AgentRecipe:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"{name}{size}" for name in PAPERS for size in ("", "-laptop")])
+@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("preset", ["paper", "laptop"])
 def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
-    name: str, there: Path, tmp_path_factory: pytest.TempPathFactory
+    name: str, preset: str, there: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
-    recipe = paid(load_recipe(name, ["threads=1"]), there / "data" / "letters.py")
+    recipe = paid(load_recipe(name, [f"preset={preset}", "threads=1"]), there / "data" / "letters.py")
     kept = tmp_path_factory.mktemp("rehearsal")
     found = dry_run(recipe, kept)
     found.refuse()

@@ -86,7 +86,9 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
     assert (read.agent.rl.steps, read.agent.rl.kl_coef) == (7, 0.5)
     assert (read.start.encoder, read.start.index) == ("minilm", {"dtype": "float16"})
     assert read.retriever.view == "question+query" and read.retriever.labels == (GIVEN,)
-    again = load_together_recipe(str(path), ["agent=search-r1-ppo-laptop", "start=laptop"])  # whole, then their parts
+    again = load_together_recipe(
+        str(path), ["agent={extends: search-r1-ppo, preset: laptop}", "start=laptop"]
+    )  # whole, then their parts
     assert again.agent.rl.algorithm == "ppo"
     assert again.start.recipe is not None and again.start.recipe.synthetic is not None
 
@@ -166,9 +168,9 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
         (tmp_path / name).touch()
     there = [f"agent.{name}={tmp_path}" for name in ("policy.folder", "graders.generator.model")]
     with pytest.raises(SettingError, match=f"take labels.settings.{way_out}"):
-        check_together(load_together_recipe("laptop", ["agent=s3-laptop", *there, *more]))
+        check_together(load_together_recipe("laptop", ["agent={extends: s3, preset: laptop}", *there, *more]))
     also = [*there, *more, f"labels.settings.{way_out}"]
-    check_together(load_together_recipe("laptop", ["agent=s3-laptop", *also]))
+    check_together(load_together_recipe("laptop", ["agent={extends: s3, preset: laptop}", *also]))
 
 
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:

@@ -46,14 +46,13 @@ def test_our_greedy_text_is_that_of_generate() -> None:
     assert written == whole[0, len(prompt) :].tolist()[: len(written)]
 
 
-@pytest.mark.parametrize(
-    "recipe", ["smollm", "smollm-search-r1-grpo", "smollm-rejection", "smollm-s3", "smollm-qagent"]
-)
+@pytest.mark.parametrize("recipe", ["smollm", "search-r1-grpo", "rejection-sampling", "s3", "qagent"])
 def test_each_recipe_takes_a_step_in_small(recipe: str, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", [{**ROME.to_json()}])
     for split in ("train", "dev", "test"):
         write_jsonl(tmp_path / f"questions.{split}.jsonl", [QUESTION.to_json()])
-    grader = [f"graders.generator.model={FOLDER}"] if recipe in ("smollm-s3", "smollm-qagent") else []
-    found = dry_run(load_recipe(recipe, [f"data.folder={tmp_path}", f"policy.folder={FOLDER}", *grader]))
+    grader = [f"graders.generator.model={FOLDER}"] if recipe in ("s3", "qagent") else []
+    preset = [] if recipe == "smollm" else ["preset=smollm"]
+    found = dry_run(load_recipe(recipe, [*preset, f"data.folder={tmp_path}", f"policy.folder={FOLDER}", *grader]))
     found.refuse()
     assert any("went through" in map(str, row) for row in found.table().rows)

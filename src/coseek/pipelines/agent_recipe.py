@@ -238,10 +238,12 @@ class AgentRecipe(Placement):
     about: str = ""
     """One line for people."""
     preset: str | None = None
-    """Where a paper and its published program differ: `paper` (the recipe's own settings) or `code`; `strict` ends
-    Search-R1's runs at a turn without an action. The record of a run holds the settings that it stands for."""
+    """`paper` (the recipe's own settings); `code`, where a paper's published program differs; `laptop` (two cores and a
+    generated world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU); `strict` ends Search-R1's
+    episodes at a turn without an action. The record of a run holds the settings that it stands for."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
-    """Presets by name, each with the settings that it replaces; empty once one is chosen."""
+    """Presets by name, each with the settings that it replaces, and with `extends` where they lie over those of another
+    preset or recipe; empty once one is chosen."""
     seed: int = 0
     """Seed of everything but the worlds, which have their own."""
     license: License = UNKNOWN
@@ -393,16 +395,19 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
+def preset_names(name: str) -> list[str]:
+    """The presets of a recipe, beside `paper`."""
+    return [*cast(JsonObject, _read(recipe_path(name), ()).get("presets") or {})]
+
+
 def recipe_path(name: str) -> Path:
     """The file of a recipe: coseek's by name (`quickstart`), or a path."""
     return find_yaml("recipe", RECIPES, name)
 
 
 def parent_of(name: str) -> str | None:
-    """The recipe that a recipe extends, the first of several, as `load_recipe` takes it."""
-    path = recipe_path(name)
-    base = read_yaml(path, "recipe").get("extends")
-    base = base[0] if isinstance(base, list) and base else base
+    """The recipe that a recipe extends, as `load_recipe` takes it."""
+    base = read_yaml(path := recipe_path(name), "recipe").get("extends")
     return str(_base_path(base, path)) if isinstance(base, str) else None
 
 
@@ -456,20 +461,12 @@ def _read(path: Path, above: Sequence[Path]) -> JsonObject:
 def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
     """Merge the settings in the file `path` over the recipes that they extend, each of them over those before it."""
     base = tree.get("extends")
-    tree = {name: value for name, value in tree.items() if name != "extends"}
     if base is None:
         return tree
-    below: JsonObject = {}
-    for name in base if isinstance(base, list) else [base]:
-        if not isinstance(name, str):
-            raise SettingError(f"{path}: `extends` names a recipe, or several as a list, not {base!r}")
-        other = _read(_base_path(name, path), above)
-        stages = _stages(below.get("stages"), other.get("stages"))
-        below = {**merge_settings(AgentRecipe, below, other), "stages": stages}
-    below = _with_preset(tree, below)
-    merged = merge_settings(AgentRecipe, below, tree)
-    merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
-    return merged
+    tree = {name: value for name, value in tree.items() if name != "extends"}
+    if not isinstance(base, str):
+        raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
+    return _laid_over(_with_preset(tree, _read(_base_path(base, path), above)), tree)
 
 
 def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
@@ -477,11 +474,18 @@ def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
     name, presets = chooser.get("preset"), cast(JsonObject, tree.get("presets") or {})
     if name is None or (tree.get("preset") == name and tree.get("presets") == {}):
         return tree
-    known = {"paper": {}, **presets}
-    if name not in known:
+    if name not in (known := {"paper": {}, **presets}):
         raise SettingError(f"the recipe has no preset {name!r}{nearest(str(name), known)} Known: {', '.join(known)}")
-    merged = merge_settings(AgentRecipe, tree, cast(JsonObject, known[str(name)]))
-    return {**merged, "preset": name, "presets": {}}
+    chosen = dict(cast(JsonObject, known[str(name)]))
+    if base := str(chosen.pop("extends", "")):
+        own = base in known and base != name  # another preset of this recipe
+        tree = _with_preset({"preset": base}, tree) if own else _laid_over(tree, _read(recipe_path(base), ()))
+    return {**_laid_over(tree, chosen), "preset": name, "presets": {}}
+
+
+def _laid_over(below: JsonObject, above: JsonObject) -> JsonObject:
+    """Settings laid over others; stages of the same name are merged."""
+    return {**merge_settings(AgentRecipe, below, above), "stages": _stages(below.get("stages"), above.get("stages"))}
 
 
 def _base_path(base: str, path: Path) -> Path:

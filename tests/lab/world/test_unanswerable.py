@@ -110,7 +110,7 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
 
 
 def test_the_recipe_that_teaches_to_decline_shows_it_within_its_budget_of_searches() -> None:
-    recipe = load_recipe("abstain-laptop")
+    recipe = load_recipe("abstain")
     assert recipe.warm_start is not None
     worlds = (recipe.data.world, recipe.data.unseen, recipe.warm_start.world)
     assert [one and dump_settings(one)["unanswerable"] for one in worlds] == [0.3, 0.3, 0.4]

@@ -72,16 +72,18 @@ def train() -> None:
     """Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
 
-@app.command("agent", epilog="Example: `coseek train agent search-r1-grpo-laptop rl.steps=60 --out runs/mine`")
+@app.command("agent", epilog="Example: `coseek train agent search-r1-grpo preset=laptop rl.steps=60 --out runs/mine`")
 def train_agent(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(recipe_names())}.")
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Settings that override the recipe's, such as rl.steps=60."),
+        typer.Argument(
+            metavar="NAME=VALUE", help="Settings that override the recipe's, such as preset=laptop or rl.steps=60."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE-PRESET by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
     dry_run: Annotated[
@@ -107,7 +109,8 @@ def train_agent(
             rehearse(load_recipe(recipe, settings or []), as_json)
     else:
         trainer = AgentTrainer(recipe=recipe, overrides=settings or [])
-        go(trainer, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
+        names = [recipe_path(recipe).stem, *filter(None, [trainer.recipe.preset])]
+        go(trainer, out or Path("runs") / "-".join(names), resume, as_json)
 
 
 @app.command("generator", epilog="Example: `coseek train generator --out runs/generator`")

@@ -1,0 +1,55 @@
+"""List the recipes, or print one whole: merged with what it extends and with its preset, as a file that can be trained.
+
+`together/NAME` is a recipe of co-training; a retriever's stands alone in its file.
+"""
+
+from typing import Annotated
+
+import typer
+
+from coseek.cli.terminal import AsJson, new_app, print_json, tell
+from coseek.core.files import JsonObject, yaml_text
+from coseek.core.settings import Settings, changed_settings
+from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
+from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
+
+GROUP = "Training"
+app = new_app()
+TOGETHER = "together/"
+
+
+@app.command(epilog="Example: `coseek recipe s3 preset=laptop > mine.yaml`")
+def recipe(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A recipe by name or file; all without it.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings laid over it, such as preset=laptop.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes with their presets, or print one whole, as a file that `coseek train` takes."""
+    if name is None:
+        listed = about_all()
+        print_json(listed) if as_json else tell("\n".join(f"{each:38}{about}" for each, about in listed.items()))
+        return
+    whole = changed_settings(loaded(name, settings or []))
+    whole.pop("preset", None)  # its settings are there already
+    print_json(whole) if as_json else tell(yaml_text(whole).rstrip())
+
+
+def loaded(name: str, settings: list[str]) -> Settings:
+    """A recipe of an agent or of co-training."""
+    together = name.startswith(TOGETHER)
+    return load_together_recipe(name.removeprefix(TOGETHER), settings) if together else load_recipe(name, settings)
+
+
+def about_all() -> JsonObject:
+    """What one types → what it is."""
+    rows: JsonObject = {}
+    for name in recipe_names():
+        rows[name] = about = load_recipe(name).about
+        for preset in preset_names(name):
+            own = load_recipe(name, [f"preset={preset}"]).about
+            rows[f"{name} preset={preset}"] = own if own != about else "the same"
+    return rows | {f"{TOGETHER}{name}": load_together_recipe(name).about for name in together_recipe_names()}
