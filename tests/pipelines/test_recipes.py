@@ -30,7 +30,8 @@ from coseek.models.pretrained import save_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, preset_names, recipe_names
+from coseek.pipelines.agent_check import paths_of
+from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, preset_names, recipe_names
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import QWEN25, shape_of, work_of
 from coseek.pipelines.grader_settings import check_graders

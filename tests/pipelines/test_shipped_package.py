@@ -31,7 +31,7 @@ from coseek.graders.judge import JudgeSettings
 from coseek.models.likelihood import open_likelihood
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import checked_recipe
-from coseek.pipelines.agent_recipe import paths_of
+from coseek.pipelines.agent_check import paths_of
 from coseek.pipelines.estimate import local_graders, shape_of
 from coseek.pipelines.run_record import agent_identities, retriever_identities
 from coseek.pipelines.run_record import resolve_recipe

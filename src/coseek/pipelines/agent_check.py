@@ -1,13 +1,15 @@
 """Checks of agent recipes, made before torch is imported and anything is written; all mistakes in one error."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
+from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
-from coseek.core.plugins import is_plugin_path
+from coseek.core.plugins import is_function, is_plugin_path
 from coseek.core.settings import make_settings, without
 from coseek.data.dataset import Dataset
 from coseek.data.imports import format_names
@@ -16,24 +18,22 @@ from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
-from coseek.models.model_folder import missing, model_path, of_another_kind
+from coseek.models.model_folder import missing, model_path, of_another_kind, shipped_models
 from coseek.models.new_tokens import new_tags
 from coseek.pipelines.agent_recipe import (
     ENCODER,
     AgentRecipe,
     DataSettings,
-    RecipePath,
     load_recipe,
-    paths_of,
     recipe_source,
 )
 from coseek.pipelines.data_folder import check_data_folder, missing_splits
-from coseek.pipelines.grader_settings import check_graders
+from coseek.pipelines.grader_settings import ORACLE, check_graders
 from coseek.pipelines.stages import stages_of
 from coseek.pipelines.table_settings import RULES
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
-from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder
+from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder, is_shipped
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
@@ -44,6 +44,19 @@ from coseek.training.trainer.settings import LearnerSettings
 
 LAPTOP_READER = Path("runs/generator/generator")
 """The frozen generator of the laptop's recipes."""
+
+
+class RecipePath(NamedTuple):
+    """A path that a recipe names."""
+
+    setting: str
+    path: Path
+    holds: Literal["data", "questions", "index", "model", "run"]  # questions: a data set whose corpus is not needed
+
+    @property
+    def shipped(self) -> list[str]:
+        """The shipped models that the setting may name."""
+        return shipped_models("encoder" if self.setting == ENCODER else "policy") if self.holds == "model" else []
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -310,3 +323,42 @@ def check_encoder_libraries() -> None:
     """Refuse with the line that installs what is missing, before anything is trained."""
     for library, extra in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
         require_library(library, "training a retriever", extra)
+
+
+def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
+    """Every local path that a recipe names, without URLs."""
+    data, engine = recipe.data, recipe.data.training_retriever or {}
+    encoder = data.retriever_settings.get("encoder")
+    shipped = isinstance(encoder, str) and is_shipped(encoder)
+    for source in data.imported.sources if data.imported else ():
+        yield RecipePath("data.imported.sources", Path(source), "data")
+    named: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
+        ("data.folder", data.folder, "data" if data.index is None else "questions"),
+        ("data.index", data.index, "index"),
+        ("data.training_retriever.over", engine.get("over"), "index"),
+        ("data.training_retriever.model", engine.get("model"), "model"),
+        ("data.training_retriever.questions", engine.get("questions"), "data"),
+        (ENCODER, None if data.index or shipped else encoder, "model"),
+        ("policy.folder", recipe.policy.folder, "model"),
+        ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
+    ]
+    if (generator := recipe.graders.generator) is not None:
+        named.append(("graders.generator.model", generator.model, "model"))
+        named.append(("graders.generator.counted_by", generator.counted_by, "model"))
+    if (judge := recipe.graders.judge) is not None and judge.model != ORACLE:
+        named.append(("graders.judge.model", judge.model, "model"))
+    for setting, name, holds in named:
+        if isinstance(name, str) and not (is_url(name) or is_function(name)):
+            is_policy = holds == "model" and setting != ENCODER
+            yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
+    for run in recipe.warm_start.runs if recipe.warm_start else ():
+        yield RecipePath("warm_start.runs", Path(run), "run")
+    if data.folder is not None and (folder := Path(data.folder)).is_dir():
+        if data.synthesis is not None and not (folder / f"questions.{data.train}.jsonl").exists():
+            return  # they are made
+        taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
+        splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
+        measured = [("data.dev", data.dev), ("data.test", data.test)]  # `missing_splits` sees to those not there
+        splits += [(name, split) for name, split in measured if (folder / f"questions.{split}.jsonl").exists()]
+        for setting, split in splits:
+            yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")

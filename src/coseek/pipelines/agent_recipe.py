@@ -4,19 +4,18 @@ A recipe may have stages. A stage replaces some settings of the recipe and start
 (QAgent: first rewarded for its own answers, then for those of a generator).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from coseek.agents.drivers import Limits
 from coseek.agents.factory import SCRIPTED
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.core.connections import is_url
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
-from coseek.core.plugins import find_plugin, find_yaml, is_function
+from coseek.core.plugins import find_plugin, find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.dataset import QuestionFilter
 from coseek.data.maker import SynthesisSettings, WorldSettings, world_maker
@@ -25,10 +24,8 @@ from coseek.hardware.precision import Replaces
 from coseek.hub.card import UNKNOWN, License
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
-from coseek.models.model_folder import model_path, shipped_models
-from coseek.pipelines.grader_settings import ORACLE, GraderSettings
+from coseek.pipelines.grader_settings import GraderSettings
 from coseek.pipelines.table_settings import TableSettings
-from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
@@ -336,58 +333,6 @@ class AgentRecipe(Placement):
 
 
 ENCODER = "data.retriever_settings.encoder"
-
-
-class RecipePath(NamedTuple):
-    """A path that a recipe names."""
-
-    setting: str
-    path: Path
-    holds: Literal["data", "questions", "index", "model", "run"]  # questions: a data set whose corpus is not needed
-
-    @property
-    def shipped(self) -> list[str]:
-        """The shipped models that the setting may name."""
-        return shipped_models("encoder" if self.setting == ENCODER else "policy") if self.holds == "model" else []
-
-
-def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
-    """Every local path that a recipe names, without URLs."""
-    data, engine = recipe.data, recipe.data.training_retriever or {}
-    encoder = data.retriever_settings.get("encoder")
-    shipped = isinstance(encoder, str) and is_shipped(encoder)
-    for source in data.imported.sources if data.imported else ():
-        yield RecipePath("data.imported.sources", Path(source), "data")
-    named: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
-        ("data.folder", data.folder, "data" if data.index is None else "questions"),
-        ("data.index", data.index, "index"),
-        ("data.training_retriever.over", engine.get("over"), "index"),
-        ("data.training_retriever.model", engine.get("model"), "model"),
-        ("data.training_retriever.questions", engine.get("questions"), "data"),
-        (ENCODER, None if data.index or shipped else encoder, "model"),
-        ("policy.folder", recipe.policy.folder, "model"),
-        ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
-    ]
-    if (generator := recipe.graders.generator) is not None:
-        named.append(("graders.generator.model", generator.model, "model"))
-        named.append(("graders.generator.counted_by", generator.counted_by, "model"))
-    if (judge := recipe.graders.judge) is not None and judge.model != ORACLE:
-        named.append(("graders.judge.model", judge.model, "model"))
-    for setting, name, holds in named:
-        if isinstance(name, str) and not (is_url(name) or is_function(name)):
-            is_policy = holds == "model" and setting != ENCODER
-            yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
-    for run in recipe.warm_start.runs if recipe.warm_start else ():
-        yield RecipePath("warm_start.runs", Path(run), "run")
-    if data.folder is not None and (folder := Path(data.folder)).is_dir():
-        if data.synthesis is not None and not (folder / f"questions.{data.train}.jsonl").exists():
-            return  # they are made
-        taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
-        splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
-        measured = [("data.dev", data.dev), ("data.test", data.test)]  # `missing_splits` sees to those not there
-        splits += [(name, split) for name, split in measured if (folder / f"questions.{split}.jsonl").exists()]
-        for setting, split in splits:
-            yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")
 
 
 def recipe_names() -> list[str]:

@@ -28,8 +28,8 @@ from coseek.models.model_folder import Shape, library_reads, model_path
 from coseek.models.pretrained import check_weights, save_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_check import check_settings, problem_of
-from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe, RecipePath, paths_of
+from coseek.pipelines.agent_check import RecipePath, check_settings, paths_of, problem_of
+from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe
 from coseek.pipelines.data_folder import make_data, small_data, small_data_settings
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import (

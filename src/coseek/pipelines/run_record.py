@@ -42,7 +42,8 @@ from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import LaptopSettings
 from coseek.models.model_folder import hidden_size, model_path
-from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
+from coseek.pipelines.agent_check import RecipePath, paths_of
+from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage, stages_of
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
