@@ -77,22 +77,6 @@ def test_who_made_a_thing_is_no_other_name_of_it() -> None:
     assert not HopGraph(Corpus([*films, coin]), 3).facts.aliases
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "There is a film named {}, otherwise Big Coin, directed by Ada Stone.",
-        "There was also a British film called “{}” directed by Ada Stone.",
-        "A film directed by Ada Stone is {}, otherwise Big Coin,.",
-        "Of {}, otherwise Big Coin, we read: it is a film directed by Ada Stone.",
-    ],
-)
-@pytest.mark.parametrize("title", ["Coin", "A Coin", "The Coin (film)"])
-def test_a_first_sentence_in_another_order_tells_the_same(text: str, title: str) -> None:
-    said = stated((title, text.format(title)), ("Some Coin", text.format("Old Lions")))
-    assert said[title, "directed by"] == "Ada Stone"
-    assert "Some Coin" not in {told for told, _ in said}
-
-
 def test_what_is_said_of_somebody_else_is_not_told_of_the_subject() -> None:
     said = stated(
         ("Eve Stone", "Eve Stone is a film. It followed Paper Lions, directed by Bert Moss."),

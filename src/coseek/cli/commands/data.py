@@ -34,8 +34,8 @@ from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
 from coseek.lab.synthesis.proposals import QuestionProposer
-from coseek.lab.synthesis.self_play import AgentSolver
 from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.solver import AgentSolver
 from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.measure.table import Table as TextTable

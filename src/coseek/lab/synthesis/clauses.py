@@ -13,8 +13,12 @@ from itertools import pairwise, takewhile
 from coseek.agents.scripted.rules import STOP_WORDS
 from coseek.data.passage import Passage
 from coseek.lab.synthesis.names import ENDS, Name, NameFinder, Token, key_of, sentences
-from coseek.lab.synthesis.sentence_order import ARTICLES, COPULAS, PRONOUNS, SILENT, name_end, usual_order
 
+COPULAS = frozenset(["is", "was", "are", "were"])
+ARTICLES = frozenset(["a", "an", "the"])
+PRONOUNS = frozenset(["he", "she", "it", "they"])
+SILENT = frozenset("\"“”'‘’«»*`") | {"also", "currently", "both", "then", "later", "subsequently"}
+"""Marks and words that say nothing here."""
 _RELATIVE = frozenset(["who", "which", "that"])
 _BREAKS = frozenset([",", ";", ":", "(", ")", "[", "]", "–", "—", "and", "but", "or", *ENDS])
 """What ends a clause."""
@@ -87,8 +91,7 @@ class ClauseReader:
             return
         plain = key_of(_ASIDE.split(passage.title)[0]).removeprefix("the ").split() or subject.split()
         kinds: Sequence[str] = ()
-        for number, sentence in enumerate(sentences(passage.text)):
-            tokens = sentence if number else usual_order(plain, sentence)
+        for number, tokens in enumerate(sentences(passage.text)):
             self.nouns.update(two.text for one, two in pairwise(tokens) if one.text.lower() in ARTICLES)
             names = [one for one in self._names.find(passage.text, tokens) if not _is_modifier(tokens, one)]
             start = _start(plain, tokens, names, kinds, number == 0)
@@ -163,13 +166,22 @@ def _start(
     said = tokens[at].text.lower()
     if said in PRONOUNS or (at and said in kinds):  # `he`, `the film`
         return at + 1
-    end = name_end(plain, tokens, at)
+    end = _name_end(plain, tokens, at)
     if not end:
         end = _longer_form(plain, tokens, at) if first else 0
         name = next((one for one in names if one.start <= at < one.end), None)
         end = end or (name.end if name is not None and plain[-1:] == [name.key] else 0)
     owns = end + 1 < len(tokens) and tokens[end].text in "'’" and tokens[end + 1].text == "s"
     return end if end and not owns else None
+
+
+def _name_end(plain: Sequence[str], tokens: Sequence[Token], at: int) -> int:
+    """Where a name that begins at `at` ends, marks between its words included; 0 where it does not begin there."""
+    count, end = 0, at
+    while end < len(tokens) and count < len(plain) and key_of(tokens[end].text) in (plain[count], ""):
+        count += bool(key_of(tokens[end].text))
+        end += 1
+    return end if count == len(plain) else 0
 
 
 def _opens(tokens: Sequence[Token], at: int) -> bool:

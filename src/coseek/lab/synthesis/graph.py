@@ -71,11 +71,6 @@ class Hop:
 Chain = tuple[Hop, ...]
 
 
-def random_hop(ways: Sequence[Hop], rng: random.Random) -> Hop:
-    """One of several hops, each as likely."""
-    return rng.choice(ways)
-
-
 def _under_its_heading(passage: Passage) -> Passage:
     """The passage with its own heading for a title, without those of its document above it."""
     above, _, heading = passage.title.rpartition(TITLE_STEP)
@@ -219,12 +214,9 @@ class HopGraph:
         others = self._cached_holding(hop.source) - {hop.row}
         return not any(self.facts.types.get(key_of(self.passages[row].title), kind) == kind for row in others)
 
-    def draw(
-        self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool],
-        choose: Callable[[Sequence[Hop], random.Random], Hop],
-    ) -> Chain | None:  # fmt: skip
-        """A chain of so many hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
-        draw ends early. `choose` takes the next hop of several."""
+    def draw(self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool]) -> Chain | None:
+        """A chain of `hops` hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
+        draw ends early."""
         chain: list[Hop] = []
         name, seen = start, {start}
         while len(chain) < hops:
@@ -237,7 +229,7 @@ class HopGraph:
             ]  # fmt: skip
             if not ways:
                 return None
-            hop = choose(ways, rng)
+            hop = rng.choice(ways)
             chain.append(hop)
             name = hop.target
             seen.add(name)

@@ -17,14 +17,14 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator
 from coseek.lab.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search
-from coseek.lab.synthesis.graph import Chain, HopGraph, random_hop
+from coseek.lab.synthesis.graph import Chain, HopGraph
 from coseek.lab.synthesis.names import key_of
 from coseek.lab.synthesis.passage_groups import linked_passages, single_passages
 from coseek.lab.synthesis.proposal_gates import proposal_verdicts
 from coseek.lab.synthesis.proposals import MANY_FAULTS, Proposal, QuestionProposer
 from coseek.lab.synthesis.question_text import question_of, reads_naturally, single_questions
-from coseek.lab.synthesis.self_play import Proposer, Solver
 from coseek.lab.synthesis.settings import Split, SynthesisSettings
+from coseek.lab.synthesis.solver import Solver
 from coseek.retrieval.lexical.analyzer import has_words
 from coseek.training.encoder.data_labels import document_of
 
@@ -61,7 +61,7 @@ class QuestionMaker:
         proposer: QuestionProposer | None = None, reader: Generator | None = None, solver: Solver | None = None,
     ) -> None:  # fmt: skip
         self._graph, self._settings, self._proposer, self._reader = graph, settings, proposer, reader
-        self._solver, self._chooser = solver, Proposer(self._mix)
+        self._solver = solver
         self._documents = [document_of(passage) for passage in graph.passages]
         self._owners: dict[str, Split] = {}
         self._used: Counter[int] = Counter()
@@ -97,13 +97,15 @@ class QuestionMaker:
             missing *= self._proposer is not None
 
     def _at_edge(self, solver: Solver) -> Iterator[DrawnQuestion]:
-        """What the solver can answer now and then, from batches that the proposer draws; it learns from each."""
+        """What the solver can answer now and then, from batches in which every number of hops has its share."""
         least, most = self._settings.edge
         draws = {hops: self._kept(hops) for hops in range(1, len(self._mix) + 1) if self._quota(hops)}
         tried_so_far = 0
         while draws and tried_so_far < _TRIED * self._settings.count:
             batch: list[DrawnQuestion] = []
-            for hops, count in self._chooser.shares(draws, _BATCH).items():
+            total = sum(self._mix[hops - 1] for hops in draws)
+            for hops in [*draws]:
+                count = max(1, round(_BATCH * self._mix[hops - 1] / total))
                 drawn = list(islice(draws[hops], count))
                 batch += drawn
                 if len(drawn) < count:
@@ -114,8 +116,6 @@ class QuestionMaker:
             tried = list(zip(batch, solver.solved([self._question("", one) for one in batch]), strict=True))
             if all(rate is None for _, rate in tried):
                 raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
-            rated = [(one.chain, least <= rate <= most) for one, rate in tried if rate is not None and one.chain]
-            self._chooser.learn(rated)
             for one, rate in tried:
                 verdict = edge(rate, least, most)
                 if self._passes({"edge": verdict}):
@@ -180,12 +180,11 @@ class QuestionMaker:
         """Chains that pass the gates by rules; their documents then belong to one split."""
         rng = random.Random(f"{self._settings.seed} {hops}")
         starts = list(self._graph.starts)
-        choose = random_hop if self._solver is None else self._chooser.choose
         dealt: Counter[Split] = Counter()
         for _ in range(_ROUNDS):
             rng.shuffle(starts)
             for start in starts:
-                chain = self._graph.draw(start, hops, rng, self._is_free, choose)
+                chain = self._graph.draw(start, hops, rng, self._is_free)
                 split = None if chain is None else self._split_of([hop.row for hop in chain], dealt)
                 candidate = None if chain is None or split is None else self._tested(chain)
                 if candidate is not None and split is not None:

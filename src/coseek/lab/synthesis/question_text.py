@@ -8,9 +8,8 @@ A name between is called by its type, which its passage or the use of the phrase
 from collections import Counter
 from collections.abc import Sequence
 
-from coseek.lab.synthesis.clauses import FUNCTION_WORDS
+from coseek.lab.synthesis.clauses import ARTICLES, COPULAS, FUNCTION_WORDS
 from coseek.lab.synthesis.graph import Chain, Hop, HopGraph
-from coseek.lab.synthesis.sentence_order import ARTICLES, COPULAS
 from coseek.lab.synthesis.statements import Facts, Phrase, Style, is_participle
 
 _PLACED = ("in", "at", "from", "by", "to", "of", "on", "year", "until", "since")

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coseek.data.passage import Passage
-from coseek.lab.synthesis.clauses import FUNCTION_WORDS, Clause, ClauseReader, is_content
+from coseek.lab.synthesis.clauses import ARTICLES, FUNCTION_WORDS, Clause, ClauseReader, is_content
 from coseek.lab.synthesis.names import Kind
-from coseek.lab.synthesis.sentence_order import ARTICLES
 
 _PHRASE = 7
 """Words of a phrase before its name."""

@@ -22,8 +22,8 @@ from coseek.graders.generator import Generator
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell, by_hops
 from coseek.lab.synthesis.proposals import QuestionProposer
-from coseek.lab.synthesis.self_play import Solver
 from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.solver import Solver
 
 RECORD = "synthesis.json"
 UNANSWERABLE = "unanswerable"

@@ -1,6 +1,5 @@
-"""Self-play: which questions a solver leaves, and how the proposer finds them."""
+"""Solver: which questions it leaves."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,8 @@ from coseek.core.errors import DataError
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
-from coseek.lab.synthesis.graph import HopGraph
-from coseek.lab.synthesis.self_play import AgentSolver, Proposer
 from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.solver import AgentSolver
 from coseek.lab.synthesis.synthesis import SynthesisSummary, synthesize
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
@@ -63,33 +61,6 @@ def test_a_solver_that_always_fails_is_a_sentence_and_nothing_is_written(corpus:
     with pytest.raises(DataError, match="the solver failed in every try"):
         made(corpus, tmp_path, SkilledSolver({1: None, 2: None, 3: None}))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_number_of_hops_at_the_edge_is_drawn_more_often(corpus: Corpus) -> None:
-    proposer = Proposer((1.0, 1.0))
-    assert proposer.shares((1, 2), 64) == {1: 32, 2: 32}
-    graph = HopGraph(corpus, 3)
-    hops = [hop for start in graph.starts for hop in graph.hops(start)][:20]
-    proposer.learn([*(((hop,), False) for hop in hops), *(((hop, hop), True) for hop in hops)])
-    shares = proposer.shares((1, 2), 64)
-    assert shares[2] > 10 * shares[1] > 0
-
-
-def test_a_phrase_is_paid_beside_chains_of_its_own_length_alone(corpus: Corpus) -> None:
-    graph = HopGraph(corpus, 3)
-    by_phrase = {str(hop.phrase): hop for start in graph.starts for hop in graph.hops(start)}
-    one, second, *_ = by_phrase.values()
-    proposer = Proposer((1.0, 1.0))
-    for _ in range(10):
-        # Both are as good as what has their length: neither is preferred, though long chains never pay.
-        proposer.learn([((one,), True), ((one,), True), ((second, second), False)])
-    drawn = [proposer.choose((one, second), random.Random(seed)) for seed in range(400)]
-    assert 140 < drawn.count(one) < 260
-    for _ in range(10):
-        proposer.learn([((one,), True), ((second,), False)])
-    drawn = [proposer.choose((one, second), random.Random(seed)) for seed in range(400)]
-    assert drawn.count(one) > 380
 
 
 def test_an_agent_tries_each_question_in_its_retriever(corpus: Corpus) -> None:
