@@ -28,7 +28,7 @@ from coseek.core.files import write_json
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.structured_output import CallCounts
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.makers import gold

@@ -26,7 +26,7 @@ from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.structured_output import CallCounts
 from coseek.hardware.placement import FLOAT32
 from coseek.lab.agents.expert import progress
 from coseek.labels.answer_correctness import Correctness

@@ -32,8 +32,8 @@ from coseek.data.documents.document import decoded_text, paragraphs
 from coseek.data.documents.readers import kind_of
 from coseek.data.documents.split import split
 from coseek.data.passage import Passage
-from coseek.graders.context_budget import ContextBudget
-from coseek.graders.listed_answer import read_lines, read_scores
+from coseek.graders.generator import ContextBudget
+from coseek.graders.structured_output import read_lines, read_scores
 from coseek.graders.sub_answer import sure
 from coseek.models.judge_text import read_verdict
 from coseek.models.tokenizer import ByteTokenizer

@@ -11,8 +11,14 @@ from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError, UnknownName
 from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
-from coseek.graders.context_budget import ContextBudget
-from coseek.graders.generator import OWN_PROMPT, Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.graders.generator import (
+    OWN_PROMPT,
+    ContextBudget,
+    Generator,
+    GeneratorSettings,
+    ReadingInput,
+    load_generator_prompt,
+)
 from coseek.models.text_model import CachedTextModel, generate_each
 from coseek.models.tokenizer import ByteTokenizer
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_lines, read_scores
+from coseek.graders.structured_output import Form, Unreadable, after_mark, read_lines, read_scores
 from coseek.graders.sub_answer import sure
 
 

@@ -11,10 +11,8 @@ from tests.scripted import Scripted
 from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.graders.call_counts import CallCounts
-from coseek.graders.listed_answer import Unreadable
 from coseek.graders.ranker import GoldRanker, ModelRanker, RankingRequest, load_rank_prompt, read_order
-from coseek.graders.structured_output import RETRIES, SCORER
+from coseek.graders.structured_output import RETRIES, SCORER, CallCounts, Unreadable
 from coseek.lab.graders.oracle import OracleRanker
 from coseek.lab.world.world import WorldSettings, make_world
 from coseek.retrieval.query import PastTurn, Query

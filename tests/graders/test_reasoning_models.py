@@ -8,8 +8,8 @@ import pytest
 from tests.scripted import Scripted
 
 from coseek.graders.generator import Generator, GeneratorPrompt, GeneratorSettings
-from coseek.graders.listed_answer import Unreadable, read_lines, read_scores
 from coseek.graders.ranker import read_order
+from coseek.graders.structured_output import Unreadable, read_lines, read_scores
 from coseek.lab.synthesis.proposals import read_proposals
 from coseek.retrieval.llm import parse_ranking
 from coseek.retrieval.retrievers.simulated import parse_documents

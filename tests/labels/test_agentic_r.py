@@ -29,7 +29,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import StopReason
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.structured_output import CallCounts
 from coseek.graders.sub_answer import SubAnswerModel, load_sub_answer_prompt
 from coseek.labels.answer_correctness import Ties
 from coseek.labels.label_folder import LabelFolder

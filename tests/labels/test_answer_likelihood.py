@@ -15,8 +15,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.context_budget import ContextBudget
-from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
+from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.labels.answer_likelihood import LikelihoodMaker, distinct, softmax
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled

@@ -6,7 +6,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Search, Trajectory, evidence_of, ranked
-from coseek.graders.context_budget import ContextBudget
+from coseek.graders.generator import ContextBudget
 from coseek.measure import retrieval
 from coseek.measure.score import score_trajectory
 

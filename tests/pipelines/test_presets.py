@@ -11,7 +11,7 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason
-from coseek.graders.context_budget import ContextBudget
+from coseek.graders.generator import ContextBudget
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.estimate import PROMPT_TOKENS
 from coseek.pipelines.together_recipe import load_together_recipe

@@ -10,9 +10,8 @@ from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import read_json
 from coseek.data.corpus_file import STAMP
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import build_index, open_index, verify_index
+from coseek.retrieval.index import build_index, open_index, update_index, verify_index
 from coseek.retrieval.index_files import CHECKSUMS
-from coseek.retrieval.index_update import update_index
 
 PASSAGES = list(sentences(40))
 ASKED = ["ba be bi", "do du", "fa"]

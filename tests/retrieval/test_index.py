@@ -7,8 +7,7 @@ import pytest
 
 from coseek.core.errors import DataError, IndexMismatch, SettingError, UnknownName, UserError
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.index_update import update_index
+from coseek.retrieval.index import build_index, open_index, update_index
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 CORPUS = Corpus([Passage("1", "Ada", "wrote programs"), Passage("2", "Bob", "wrote songs"), Passage("3", "Cy", "")])

@@ -15,8 +15,7 @@ from tests.retrieval.tiny_encoder import WORDS, make_encoder
 from coseek.core.errors import DataError, IndexMismatch, SettingError
 from coseek.data.corpus_file import DigestTable, first_rows, stable_order
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.index_update import update_index
+from coseek.retrieval.index import build_index, open_index, update_index
 from coseek.retrieval.retrievers.dense import Dense
 
 TEXTS = st.lists(st.sampled_from(["ada", "bob", "cat", "dog", "Ärger", "月が海"]), max_size=6).map(" ".join)

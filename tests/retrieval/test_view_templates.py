@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from coseek.core.errors import SettingError
 from coseek.retrieval.query import PastTurn, Query
-from coseek.retrieval.view_template import ViewTemplate
-from coseek.retrieval.views import TEMPLATES, QueryView, load_view, render_view
+from coseek.retrieval.views import TEMPLATES, QueryView, ViewTemplate, load_view, render_view
 
 INSTRUCTION = "Instruct: what the model card says\nQuery:"
 """The encoder's query prompt; the card's ends in `Query:` without a blank, too."""
@@ -103,7 +102,7 @@ def test_a_long_text_is_cut_like_that_of_any_view_and_keeps_its_lines() -> None:
 def test_a_view_file_may_bring_a_template(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from coseek.retrieval.views import QueryView\n"
-        "from coseek.retrieval.view_template import ViewTemplate\n"
+        "from coseek.retrieval.views import ViewTemplate\n"
         "TEMPLATE = ViewTemplate('{question}\\n---\\n{turns}> {query}', turn='{turn}. {query}\\n')\n"
         "VIEW = QueryView('mine', question=True, past='queries', template=TEMPLATE)\n"
     )

@@ -19,7 +19,7 @@ from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.traces.importing import TraceReport, import_traces
-from coseek.traces.settings import TraceSettings
+from coseek.traces.records import TraceSettings
 
 LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
 HOSTILE = (

@@ -17,7 +17,7 @@ from coseek.pipelines.audit import audit_run
 from coseek.traces.atif import atif_document
 from coseek.traces.exporting import export_run
 from coseek.traces.importing import import_traces
-from coseek.traces.settings import TraceSettings
+from coseek.traces.records import TraceSettings
 
 
 def _settings(**paths: str) -> TraceSettings:

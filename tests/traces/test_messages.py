@@ -33,7 +33,7 @@ from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
 from coseek.traces.found_passages import hits_by_query
 from coseek.traces.importing import import_traces
-from coseek.traces.settings import TraceSettings
+from coseek.traces.records import TraceSettings
 from coseek.training.rl.rows import export_rows
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import make_batch

@@ -18,9 +18,8 @@ from coseek.data.dataset import EVERY, QuestionFilter, draw
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.graders.context_budget import ContextBudget
 from coseek.graders.factory import open_generator, open_judge
-from coseek.graders.generator import Generator, GeneratorSettings
+from coseek.graders.generator import ContextBudget, Generator, GeneratorSettings
 from coseek.graders.grading import BATCH, Tell, answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim, Judge, JudgeSettings
 from coseek.hardware.device import AUTO

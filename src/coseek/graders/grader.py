@@ -7,7 +7,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.structured_output import CallCounts
 from coseek.models.text_model import TextModel
 
 P = TypeVar("P", bound=PromptFile)

@@ -15,11 +15,16 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.graders.call_counts import CallCounts
 from coseek.graders.grader import Grader
-from coseek.graders.listed_answer import Unreadable, after_mark
 from coseek.graders.relevance import PROMPTS
-from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
+from coseek.graders.structured_output import (
+    CallCounts,
+    OutputRequest,
+    ParsedOutput,
+    Unreadable,
+    after_mark,
+    ask_with_retry,
+)
 from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show, sliding_together

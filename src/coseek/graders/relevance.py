@@ -16,8 +16,15 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.graders.grader import Grader, ModelGrader
-from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
-from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
+from coseek.graders.structured_output import (
+    Form,
+    OutputRequest,
+    ParsedOutput,
+    Unreadable,
+    after_mark,
+    ask_with_retry,
+    read_scores,
+)
 from coseek.retrieval.llm import neutralise_numbers
 
 PROMPTS = Path(__file__).parent / "prompts"

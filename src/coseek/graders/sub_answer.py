@@ -16,9 +16,8 @@ from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_
 from coseek.core.record import Record
 from coseek.data.trajectory import PROMPT, Author, Trajectory
 from coseek.graders.grader import ModelGrader
-from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
 from coseek.graders.relevance import PROMPTS
-from coseek.graders.structured_output import OutputRequest, ask_with_retry
+from coseek.graders.structured_output import OutputRequest, Unreadable, after_mark, ask_with_retry, read_lines
 from coseek.retrieval.llm import neutralise_numbers
 
 _UNSURE = ("not sure ", "unsure ", "not certain ")

@@ -18,7 +18,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
-from coseek.graders.call_counts import FAULT
+from coseek.graders.structured_output import FAULT
 from coseek.labels.resources import LabelResources
 from coseek.labels.score_cache import Score, ScoreCache
 from coseek.models.model import ServedModel

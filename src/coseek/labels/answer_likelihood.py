@@ -20,9 +20,8 @@ from coseek.core.record import Record
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.graders.call_counts import FAULT
-from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import (
+    ContextBudget,
     GeneratorContext,
     GeneratorPrompt,
     GeneratorSettings,
@@ -30,6 +29,7 @@ from coseek.graders.generator import (
     context_of,
     load_generator_prompt,
 )
+from coseek.graders.structured_output import FAULT
 from coseek.labels.candidates import find_candidates
 from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled

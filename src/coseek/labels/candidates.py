@@ -7,7 +7,7 @@ from typing import TypeAlias
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit, Passage
-from coseek.graders.call_counts import FAULT, CallCounts
+from coseek.graders.structured_output import FAULT, CallCounts
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever

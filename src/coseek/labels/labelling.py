@@ -17,7 +17,7 @@ from coseek.core.files import JsonObject
 from coseek.core.record import Record
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run, RunRows
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.structured_output import CallCounts
 from coseek.labels.label_folder import LabelFolder, LineFile, absorb_lines
 from coseek.labels.label_set import trajectory_digest
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker

@@ -18,10 +18,10 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import make_settings
 from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Corpus, Hit
-from coseek.graders.call_counts import CallCounts
 from coseek.graders.factory import open_frozen_model, open_judge
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Judge, JudgeSettings
+from coseek.graders.structured_output import CallCounts
 from coseek.hardware.placement import Placement
 from coseek.labels.candidates import Candidates, find_candidates
 from coseek.labels.score_cache import E, ScoreCache

@@ -18,7 +18,7 @@ from shlex import quote
 from typing import Literal, TypeAlias, cast
 
 from coseek.core.errors import CoseekError, DataError, closest
-from coseek.core.files import WRONG_SHAPE, Json, JsonObject, read_json, read_json_object
+from coseek.core.files import WRONG_SHAPE, JsonObject, read_json, read_json_object
 from coseek.core.strict_json import parse_lenient
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -91,43 +91,17 @@ def _check_config(folder: Path) -> None:
             read_json_object(folder / name, foreign=True)
 
 
-def check_tensors(path: Path) -> None:
-    """Raise `DataError` for a safetensors file that is not whole: 8 bytes with the length of the header, the header
-    (JSON, with the place of each tensor), the tensors."""
-    size = path.stat().st_size
-    tensors, begin = _header(path)
-    try:
-        ends = [_end_of(tensor) for tensor in tensors.values()]
-    except WRONG_SHAPE as error:
-        raise _no_safetensors(path, error) from None
-    if (there := size - begin) != (named := max(ends, default=0)):
-        raise DataError(f"{path} has {there:,} bytes of tensors and names {named:,}; fetch or save it again")
-
-
 def tensor_types(path: Path) -> dict[str, str]:
     """The number type of each tensor of a safetensors file: `F32`, `BF16`, `I8`, … Raises `DataError`."""
-    tensors, _ = _header(path)
-    return {name: str(tensor.get("dtype")) for name, tensor in tensors.items() if isinstance(tensor, dict)}
-
-
-def _header(path: Path) -> tuple[JsonObject, int]:
-    """The tensors that a safetensors file names, and where their bytes begin."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         head = file.read(length) if length <= min(_LONGEST_HEAD, path.stat().st_size - 8) else b""
     try:
         tensors = cast(JsonObject, parse_lenient(head.decode("utf-8")))
-        return {name: tensor for name, tensor in tensors.items() if name != "__metadata__"}, 8 + length
+        tensors.pop("__metadata__", None)
+        return {name: str(tensor.get("dtype")) for name, tensor in tensors.items() if isinstance(tensor, dict)}
     except WRONG_SHAPE as error:
-        raise _no_safetensors(path, error) from None
-
-
-def _no_safetensors(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is not a safetensors file ({first_line(error)}); fetch or save it again")
-
-
-def _end_of(tensor: Json) -> int:
-    return int(cast(list[int], cast(JsonObject, tensor)["data_offsets"])[1])
+        raise DataError(f"{path} is not a safetensors file ({first_line(error)}); fetch or save it again") from None
 
 
 def first_line(error: BaseException) -> str:

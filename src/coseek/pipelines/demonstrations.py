@@ -32,8 +32,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
-from coseek.graders.context_budget import ContextBudget
-from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
+from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer

@@ -22,8 +22,7 @@ from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.imports._sources import files_of
 from coseek.data.run import Run
 from coseek.traces.conversation import ConversationReader
-from coseek.traces.records import KINDS, RecordFault, RecordReader
-from coseek.traces.settings import TraceSettings
+from coseek.traces.records import KINDS, RecordFault, RecordReader, TraceSettings
 
 REPORT = "source.json"
 """What came of the files, in the run's folder."""

@@ -20,8 +20,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.plugins import is_plugin_path
 from coseek.core.text import counted
-from coseek.retrieval.index import IndexCard, build_index, index_module, verify_index
-from coseek.retrieval.index_update import update_index
+from coseek.retrieval.index import IndexCard, build_index, index_module, update_index, verify_index
 from coseek.retrieval.retrievers.dense import Dense
 
 GROUP = "Data and indexes"

@@ -27,8 +27,7 @@ from coseek.core.prompt_file import one_line
 from coseek.data.dataset import Dataset
 from coseek.data.digests import Identities
 from coseek.data.passage import Corpus
-from coseek.graders.context_budget import ContextBudget
-from coseek.graders.generator import Generator
+from coseek.graders.generator import ContextBudget, Generator
 from coseek.lab.pipelines.reader import ReaderTraining
 from coseek.lab.pipelines.reader_recipes import BaseRecipe
 from coseek.lab.synthesis.synthesis import synthesize

@@ -15,9 +15,14 @@ from coseek.core.files import Json
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Corpus, Passage
-from coseek.graders.call_counts import CallCounts
-from coseek.graders.listed_answer import Unreadable
-from coseek.graders.structured_output import RETRIES, OutputRequest, ParsedOutput, ask_with_retry
+from coseek.graders.structured_output import (
+    RETRIES,
+    CallCounts,
+    OutputRequest,
+    ParsedOutput,
+    Unreadable,
+    ask_with_retry,
+)
 from coseek.lab.synthesis.passage_groups import PassageGroup
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel

@@ -32,11 +32,11 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Trajectory
-from coseek.graders.call_counts import FAULT
 from coseek.graders.factory import oracle
 from coseek.graders.grading import BATCH
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.ranker import GoldRanker, ModelRanker, Ranker, load_rank_prompt
+from coseek.graders.structured_output import FAULT
 from coseek.labels.candidates import not_equal_to
 from coseek.labels.label_folder import TextStore
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet

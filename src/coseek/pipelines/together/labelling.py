@@ -19,8 +19,8 @@ from coseek.core.settings import dump_settings
 from coseek.data.dataset import draw
 from coseek.data.question import Question, save_questions
 from coseek.data.run import RowKey, Run
-from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
+from coseek.graders.structured_output import FAULT, CallCounts
 from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder, absorb_lines
 from coseek.labels.labelling import check_distinct, digests_of, label_turns, summary, unlabelled

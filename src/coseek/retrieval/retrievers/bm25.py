@@ -26,8 +26,18 @@ from coseek.core.settings import Settings
 from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, language_of, stemmer, units, words
-from coseek.retrieval.lexical.postings import Ints, Postings, Rows32, Sums
-from coseek.retrieval.lexical.word_counts import ChunkCounts, Times, WordCounts, blocks_of, count_words, joined_counts
+from coseek.retrieval.lexical.postings import (
+    ChunkCounts,
+    Ints,
+    Postings,
+    Rows32,
+    Sums,
+    Times,
+    WordCounts,
+    blocks_of,
+    count_words,
+    joined_counts,
+)
 from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import Scores, top_rows
 from coseek.retrieval.views import View, find_view, render_view

@@ -10,8 +10,8 @@ from pydantic import Field
 from coseek.core.cluster import connect
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
+from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.vectors.corpus_encoding import (
     begin,
     encode_changed,

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
+from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
-from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.vectors.corpus_encoding import encode_changed, encode_corpus, open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
