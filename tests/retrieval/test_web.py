@@ -244,7 +244,7 @@ def test_pages_on_this_machine_are_not_read_unless_one_says_so(site: Site) -> No
         ("/loop", "too many redirects"),
         ("/to-file", "address refused"),
         ("/to-user", "address refused"),
-        ("/to-nonsense", "address refused"),
+        ("/to-nonsense", "not reached"),
         ("/shell.html", "no text"),
     ],
 )

@@ -1,23 +1,13 @@
-"""Strict YAML: plain values of bounded size. No tags of programs, repeated keys, anchors inside themselves, bombs of
-aliases, numbers beyond 128 bits or deep nesting."""
+"""Strict YAML: plain values. No tags of programs, and no repeated keys."""
 
 import datetime
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import lru_cache
 
 import yaml
-from yaml.composer import ComposerError
 from yaml.reader import ReaderError
 
-from coseek.core.strict_json import DEEPEST
-
-MOST_CHARACTERS = 1 << 20
-"""Of one text. PyYAML reads some tens of thousands a second."""
-MOST_NODES = 200_000
-"""Values of one text, those behind an alias counted each time."""
-_LARGEST = 2**128
-_PLAIN = (bool, int, float, str, datetime.date, type(None))
+_PLAIN = (bool, int, float, str, datetime.date, type(None), list, dict)
 
 
 class Replace(dict[str, object]):
@@ -44,15 +34,8 @@ def parse_yaml(text: str, foreign: bool = False) -> object:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str, foreign: bool) -> object:
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidYaml(f"it has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read")
     try:
-        loader = (_ForeignLoader if foreign else _Loader)(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _Check().count(node)
-        value: object = loader.construct_document(node)
+        value: object = (_ForeignLoader if foreign else _Loader)(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise InvalidYaml(
@@ -63,31 +46,30 @@ def _parsed(text: str, foreign: bool) -> object:
         raise InvalidYaml(f"not valid YAML (the character {chr(error.character)!r} is not allowed)", line) from None
     except yaml.YAMLError as error:
         raise InvalidYaml(f"not valid YAML ({str(error).splitlines()[0]})") from None
+    except RecursionError:
+        raise InvalidYaml("it is nested too deeply") from None
     return value
 
 
 class _Loader(yaml.SafeLoader):
-    """Makes every fault of a value one with a line, and refuses deep nesting before it is Python's own depth."""
+    """Makes every fault of a value one with a line, and refuses repeated keys."""
 
-    _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self._depth += 1
-        if self._depth > DEEPEST:
-            mark = self.get_mark()  # of the reader, which is some characters further on
-            raise ComposerError(None, None, f"nested more than {DEEPEST} deep", mark)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[object, object]:
+        met: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in met:
+                    raise _fault(f"{_shown(key)} stands twice", key)
+                met.add((key.tag, key.value))
+        mapping: dict[object, object] = super().construct_mapping(node, deep)
+        return mapping
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value: object = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # a date that is none, `!!int x` …
             raise _fault(f"{_shown(node)} is not what it looks like; put it in quotes", node) from None
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            raise _fault(f"{_shown(node)} has more than 128 bits; put it in quotes", node)
-        if not isinstance(value, (*_PLAIN, list, dict)):
+        if not isinstance(value, _PLAIN):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
         return value
 
@@ -111,42 +93,6 @@ class _ForeignLoader(_Loader):
             if isinstance(node, yaml.ScalarNode):
                 return node.value
             raise
-
-
-class _Check:
-    """Counts the values of a text before any of them is made, and refuses repeated keys."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, int] = {}
-        self._open: set[int] = set()
-
-    def count(self, node: yaml.Node) -> int:
-        """Values of a node and below, aliases in full."""
-        if (known := self._sizes.get(id(node))) is not None:
-            return known
-        if id(node) in self._open:
-            raise _fault("an anchor that holds itself", node)
-        self._open.add(id(node))
-        size = 1 + sum(self.count(each) for each in self._parts(node))
-        if size > MOST_NODES:
-            raise _fault(f"more than {MOST_NODES:,} values, aliases in full", node)
-        self._open.discard(id(node))
-        self._sizes[id(node)] = size
-        return size
-
-    @staticmethod
-    def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
-        if isinstance(node, yaml.SequenceNode):
-            yield from node.value
-        elif isinstance(node, yaml.MappingNode):
-            met: set[tuple[str, str]] = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    if (key.tag, key.value) in met:
-                        raise _fault(f"{_shown(key)} stands twice", key)
-                    met.add((key.tag, key.value))
-                yield key
-                yield value
 
 
 def _fault(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:

@@ -1,13 +1,11 @@
 """Pages of the web: fetched from public addresses within limits, their text extracted and split into passages."""
 
+import asyncio
 import ipaddress
 import socket
 import ssl
-import time
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urljoin
 
 from pydantic import Field
@@ -17,16 +15,10 @@ from coseek.core.settings import Settings
 from coseek.core.text import WORD, decode
 
 if TYPE_CHECKING:
-    import ssl
+    import httpx
 
-    from httpcore import ConnectionPool, NetworkBackend, NetworkStream, Response
-
-
-# Public connections: HTTP connections to public addresses only, each with one deadline for all its operations.
-#
-# A page's URL comes from a provider or a redirect. An attacker could make it point at `http://127.0.0.1/…` or at the
-# metadata service of a cloud. The deadline is needed because the transport's timeouts apply per read, so that a server
-# sending one byte per second would never time out.
+# Public addresses. A page's URL comes from a provider or a redirect. An attacker could make it point at
+# `http://127.0.0.1/…` or at the metadata service of a cloud.
 
 IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -61,81 +53,6 @@ def is_public(address: IpAddress) -> bool:
         if address.ipv4_mapped is not None or address in _NAT64:
             return True  # the embedded address is public
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """A point in time after which operations fail."""
-
-    end: float
-    """On the clock `time.monotonic`."""
-
-    def left_s(self) -> float:
-        """The remaining seconds. Raises `httpcore.ReadTimeout` after the deadline."""
-        from httpcore import ReadTimeout
-
-        left = self.end - time.monotonic()
-        if left <= 0:
-            raise ReadTimeout("the deadline has passed")
-        return left
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """An `httpcore.NetworkStream` whose operations all use the deadline."""
-
-    stream: "NetworkStream"
-    deadline: Deadline
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self.stream.read(max_bytes, self.deadline.left_s())
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self.stream.write(buffer, self.deadline.left_s())
-
-    def close(self) -> None:
-        self.stream.close()
-
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> "NetworkStream":
-        stream = self.stream.start_tls(ssl_context, server_hostname, self.deadline.left_s())
-        return cast("NetworkStream", _Stream(stream, self.deadline))
-
-    def get_extra_info(self, info: str) -> object:
-        return self.stream.get_extra_info(info)
-
-
-@dataclass(frozen=True)
-class _Backend:
-    """An `httpcore.NetworkBackend` that resolves a host once, checks all its addresses, and connects to a checked one.
-    TLS still verifies the certificate against the host's name."""
-
-    backend: "NetworkBackend"
-    deadline: Deadline
-    allow_private: bool
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[tuple[int, int, int]] | None = None,
-    ) -> "NetworkStream":
-        address = public_address(host, port, self.allow_private)
-        stream = self.backend.connect_tcp(address, port, self.deadline.left_s(), local_address, socket_options)
-        return cast("NetworkStream", _Stream(stream, self.deadline))
-
-
-def guarded_pool(deadline: Deadline, allow_private: bool, ssl_context: ssl.SSLContext) -> "ConnectionPool":
-    """A pool for one page and its redirects. It uses no proxy, which would resolve names without the check."""
-    from httpcore import ConnectionPool, SyncBackend
-
-    backend = _Backend(SyncBackend(), deadline, allow_private)
-    return ConnectionPool(
-        ssl_context=ssl_context, max_keepalive_connections=0, network_backend=cast("NetworkBackend", backend)
-    )
 
 
 # Fetch: downloads the bytes of a page within limits. A failure is a `PageFault`.
@@ -176,10 +93,10 @@ class FetchedPage:
     content_type: str
 
 
-def _ssl_context() -> "ssl.SSLContext":
-    import httpcore
+def _ssl_context() -> ssl.SSLContext:
+    import httpx
 
-    return httpcore.default_ssl_context()
+    return httpx.create_ssl_context()
 
 
 @dataclass(frozen=True)
@@ -187,63 +104,68 @@ class Fetcher:
     """Fetches pages. Thread-safe."""
 
     limits: PageLimits
-    ssl_context: "ssl.SSLContext" = field(default_factory=_ssl_context, repr=False)
+    ssl_context: ssl.SSLContext = field(default_factory=_ssl_context, repr=False)
 
     def fetch(self, url: str) -> FetchedPage:
         """Fetch the page at a URL, following redirects."""
-        import httpcore
         import httpx
 
-        deadline = Deadline(time.monotonic() + self.limits.timeout_s)
         try:
-            with guarded_pool(deadline, self.limits.allow_private, self.ssl_context) as pool:
-                for _ in range(self.limits.redirects + 1):
-                    got = self._get(pool, url)
-                    if isinstance(got, FetchedPage):
-                        return got
-                    url = urljoin(url, got)
-        except httpcore.TimeoutException:
+            return asyncio.run(self._followed(url))
+        except TimeoutError:
             raise PageFault("too slow") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
-            raise PageFault("not reached") from None
         # RefusedAddress and UnicodeError are ValueErrors, as are urljoin's errors.
-        except (ValueError, httpx.InvalidURL, httpcore.UnsupportedProtocol):
+        except (ValueError, httpx.InvalidURL, httpx.UnsupportedProtocol):
             raise PageFault("address refused") from None
+        except httpx.DecodingError:
+            raise PageFault("packed badly") from None
+        except (httpx.TransportError, OSError):
+            raise PageFault("not reached") from None
+
+    async def _followed(self, url: str) -> FetchedPage:
+        import httpx
+
+        # One deadline: timeouts of single reads would never end a server that sends one byte a second. No proxy, which
+        # would resolve names without the check.
+        async with (
+            asyncio.timeout(self.limits.timeout_s),
+            httpx.AsyncClient(verify=self.ssl_context, trust_env=False, headers=_HEADERS, timeout=None) as client,
+        ):
+            for _ in range(self.limits.redirects + 1):
+                got = await self._get(client, httpx.URL(url))
+                if isinstance(got, FetchedPage):
+                    return got
+                url = urljoin(url, got)
         raise PageFault("too many redirects")
 
-    def _get(self, pool: "ConnectionPool", url: str) -> FetchedPage | str:
+    async def _get(self, client: "httpx.AsyncClient", url: "httpx.URL") -> FetchedPage | str:
         """Send one request. Returns the page, or the target of a redirect."""
-        import httpx  # parses internationalised URLs, unlike httpcore
-
-        parts = httpx.URL(url)
-        if parts.scheme not in ("http", "https") or parts.userinfo or not parts.host:
+        if url.scheme not in ("http", "https") or url.userinfo or not url.host:
             raise RefusedAddress("only pages of http and https, without a user name")
-        with pool.stream("GET", str(parts.copy_with(fragment=None)), headers=list(_HEADERS.items())) as response:
-            headers = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-            if response.status in (301, 302, 303, 307, 308) and "location" in headers:
-                return headers["location"]
-            if not 200 <= response.status < 300:
-                raise PageFault(f"status {response.status}")
-            kind = headers.get("content-type", "text/html")
+        port = url.port or (443 if url.scheme == "https" else 80)
+        address = await asyncio.to_thread(public_address, url.host, port, self.limits.allow_private)
+        # Connects to the checked address; a certificate is verified against the host's name.
+        async with client.stream(
+            "GET",
+            url.copy_with(host=address, fragment=None),
+            headers={"Host": url.netloc.decode("ascii")},
+            extensions={"sni_hostname": url.raw_host.decode("ascii")},
+        ) as response:
+            if response.status_code in (301, 302, 303, 307, 308) and "location" in response.headers:
+                return response.headers["location"]
+            if not response.is_success:
+                raise PageFault(f"status {response.status_code}")
+            kind = response.headers.get("content-type", "text/html")
             if kind.partition(";")[0].strip().lower() not in KINDS:
                 raise PageFault("not a text")
-            return FetchedPage(url, self._body(response, headers.get("content-encoding", "identity")), kind)
-
-    def _body(self, response: "Response", packing: str) -> bytes:
-        """The body, decompressed with a limit, since a few bytes can decompress to gigabytes."""
-        if packing.strip().lower() not in ("identity", "gzip", "x-gzip"):
-            raise PageFault("packed unknown")
-        packed = packing.strip().lower() != "identity"
-        unpacker = zlib.decompressobj(wbits=31)
-        body = bytearray()
-        for chunk in response.iter_stream():
-            try:
-                body += unpacker.decompress(chunk, self.limits.max_bytes + 1) if packed else chunk
-            except zlib.error:
-                raise PageFault("packed badly") from None
-            if len(body) > self.limits.max_bytes:
-                raise PageFault("too long")
-        return bytes(body)
+            if response.headers.get("content-encoding", "identity").strip().lower() not in ("identity", "gzip"):
+                raise PageFault("packed unknown")
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > self.limits.max_bytes:
+                    raise PageFault("too long")
+            return FetchedPage(str(url), bytes(body), kind)
 
 
 # Pages: extracts the text of web pages and splits it into passages.
