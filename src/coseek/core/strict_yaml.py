@@ -3,6 +3,7 @@
 import datetime
 from copy import deepcopy
 from functools import lru_cache
+from typing import cast
 
 import yaml
 from yaml.reader import ReaderError
@@ -61,7 +62,7 @@ class _Loader(yaml.SafeLoader):
                 if (key.tag, key.value) in met:
                     raise _fault(f"{_shown(key)} stands twice", key)
                 met.add((key.tag, key.value))
-        mapping: dict[object, object] = super().construct_mapping(node, deep)
+        mapping: dict[object, object] = super().construct_mapping(cast(yaml.MappingNode, node), deep)
         return mapping
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
