@@ -49,8 +49,8 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import sample_step
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.update import update_weights
+from coseek.training.tracker import Timer
 from coseek.training.trainer.data_order import QuestionStream
-from coseek.training.trainer.metrics import Timer
 from coseek.training.trainer.policy import Policy
 
 RECIPE = "search-r1-grpo"

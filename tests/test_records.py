@@ -25,9 +25,9 @@ from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Tr
 from coseek.graders.relevance import Rating
 from coseek.graders.sub_answer import SubAnswers
 from coseek.labels.answer_likelihood import AnswerLikelihoods
+from coseek.labels.label_folder import Score
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.oracle_retriever import OracleRanking
-from coseek.labels.score_cache import Score
 from coseek.retrieval.query import ContextFields, PastTurn, Query
 from coseek.training.encoder.evaluation import EvaluationResult
 from coseek.training.rl.rows import TrainingRow

@@ -15,12 +15,11 @@ from coseek.data.trajectory import Trajectory
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels.answer_correctness import Correctness, PositiveChoice, TurnCorrectness
-from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder, Score
 from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.maker import LabelMaker
 from coseek.labels.makers import agentic_r
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.labels.score_cache import Score
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike

@@ -9,7 +9,7 @@ from tests.labels.small import continued, parts
 from coseek.agents.drivers import Agent
 from coseek.agents.protocol import load_protocol
 from coseek.agents.search_turns import search_turns
-from coseek.labels.score_cache import Score
+from coseek.labels.label_folder import Score
 
 ADA = "<plan>a</plan><search><query>Ada</query></search>"
 ADA_AND_A_FAULT = "<plan>a</plan><search><query>Ada</query><query>a bad one</query></search>"

@@ -12,8 +12,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.settings import Settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
-from coseek.labels.candidates import label_sets, pick_negatives
-from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet, label_sets, pick_negatives
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.makers import agentic_r, dr_synth, gold, llm_embedder, replug, scarlet
 from coseek.labels.makers.gold import GoldSettings, unseen

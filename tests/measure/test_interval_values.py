@@ -5,7 +5,7 @@ import pytest
 
 from coseek.core.errors import UnknownName
 from coseek.data.answers import cover_match, f1
-from coseek.measure.intervals import Interval, holm, macro_mean, mcnemar, paired_difference
+from coseek.measure.intervals import Interval, holm, macro_mean, mcnemar
 from coseek.measure.rankings import Metric, grades
 
 
@@ -25,14 +25,6 @@ def rng() -> np.random.Generator:
 )
 def test_an_interval_reads_as_its_numbers(interval: Interval, text: str) -> None:
     assert str(interval) == text
-
-
-def test_a_difference_has_the_interval_of_its_level() -> None:
-    a, b = {str(n): 0.0 for n in range(200)}, {str(n): n / 199 for n in range(200)}
-    wide, narrow = paired_difference(a, b, rng()), paired_difference(a, b, rng(), level=0.5)
-    assert wide is not None and narrow is not None
-    assert wide.difference.low is not None and narrow.difference.low is not None
-    assert wide.difference.low < narrow.difference.low < narrow.difference.mean
 
 
 def test_a_macro_mean_weighs_sets_alike_and_counts_all_values() -> None:

@@ -62,11 +62,6 @@ def test_a_value_that_was_not_measured_is_refused(bad: float) -> None:
         bootstrap_mean([0.0, bad], rng())
 
 
-def test_an_impossible_level_is_refused() -> None:
-    with pytest.raises(ValueError, match="95"):
-        bootstrap_mean([0.0, 1.0], rng(), level=95)
-
-
 def test_a_difference_is_taken_on_shared_questions_and_the_others_are_counted() -> None:
     a = {"q1": 0.0, "q2": 1.0, "q3": 0.0}
     b = {"q2": 1.0, "q3": 1.0, "q4": 0.0, "q5": 1.0}

@@ -13,7 +13,7 @@ from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject
 from coseek.data.passage import Passage
 from coseek.measure.intervals import Interval
-from coseek.measure.plots import BarSeries, Mark, Series, Svg, bar_plot, line_plot, series_of, smoothed
+from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.report import (
     FilesSection,
     PlotSection,
@@ -66,7 +66,7 @@ class Page(HTMLParser):
 
 def plots(name: str = "EM") -> Iterator[Svg]:
     line = Series(name, (0, 1, 2), (0.1, 0.4, 0.6), (0.0, 0.3, 0.5), (0.2, 0.5, 0.7), markers=True)
-    yield line_plot([line], "step", name, [Mark(1, name)])
+    yield line_plot([line], "step", name)
     some = Interval(0.5, 0.4, 0.6, 10)
     yield bar_plot(
         ["1 hop", name], [BarSeries("before", (some, None)), BarSeries(name, (some, Interval(1, None, None, 1)))], "EM"

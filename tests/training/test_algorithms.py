@@ -34,9 +34,9 @@ from coseek.training.rl.experience import make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import leave_one_out, rewards_to_come
 from coseek.training.rl.settings import OverlongSettings, RlSettings
+from coseek.training.tracker import Timer
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.logprobs import entropies, logprobs_and_entropy, target_logprobs
-from coseek.training.trainer.metrics import Timer
 from coseek.training.trainer.policy import Policy
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)

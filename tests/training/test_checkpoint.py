@@ -51,17 +51,13 @@ SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
 @pytest.mark.parametrize("name", [SHARD, "run.pt"])
-@pytest.mark.parametrize("harm", ["cut", "flip", "gone", "no manifest"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "no manifest"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str, name: str) -> None:
     save_checkpoint(tmp_path, state(1))
     newest = save_checkpoint(tmp_path, state(2))
     file = newest / name
-    data = bytearray(file.read_bytes())
     if harm == "cut":
-        file.write_bytes(data[:-9])
-    elif harm == "flip":
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
+        file.write_bytes(file.read_bytes()[:-9])
     elif harm == "gone":
         file.unlink()
     else:
@@ -77,7 +73,7 @@ def test_when_no_checkpoint_is_whole_that_is_said(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_an_earlier_version_is_named_and_left_alone(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, state(1))
-    (path / "manifest.json").write_text('{"schema": 1, "step": 1, "sha256": ""}')
+    (path / "manifest.json").write_text('{"schema": 2, "step": 1, "sha256": {}}')
     with pytest.raises(
         RunError, match=r"step-000001 was written by an earlier version .* start again in another folder"
     ):

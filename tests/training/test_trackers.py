@@ -25,8 +25,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.run_record import bound
 from coseek.training import tracker as tracker_module
-from coseek.training.tracker import ADAPTERS, find_tracker, tracked
-from coseek.training.trainer.metrics import MetricsLog
+from coseek.training.tracker import ADAPTERS, MetricsLog, find_tracker, tracked
 
 OWN = '''
 """Appends every row to a file of the store; fails where a file `down` lies beside it."""

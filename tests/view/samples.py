@@ -17,9 +17,8 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.token_data import FILE, TokenData, Values
 from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Trajectory
-from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder, Score
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
-from coseek.labels.score_cache import Score
 from coseek.retrieval.query import Query
 
 _PAYLOADS = (

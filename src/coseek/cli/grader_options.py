@@ -205,13 +205,11 @@ def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Questi
             files = sorted(path.glob("questions.*.jsonl"))
             path = path / f"questions.{split}.jsonl" if split else files[0] if len(files) == 1 else None
         if path is not None and path.is_file():
-            found += _asked(load_questions(path), count if isinstance(count, int) else None, run.settings)
+            asked, seed = run.settings.get("select"), run.settings.get("seed")
+            drawn = make_settings(QuestionFilter, asked if isinstance(asked, dict) else {})
+            found += draw(
+                drawn.apply(load_questions(path)),
+                count if isinstance(count, int) else None,
+                seed if isinstance(seed, int) else 0,
+            )
     return found if select == EVERY else select.apply(found)
-
-
-def _asked(questions: list[Question], count: int | None, settings: JsonObject) -> list[Question]:
-    """What a run asked of a file's questions; runs of older versions asked the first `count`."""
-    select, seed = settings.get("select"), settings.get("seed")
-    if not isinstance(select, dict):
-        return questions[:count]
-    return draw(make_settings(QuestionFilter, select).apply(questions), count, seed if isinstance(seed, int) else 0)

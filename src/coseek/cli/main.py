@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.addHandler(StderrHandler())
     sys.excepthook = show_traceback
     try:
-        with sigterm_as_stop(), no_stop_lost():
+        with sigterm_as_stop():
             code = dispatch(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()  # here, where a closed pipe is handled
             return code
@@ -120,29 +120,6 @@ def sigterm_as_stop() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def no_stop_lost() -> Iterator[None]:
-    """Stop again where a finaliser, or a library's callback in another language, swallows the exception in the block:
-    Python would only print it."""
-    shown, waiting = sys.unraisablehook, list[threading.Timer]()
-
-    def again(found: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(found.exc_value, KeyboardInterrupt):
-            shown(found)
-            return
-        sign = signal.SIGTERM if isinstance(found.exc_value, Terminated) else signal.SIGINT
-        waiting.append(threading.Timer(0.02, os.kill, (os.getpid(), sign)))  # at once, it would end this hook alone
-        waiting[-1].start()
-
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = shown
-        for timer in waiting:
-            timer.cancel()
 
 
 def complain(error: CoseekError, code: int) -> int:

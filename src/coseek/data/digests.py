@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import SUMS, Json, JsonObject, atomic_write, read_lines
+from coseek.core.files import SUMS, Json, atomic_write, read_lines
 from coseek.core.fingerprint import file_digest
 from coseek.data.question import Question
-
-OLD_SEAL = "seal"
-"""Key in `run.yaml` and `labels.yaml` of folders that an earlier version closed. Its digests are not checked."""
 
 
 def write_digests(folder: Path, paths: Iterable[Path]) -> None:
@@ -33,11 +30,6 @@ def write_digests(folder: Path, paths: Iterable[Path]) -> None:
 def remove_digests(folder: Path) -> None:
     """Open a folder again."""
     (folder / SUMS).unlink(missing_ok=True)
-
-
-def is_closed(folder: Path, record: JsonObject) -> bool:
-    """Whether a folder with this record was written to its end, by this version or an earlier one."""
-    return (folder / SUMS).exists() or OLD_SEAL in record
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import IO, BinaryIO, TypeAlias, cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import (
+    SUMS,
     JsonObject,
     as_path,
     atomic_write,
@@ -37,11 +38,9 @@ from coseek.core.settings import check_same_settings
 from coseek.core.strict_json import is_json
 from coseek.data.digests import (
     KEY,
-    OLD_SEAL,
     Identities,
     changed_parts,
     check_identities,
-    is_closed,
     remove_digests,
     replacing,
     write_digests,
@@ -141,7 +140,7 @@ class Run:
     @property
     def is_closed(self) -> bool:
         """Whether all that was begun was written to its end."""
-        return is_closed(self.folder, self.record)
+        return (self.folder / SUMS).exists()
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -220,7 +219,7 @@ class Run:
             drop_partial_line(path)
             faults = sum(lost for _, lost in _rows(path))
             if faults:
-                self._reopen()
+                remove_digests(self.folder)
                 write_jsonl(path, (row for row, lost in _rows(path) if not lost))
             return faults
 
@@ -241,7 +240,7 @@ class Run:
             if repeat_faults:
                 self.drop_faults()
             drop_partial_line(self.trajectories_path)
-            self._reopen()
+            remove_digests(self.folder)
             with self.trajectories_path.open("a", encoding="utf-8") as file:
                 yield file
             if order is not None:
@@ -252,13 +251,6 @@ class Run:
     def append(file: IO[str], trajectory: Trajectory) -> None:
         file.write(json_line(trajectory.to_json()))
         file.flush()
-
-    def _reopen(self) -> None:
-        """Remove what says that the run is closed."""
-        remove_digests(self.folder)
-        record = self.record
-        if record.pop(OLD_SEAL, None) is not None:
-            _write_record(self.folder, record)
 
 
 @dataclass(frozen=True, slots=True)

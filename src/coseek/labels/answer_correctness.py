@@ -19,8 +19,8 @@ from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.graders.structured_output import FAULT
+from coseek.labels.label_folder import Score, ScoreCache
 from coseek.labels.resources import LabelResources
-from coseek.labels.score_cache import Score, ScoreCache
 from coseek.models.model import ServedModel
 
 # Positives: selects the positives of search turns with as few continuations of the agent as possible.

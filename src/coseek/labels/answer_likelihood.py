@@ -30,11 +30,10 @@ from coseek.graders.generator import (
     load_generator_prompt,
 )
 from coseek.graders.structured_output import FAULT
-from coseek.labels.candidates import find_candidates
-from coseek.labels.label_set import Candidate, DroppedTurn
+from coseek.labels.label_folder import ScoreCache
+from coseek.labels.label_set import Candidate, DroppedTurn, find_candidates
 from coseek.labels.maker import Labelled
 from coseek.labels.resources import LabelResources
-from coseek.labels.score_cache import ScoreCache
 from coseek.retrieval.query import Query
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from coseek.graders.relevance import (
     load_relevance_prompt,
 )
 from coseek.graders.sub_answer import SubAnswerModel, SubAnswers, load_sub_answer_prompt
+from coseek.labels.label_folder import ScoreCache
 from coseek.labels.resources import GOLD, ORACLE, LabelResources
-from coseek.labels.score_cache import ScoreCache
 
 LR = "lr"
 UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"

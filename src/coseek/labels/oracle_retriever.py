@@ -21,10 +21,8 @@ from coseek.core.record import Record
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.graders.ranker import ModelRanker, RankedOrder, Ranker, RankingRequest
-from coseek.labels.candidates import RETRIEVER
-from coseek.labels.label_folder import TextStore
-from coseek.labels.label_set import Candidate
-from coseek.labels.score_cache import ScoreCache
+from coseek.labels.label_folder import ScoreCache, TextStore
+from coseek.labels.label_set import RETRIEVER, Candidate
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 

@@ -23,8 +23,8 @@ from coseek.graders.grading import BATCH
 from coseek.graders.judge import Judge, JudgeSettings
 from coseek.graders.structured_output import CallCounts
 from coseek.hardware.placement import Placement
-from coseek.labels.candidates import Candidates, find_candidates
-from coseek.labels.score_cache import E, ScoreCache
+from coseek.labels.label_folder import E, ScoreCache
+from coseek.labels.label_set import Candidates, find_candidates
 from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings, open_likelihood
 from coseek.models.model import ServedModel
 from coseek.models.text_model import TextModel, TextModelSettings, named_server

@@ -13,8 +13,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Search, met_passages
-from coseek.labels.candidates import Candidates, label_sets, not_equal_to
-from coseek.labels.label_set import Candidate, DroppedTurn
+from coseek.labels.label_set import Candidate, Candidates, DroppedTurn, label_sets, not_equal_to
 from coseek.labels.maker import Labelled
 from coseek.labels.resources import LabelResources
 from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable

@@ -1,12 +1,11 @@
 """Corpus coverage: the questions whose gold passages or answers a corpus does not hold, which no retriever can reach.
 
-The corpus is read once, passage by passage; all answers are looked for together, in a trie over normalised words.
+The corpus is read once, passage by passage; all answers are looked for together, word by word.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from statistics import fmean
 
@@ -51,48 +50,24 @@ def is_decidable(words: Sequence[str]) -> bool:
     return bool(words) and not "".join(words).isdigit() and " ".join(words) not in CLOSED
 
 
-@dataclass(slots=True)
-class _Node:
-    """A word of the trie."""
-
-    after: dict[str, "_Node"] = field(default_factory=dict)
-    answers: list[tuple[str, ...]] = field(default_factory=list)
-    """Answers that end here: at most one."""
-
-
 class AnswerFinder:
     """Which of a set of answers occur in texts, as whole words."""
 
     def __init__(self, answers: Iterable[tuple[str, ...]]) -> None:
         self.found: set[tuple[str, ...]] = set()
-        self._root = _Node()
-        wanted = {answer for answer in answers if answer}
-        self._open = Counter(answer[0] for answer in wanted)
-        for answer in wanted:
-            node = self._root
-            for word in answer:
-                node = node.after.setdefault(word, _Node())
-            node.answers.append(answer)
+        self._wanted = {answer for answer in answers if answer}
+        self._lengths: dict[str, set[int]] = {}
+        """First word → the lengths of the answers that begin with it."""
+        for answer in self._wanted:
+            self._lengths.setdefault(answer[0], set()).add(len(answer))
 
     def read(self, text: str) -> None:
-        """Look for the answers in one text, in time linear in its words (times the longest answer)."""
+        """Look for the answers in one text."""
         words = answer_words(text)
-        first = self._root.after
         for start, word in enumerate(words):
-            node, at = first.get(word), start
-            while node is not None:
-                for answer in node.answers:
-                    self._add(answer)
-                at += 1
-                node = node.after.get(words[at]) if at < len(words) else None
-
-    def _add(self, answer: tuple[str, ...]) -> None:
-        if answer in self.found:
-            return
-        self.found.add(answer)
-        self._open[answer[0]] -= 1
-        if not self._open[answer[0]]:  # nothing else begins with this word, so it is not looked for any more
-            del self._root.after[answer[0]]
+            for length in self._lengths.get(word, ()):
+                if (answer := tuple(words[start : start + length])) in self._wanted:
+                    self.found.add(answer)
 
 
 @dataclass(frozen=True, slots=True)

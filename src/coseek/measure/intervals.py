@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 
 RESAMPLES = 10_000
 """Bootstrap resamples; the ends of a 95 % interval then vary with the seed by about 1 % of its width."""
+TAIL = (1 - 0.95) / 2
+"""Share of the resamples above a 95 % interval, and below it."""
 _CHUNK = 2_000_000
 """Maximum number of values drawn at once, which bounds memory."""
 
@@ -55,16 +57,12 @@ class Difference:
     """p-value of McNemar's exact test; `None` if a value is neither 0 nor 1."""
 
 
-def bootstrap_mean(
-    values: Sequence[float], rng: np.random.Generator, resamples: int = RESAMPLES, level: float = 0.95
-) -> Interval | None:
+def bootstrap_mean(values: Sequence[float], rng: np.random.Generator, resamples: int = RESAMPLES) -> Interval | None:
     """Mean and percentile-bootstrap interval; `None` for no values.
 
     n = 1 gives no interval. Equal values give an interval of width 0, which underestimates the uncertainty: 0 of 100
-    right is compatible with about 3 %. `level` lies in (0, 1).
+    right is compatible with about 3 %.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level is a share between 0 and 1, not {level!r}")
     data = np.asarray(values, dtype=np.float64)
     if not np.isfinite(data).all():
         raise ValueError("a mean needs finite values; leave out missing ones")
@@ -73,7 +71,7 @@ def bootstrap_mean(
     mean = float(data.mean())
     if data.size == 1:
         return Interval(mean, None, None, 1)
-    return _percentiles(mean, _resampled_means(data, rng, resamples), level, data.size)
+    return _percentiles(mean, _resampled_means(data, rng, resamples), data.size)
 
 
 def bootstrap_ratio(
@@ -81,7 +79,6 @@ def bootstrap_ratio(
     wholes: Sequence[float],
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
-    level: float = 0.95,
 ) -> Interval | None:
     """Σ parts / Σ wholes and its percentile-bootstrap interval over pairs; `None` where the wholes add up to 0.
 
@@ -102,11 +99,11 @@ def bootstrap_ratio(
     ], axis=1)  # fmt: skip
     sums = sums[:, sums.any(axis=0)]  # 0 / 0 says nothing
     there = sums[1] > 0
-    if (~there).sum() + 1 > (sums.shape[1] - 1) * (1 - level) / 2:
+    if (~there).sum() + 1 > (sums.shape[1] - 1) * TAIL:
         return Interval(ratio, None, None, count)
     finite = sums[0, there] / sums[1, there]
     # Infinite ratios lie above the upper end; where exactly does not move it.
-    return _percentiles(ratio, np.append(finite, np.full((~there).sum(), finite.max())), level, count)
+    return _percentiles(ratio, np.append(finite, np.full((~there).sum(), finite.max())), count)
 
 
 def paired_difference(
@@ -114,7 +111,6 @@ def paired_difference(
     b: Mapping[str, float],
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
-    level: float = 0.95,
 ) -> Difference | None:
     """B − A on common questions (keys), with a bootstrap interval and a paired test; `None` without common ones.
 
@@ -125,7 +121,7 @@ def paired_difference(
     if not shared:
         return None
     differences = np.array([b[key] - a[key] for key in shared], dtype=np.float64)
-    interval = bootstrap_mean(differences.tolist(), rng, resamples, level)
+    interval = bootstrap_mean(differences.tolist(), rng, resamples)
     assert interval is not None
     binary = all(value in (0.0, 1.0) for key in shared for value in (a[key], b[key]))
     return Difference(
@@ -168,7 +164,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def macro_mean(
-    groups: Sequence[Sequence[float]], rng: np.random.Generator, resamples: int = RESAMPLES, level: float = 0.95
+    groups: Sequence[Sequence[float]], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Interval | None:
     """Unweighted mean of the groups' means; `None` for no groups or an empty one.
 
@@ -181,12 +177,11 @@ def macro_mean(
     if min(len(group) for group in groups) == 1:
         return Interval(mean, None, None, count)
     drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, resamples) for group in groups)
-    return _percentiles(mean, np.asarray(drawn) / len(groups), level, count)
+    return _percentiles(mean, np.asarray(drawn) / len(groups), count)
 
 
-def _percentiles(mean: float, drawn: Floats, level: float, count: int) -> Interval:
-    tail = (1 - level) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
+def _percentiles(mean: float, drawn: Floats, count: int) -> Interval:
+    low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
     # Another summation order may move an interval of width 0 off its mean by a rounding error.
     return Interval(mean, min(float(low), mean), max(float(high), mean), count)
 

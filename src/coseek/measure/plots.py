@@ -69,14 +69,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A vertical line at an event, such as the end of the warm start."""
-
-    x: float
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class BarSeries:
     """One bar per group, with error bars; `None`: no bar."""
 
@@ -84,11 +76,11 @@ class BarSeries:
     values: tuple[Interval | None, ...]
 
 
-def series_of(rows: Sequence[JsonObject], key: str, name: str, *, x: str = "step", markers: bool = False) -> Series:
+def series_of(rows: Sequence[JsonObject], key: str, name: str, *, markers: bool = False) -> Series:
     """One metric of `metrics.jsonl` by step; rows without it are skipped."""
     points: list[tuple[float, float]] = []
     for row in rows:
-        at, value = row.get(x), row.get(key)
+        at, value = row.get("step"), row.get(key)
         if isinstance(at, int | float) and isinstance(value, int | float):
             points.append((float(at), float(value)))
     return Series(name, tuple(at for at, _ in points), tuple(value for _, value in points), markers=markers)
@@ -100,7 +92,7 @@ def smoothed(series: Series, window: int = 5) -> Series:
     return Series(series.name, series.x, tuple(means), markers=series.markers)
 
 
-def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequence[Mark] = ()) -> Svg:
+def line_plot(lines: Sequence[Series], x_label: str, y_label: str) -> Svg:
     """Lines over a shared integer axis (steps, rounds, passages). Values within [0, 1] get the axis 0–1."""
     with _style():
         figure, axes = _figure()
@@ -109,11 +101,6 @@ def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequen
             axes.plot(line.x, line.y, color=colour, label=line.name, marker="o" if line.markers else "", markersize=4)
             if line.low:
                 axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
-        for mark in marks:
-            axes.axvline(mark.x, color=_INK, alpha=0.5, linewidth=0.8, linestyle="--")
-            axes.annotate(
-                mark.name, (mark.x, 1), xycoords=("data", "axes fraction"), xytext=(3, -10), textcoords="offset points"
-            )
         axes.locator_params(axis="x", integer=True)
         _unit_axis(axes, [value for line in lines for value in (*line.y, *line.low, *line.high)])
         _labels(axes, x_label, y_label)

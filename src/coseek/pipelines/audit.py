@@ -18,7 +18,7 @@ from coseek.core.errors import DataError, UserError
 from coseek.core.files import SUMS, Json, JsonObject, parse_line, parse_row, read_byte_lines
 from coseek.core.plugins import find_plugin, is_plugin_path
 from coseek.core.settings import make_settings
-from coseek.data.digests import OLD_SEAL, changed_files
+from coseek.data.digests import changed_files
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run, installed_version
 from coseek.data.token_data import FILE, TokenData, read_token_data
@@ -35,8 +35,6 @@ from coseek.rewards.reward import RewardFunction
 
 SHOWN = 100
 """Violations that an audit keeps; all are counted."""
-OLD_DIGEST = "digest"
-"""Key in rows that an earlier version wrote. It is not checked."""
 TEXT, QUESTIONS, REWARDS = "ids against text", "questions and rows", "rewards"
 LABELS, DIGESTS = "labels made again", "digests"
 """What may not be compared, besides the checks of a run."""
@@ -102,7 +100,7 @@ class Audit:
             return None
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, JsonObject]]:
-        """The rows of a JSONL file with their lines, without digests. Broken lines are violations."""
+        """The rows of a JSONL file with their lines. Broken lines are violations."""
         for number, line in read_byte_lines(path):
             if line.strip():
                 try:
@@ -110,7 +108,6 @@ class Audit:
                 except DataError as error:
                     self.add(path, str(error), number)
                 else:
-                    row.pop(OLD_DIGEST, None)
                     yield number, row
 
     def check_digests(self, record: JsonObject) -> None:
@@ -123,11 +120,7 @@ class Audit:
                     self.add(file, what)
             except DataError as error:
                 self.add(path, str(error))
-        elif (
-            OLD_SEAL in record
-            or not isinstance(versions, dict)
-            or versions.get("coseek") != installed_version("coseek")
-        ):
+        elif not isinstance(versions, dict) or versions.get("coseek") != installed_version("coseek"):
             self.left_out[DIGESTS] = f"an earlier version made this folder, without a {SUMS}"
         else:
             self.add(path, "there is no digest file: the command was stopped before its end; --resume writes it")

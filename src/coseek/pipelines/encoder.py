@@ -71,9 +71,8 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimizer_of,
 )
-from coseek.training.tracker import find_tracker
+from coseek.training.tracker import MetricsLog, find_tracker
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.policy import attach
 from coseek.training.trainer.workers import workers_here
 

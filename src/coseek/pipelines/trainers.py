@@ -401,9 +401,6 @@ def settings_html(title: str, settings: Settings) -> str:
 
 def table_html(table: "Table | None") -> str:
     """A table of results for a notebook."""
-    if table is None:
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in table.notes)
-    return f"<table><tr>{head}</tr>{rows}</table>{notes}"
+    from coseek.measure.report import TableSection
+
+    return "" if table is None else TableSection("", table).html(0)

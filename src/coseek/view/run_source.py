@@ -23,9 +23,8 @@ from coseek.data.run import RowKey, Run
 from coseek.data.token_data import TokenData, read_token_data
 from coseek.data.trajectory import Search, Trajectory
 from coseek.labels.answer_correctness import GAC
-from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder, Score
 from coseek.labels.label_set import LabelSet
-from coseek.labels.score_cache import Score
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.query import QueryLike

@@ -1,6 +1,7 @@
 """Check stored runs and labels, or what a corpus lacks."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -135,14 +136,5 @@ def as_object(audit: Audit) -> JsonObject:
         "digests": audit.bound,
         "not_compared": dict(audit.left_out),
         "violation_count": audit.count,
-        "violations": [
-            {
-                "file": str(violation.file),
-                "line": violation.line,
-                "question": violation.question,
-                "segment": violation.segment,
-                "what": violation.what,
-            }
-            for violation in audit.violations
-        ],
+        "violations": [{**asdict(violation), "file": str(violation.file)} for violation in audit.violations],
     }

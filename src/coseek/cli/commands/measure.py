@@ -142,7 +142,8 @@ def measure(
     questions = owners if logged is None else [one.question for one in logged.searches]
     judged = judgements(qrels, questions)
     chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, judged))
-    plan = planned(source, questions, retrievers, chosen, depth, judged, missing, trec_out, logged)
+    corpus = corpus_of(source, retrievers, chosen)
+    plan = Plan(questions, RetrievalMeasure(chosen, judged), depth, missing, corpus, trec_out is not None, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
@@ -169,23 +170,6 @@ def drawn(
     return chosen, logged and logged.of(chosen)
 
 
-def planned(
-    source: Path,
-    questions: list[Question],
-    retrievers: Sequence[str],
-    metrics: tuple[Metric, ...],
-    depth: int,
-    qrels: Qrels | None,
-    missing: Literal["zero", "leave-out"],
-    trec_out: Path | None,
-    logged: LoggedSearches | None,
-) -> Plan:
-    """Read the corpus where a run file is measured by texts."""
-    corpus = corpus_of(source) if reads_texts(metrics) and any(map(is_run_file, retrievers)) else None
-    measuring = RetrievalMeasure(metrics, qrels)
-    return Plan(questions, measuring, depth, missing, corpus, trec_out is not None, logged)
-
-
 def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
     """Read qrels; at least one of these questions must be judged."""
     if path is None:
@@ -201,8 +185,10 @@ def reads_texts(metrics: Sequence[Metric]) -> bool:
     return any(metric.name.startswith("answer_hit") for metric in metrics)
 
 
-def corpus_of(source: Path) -> Corpus | None:
-    return Dataset(source).corpus if source.is_dir() and (source / "corpus.jsonl").is_file() else None
+def corpus_of(source: Path, retrievers: Sequence[str], metrics: Sequence[Metric]) -> Corpus | None:
+    """The corpus, where a run file is measured by texts."""
+    wanted = reads_texts(metrics) and any(map(is_run_file, retrievers))
+    return Dataset(source).corpus if wanted and (source / "corpus.jsonl").is_file() else None
 
 
 def is_run_file(name: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
+from typer.models import ArgumentInfo
 
 from coseek.cli.options import OutFolder, Resume
 from coseek.cli.settings_help import Parent, print_settings
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from coseek.lab.pipelines.reader import ReaderTraining
 
 Estimate: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Check inputs, estimate memory, time and searches; train nothing.")
+    bool, typer.Option("--dry-run", help="Check inputs, and estimate memory and time; train nothing.")
 ]
 ShowSettings: TypeAlias = Annotated[
     bool,
@@ -63,6 +64,20 @@ ReaderSettings: TypeAlias = Annotated[
 
 R = TypeVar("R", bound=ReaderRecipe)
 
+
+def one_of(names: Iterable[str]) -> ArgumentInfo:
+    """The argument that names a recipe."""
+    argument: ArgumentInfo = typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(names)}.")
+    return argument
+
+
+def overrides(example: str) -> ArgumentInfo:
+    """The argument with settings over a recipe's."""
+    shown = f"Settings that override the recipe's, such as {example}."
+    argument: ArgumentInfo = typer.Argument(metavar="NAME=VALUE", help=shown)
+    return argument
+
+
 GROUP = "Training"
 app = new_app()
 
@@ -74,24 +89,12 @@ def train() -> None:
 
 @app.command("agent", epilog="Example: `coseek train agent search-r1-grpo preset=laptop rl.steps=60 --out runs/mine`")
 def train_agent(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(recipe_names())}.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME=VALUE", help="Settings that override the recipe's, such as preset=laptop or rl.steps=60."
-        ),
-    ] = None,
+    recipe: Annotated[str, one_of(recipe_names())],
+    settings: Annotated[list[str] | None, overrides("preset=laptop or rl.steps=60")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE-PRESET by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check inputs, estimate memory and time, and take one small step; train nothing."
-        ),
-    ] = False,
+    dry_run: Estimate = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent by a recipe, measure it against its baselines, and write a report.
@@ -203,14 +206,8 @@ def train_simulator(
     epilog="Example: `coseek train retriever two-cores --labels labels/train --out runs/retriever`",
 )
 def train_retriever(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(retriever_recipe_names())}."),
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Settings that override the recipe's, such as view=query."),
-    ] = None,
+    recipe: Annotated[str, one_of(retriever_recipe_names())],
+    settings: Annotated[list[str] | None, overrides("view=query")] = None,
     labels: Annotated[
         list[Path] | None, typer.Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
     ] = None,
@@ -245,16 +242,8 @@ def train_retriever(
 
 @app.command("together", epilog="Example: `coseek train together laptop --out runs/both`")
 def train_together(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(together_recipe_names())}."),
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME=VALUE", help="Settings that override the recipe's, such as rounds=3 or agent.rl.steps=30."
-        ),
-    ] = None,
+    recipe: Annotated[str, one_of(together_recipe_names())],
+    settings: Annotated[list[str] | None, overrides("rounds=3 or agent.rl.steps=30")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,

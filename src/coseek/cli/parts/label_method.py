@@ -7,8 +7,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.agents.sources import holds
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
-from coseek.labels.candidates import Candidates, label_sets
-from coseek.labels.label_set import DroppedTurn
+from coseek.labels.label_set import Candidates, DroppedTurn, label_sets
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.resources import LabelResources
 

@@ -30,8 +30,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.labels.answer_correctness import GAC, Correctness, PositiveChoice, Ties, TurnCorrectness
-from coseek.labels.candidates import find_candidates, label_sets, not_equal_to
-from coseek.labels.label_set import Candidate, DroppedTurn
+from coseek.labels.label_set import Candidate, DroppedTurn, find_candidates, label_sets, not_equal_to
 from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, RelevanceOptions
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.resources import LabelResources

@@ -8,7 +8,7 @@ searches for the last step get a label.
 """
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.labels.candidates import Candidates
+from coseek.labels.label_set import Candidates
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before

@@ -37,13 +37,11 @@ from coseek.graders.grading import BATCH
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.ranker import GoldRanker, ModelRanker, Ranker, load_rank_prompt
 from coseek.graders.structured_output import FAULT
-from coseek.labels.candidates import not_equal_to
-from coseek.labels.label_folder import TextStore
-from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.labels.label_folder import ScoreCache, TextStore
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet, not_equal_to
 from coseek.labels.maker import RUN, Labelled, MakerRequirements, StoredTurns
 from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch, StoredRanking
 from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_run
-from coseek.labels.score_cache import ScoreCache
 
 METHOD = "dr-synth"
 

@@ -14,8 +14,7 @@ from functools import partial
 from coseek.agents.search_turns import SearchTurn
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.labels.candidates import Candidates
-from coseek.labels.label_set import Candidate
+from coseek.labels.label_set import Candidate, Candidates
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before

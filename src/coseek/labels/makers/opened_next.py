@@ -9,7 +9,7 @@ used in any way are no negatives. A turn is dropped if none was used (`not-used`
 from functools import partial
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.labels.candidates import Candidates
+from coseek.labels.label_set import Candidates
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, Use, candidate_of, used

@@ -37,8 +37,8 @@ from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
+from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.checkpoint import KEPT, SaveClock, save_state
-from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.workers import Workers
 

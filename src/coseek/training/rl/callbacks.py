@@ -20,8 +20,8 @@ from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode
 from coseek.training.rl.experience import StepTokens, reward_data
 from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
+from coseek.training.tracker import Timer, as_written
 from coseek.training.trainer.checkpoint import HEALTHY, RunState
-from coseek.training.trainer.metrics import Timer, as_written
 from coseek.training.trainer.workers import Workers
 
 

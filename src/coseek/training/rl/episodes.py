@@ -20,8 +20,8 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.settings import OverlongSettings, RlSettings
+from coseek.training.tracker import Timer
 from coseek.training.trainer.data_order import QuestionStream, derive_seed
-from coseek.training.trainer.metrics import Timer
 from coseek.training.trainer.workers import ALONE, Workers
 
 RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]

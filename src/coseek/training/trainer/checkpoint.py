@@ -2,12 +2,12 @@
 
     checkpoints/step-000012/shard-*.safetensors   tensors: each worker writes its shards (torch.distributed.checkpoint)
     checkpoints/step-000012/run.pt                all other values (torch's own format, loaded with weights_only)
-    checkpoints/step-000012/manifest.json         schema, step, the sha256 of every other file
+    checkpoints/step-000012/manifest.json         schema, step, the size of every other file
 
     checkpoints/healthy                     in reinforcement learning: the last one followed by steps without an alarm
     checkpoints/candidate                   the one that may replace it
 
-The last two steps are kept. A checkpoint is valid only if every sha256 matches; otherwise the one before it is loaded.
+The last two steps are kept. A checkpoint is valid only if every size matches; otherwise the one before it is loaded.
 No worker gathers or reads more than its own shards, whatever number of workers wrote the checkpoint.
 """
 
@@ -29,17 +29,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DataError, DiskFault, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, link_files, read_json, write_json
-from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_folder
 from coseek.core.parts import recover_folder, sweep
 from coseek.core.progress import PendingStop
+from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.learner import ForwardModel, LearnerState, Trainable
-from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.workers import ALONE, Workers
 
 KEPT = 2
 HEALTHY, CANDIDATE = "healthy", "candidate"
-MANIFEST, SCHEMA = "manifest.json", 2
+MANIFEST, SCHEMA = "manifest.json", 3
 """Name and version of the file that is written last."""
 _NAME = re.compile(r"\.?step-(\d+)(?:\.old)?")
 
@@ -117,9 +116,8 @@ def _fill(part: Path, state: TrainingState, workers: Workers) -> None:
     if workers.first:
         save_state({**state, "learners": learners, "frozen": frozen}, part / "run.pt")
     workers.wait()
-    sums = _sums(part, sorted(file.name for file in part.iterdir()), workers)
     if workers.first:
-        write_json(part / MANIFEST, {"schema": SCHEMA, "step": state["step"], "sha256": cast(JsonObject, sums)})
+        write_json(part / MANIFEST, {"schema": SCHEMA, "step": state["step"], "bytes": _sizes(part)})
 
 
 def save_state(state: object, path: Path) -> None:
@@ -131,10 +129,9 @@ def save_state(state: object, path: Path) -> None:
         raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
-def _sums(path: Path, names: list[str], workers: Workers) -> dict[str, str | None]:
-    """Return the sha256 of files, `None` for a missing one. Each worker reads its part of them."""
-    mine = {name: file_digest(path / name) if (path / name).is_file() else None for name in workers.mine(names)}
-    return {name: value for one in workers.gather(mine) for name, value in sorted(one.items())}
+def _sizes(path: Path) -> JsonObject:
+    """The size of every file of a checkpoint but its manifest."""
+    return {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.name != MANIFEST}
 
 
 def _split(tree: object, path: str, tensors: dict[str, Tensor]) -> object:
@@ -167,7 +164,7 @@ def load_checkpoint(folder: Path, like: TensorState | None = None, workers: Work
     steps = workers.agree(lambda: sorted(_steps(folder), reverse=True))
     for step in steps:
         path = folder / f"step-{step:06d}"
-        if _is_valid(path, workers):
+        if _is_valid(path):
             return _read(path, like, workers)
     if steps:
         raise RunError(f"none of the checkpoints in {folder} is whole (steps {steps}); delete them to start again")
@@ -211,7 +208,7 @@ def load_healthy(folder: Path, like: TensorState | None = None, workers: Workers
     """Load the healthy checkpoint, as `load_checkpoint` does; `None` if there is no valid one."""
     path = folder / HEALTHY
     workers.agree(lambda: recover_folder(path))
-    return _read(path, like, workers) if _is_valid(path, workers) else None
+    return _read(path, like, workers) if _is_valid(path) else None
 
 
 def _read(path: Path, like: TensorState | None, workers: Workers) -> TrainingState:
@@ -254,20 +251,19 @@ def check_settings(began: JsonObject, now: JsonObject, free: frozenset[str]) -> 
             )
 
 
-def _is_valid(path: Path, workers: Workers) -> bool:
+def _is_valid(path: Path) -> bool:
     try:
         manifest = read_json(path / MANIFEST)
     except CoseekError:
         return False
     if not isinstance(manifest, dict):
         return False
-    if manifest.get("schema") == 1:
+    if manifest.get("schema") != SCHEMA:
         raise RunError(
             f"{path} was written by an earlier version of coseek; continue with that version, or start again in "
             "another folder"
         )
-    sums = manifest.get("sha256")
-    return isinstance(sums, dict) and _sums(path, sorted(sums), workers) == sums
+    return manifest.get("bytes") == _sizes(path)
 
 
 def _steps(folder: Path) -> set[int]:
