@@ -48,7 +48,6 @@ def test_settings_of_a_group_that_is_not_set_say_so(coseek: Type) -> None:
     rows = {row["name"]: row for row in json.loads(coseek("train", "agent", "s3", "--settings", "--json").out)}
     assert rows["data.world"]["value"] is None
     assert rows["data.world.size"]["only_with"] == "data.world"
-    assert rows["data.imported.format"]["required"]
     assert rows["rl.policy.optimizer.lr"]["only_with"] is None
 
 

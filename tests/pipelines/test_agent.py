@@ -151,7 +151,6 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
         ("policy.folder=/", "/ holds no config.json and no"),
         ("warm_start.also={s3-think: 0.1}", "could not tell them apart"),
         ("data=!replace {folder: nowhere}", "there is no nowhere"),
-        ("data=!replace {imported: {format: 2wiki, sources: []}}", "name the files"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(

@@ -1,4 +1,4 @@
-"""Fears about dry runs: another machine than the one that was started, and other data than the training sees."""
+"""Fears about dry runs: another machine than the one that was started."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from coseek.cli.main import main
-from coseek.core.errors import DataError, SettingError
-from coseek.models.model_folder import model_path
+from coseek.core.errors import SettingError
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
-from coseek.pipelines.dry_run import dry_run, rehearse
-from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, shape_of_folder, share_of
+from coseek.pipelines.dry_run import dry_run
+from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, share_of
 from coseek.pipelines.stages import stages_of
 from coseek.training.trainer.settings import GIB
 
@@ -22,7 +21,7 @@ READER = "graders.generator.model=base"
     ("name", "preset"), [(name, preset) for name in recipe_names() for preset in ("paper", *preset_names(name))]
 )
 def test_every_recipe_fits_the_machine_that_it_names(name: str, preset: str) -> None:
-    read = ["data.imported.sources=[x]"] if name == "2wiki" else [f"preset={preset}"]
+    read = [f"preset={preset}"]
     # In place of models that are trained first.
     made = {"laptop": "base", "smollm": "models/SmolLM2-135M-Instruct"}.get(preset)
     if made and name in ("s3", "qagent"):
@@ -73,37 +72,3 @@ def test_a_dry_run_counts_the_processes_it_was_started_with(
     assert tree["processes"] == 8 and memory["fits"] and memory["needed_gib"] == pytest.approx(look.meant.needed / GIB)
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "agent", "r1", "--dry-run"]) == 0 and not capsys.readouterr().out
-
-
-# --- data
-
-
-def rows(count: int, evidence: bool) -> str:
-    """Rows as 2WikiMultihopQA publishes them: who the director of a film is, and who is married to that one."""
-    made = []
-    for number in range(count):
-        film, person, spouse = f"Film {number}", f"Ada Berg{number}", f"Eve Holm{number}"
-        triples = [[film, "director", person], [person, "spouse", spouse]] if evidence else []
-        made.append({
-            "_id": f"q{number}", "type": "compositional", "question": f"Who is the spouse of the director of {film}?",
-            "context": [[film, [f"{film} is a film by {person}."]], [person, [f"{person} is married to {spouse}."]]],
-            "supporting_facts": [[film, 0], [person, 0]], "evidences": triples, "answer": spouse,
-        })  # fmt: skip
-    return json.dumps(made)
-
-
-@pytest.mark.slow
-def test_a_dry_run_over_imported_data_sees_what_the_training_sees(tmp_path: Path) -> None:
-    for name in ("with", "without"):
-        (tmp_path / name).mkdir()
-    shape = shape_of_folder(model_path("base"))[0]
-    recipe = load_recipe("2wiki", [f"data.imported.sources=[{tmp_path / 'with' / 'questions.json'}]", "threads=1"])
-    (tmp_path / "with" / "questions.json").write_text(rows(60, evidence=True))
-    [step] = rehearse(recipe, shape, tmp_path / "with" / "dry")
-    assert step["tokens"] > 0
-    assert (tmp_path / "with" / "dry" / "cut" / "questions.train.jsonl").is_file()
-    # Without evidence the training itself is refused, and so is its dry run.
-    recipe = load_recipe("2wiki", [f"data.imported.sources=[{tmp_path / 'without' / 'questions.json'}]", "threads=1"])
-    (tmp_path / "without" / "questions.json").write_text(rows(60, evidence=False))
-    with pytest.raises(DataError, match="has no plan"):
-        rehearse(recipe, shape, tmp_path / "without" / "dry")

@@ -19,8 +19,6 @@ from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
 from coseek.training.sft.settings import SftSettings
 
-GIVEN = ["data.imported.sources=[x]"]
-
 
 def precisions(settings: Settings) -> dict[str, str]:
     return {".".join(place): value for place, _, value in named(type(settings), dump_settings(settings))}
@@ -33,7 +31,7 @@ def laptop_recipes() -> dict[str, Settings]:
         (name, preset) for name in recipe_names() for preset in preset_names(name) if preset in ("laptop", "smollm")
     ]
     return {
-        **{name: load_recipe(name, GIVEN if name == "2wiki" else []) for name in agents},
+        **{name: load_recipe(name) for name in agents},
         **{f"{name} {preset}": load_recipe(name, [f"preset={preset}"]) for name, preset in small},
         **{f"retriever/{name}": load_retriever_recipe(name, labels=["x"]) for name in retriever_recipe_names()},
         "together/laptop": load_together_recipe("laptop"),

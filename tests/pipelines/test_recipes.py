@@ -82,7 +82,7 @@ def test_a_preset_lies_over_the_recipe_and_the_one_it_extends_lies_between(tmp_p
     ("name", "preset"), [(name, preset) for name in recipe_names() for preset in ("paper", *preset_names(name))]
 )
 def test_every_recipe_of_ours_can_be_read_and_paid(name: str, preset: str) -> None:
-    recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [f"preset={preset}"])
+    recipe = load_recipe(name, [f"preset={preset}"])
     assert recipe.about
     for stage in stages_of(recipe, Path()):
         check_graders(recipe.graders, make_reward(stage.recipe.reward), recipe.data.world is not None)

@@ -9,10 +9,9 @@ from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
-from coseek.core.plugins import is_function, is_plugin_path
+from coseek.core.plugins import is_function
 from coseek.core.settings import make_settings, without
 from coseek.data.dataset import Dataset
-from coseek.data.imports import format_names
 from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
@@ -202,18 +201,13 @@ def _check_stage(recipe: AgentRecipe) -> None:
 
 
 def _check_data(data: DataSettings) -> None:
-    """Refuse unknown retrievers, formats and splits, and wrong settings of a retriever."""
+    """Refuse unknown retrievers and splits, and wrong settings of a retriever."""
     wrong = ErrorList()
     if data.retriever not in retriever_names():
         wrong.errors.append(UnknownName("retriever", data.retriever, retriever_names()))
     elif data.index is None:
         wrong.of(check_retriever, data.retriever, data.retriever_settings)
     wrong.of(_check_splits, data)
-    if data.imported is not None:
-        if not is_plugin_path(data.imported.format) and data.imported.format not in format_names():
-            wrong.errors.append(UnknownName("format", data.imported.format, format_names()))
-        if not data.imported.sources:
-            wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
     if isinstance(searched := data.searched, dict):
         wrong.of(OpenContext().check, searched, "data.view")
     if (training := data.training_over(data.searched or "the run's own index")) is not None:
@@ -262,16 +256,9 @@ def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
 
 
 def _check_splits(data: DataSettings) -> None:
-    """Refuse splits that the generated or imported data will not have."""
-    made: dict[str, int] | dict[str, float]
-    if data.world is not None:
-        made = {split: getattr(data.world, split) for split in ("train", "dev", "test")}
-    elif data.imported is not None:
-        made = data.imported.shares
-    else:
-        return  # `paths_of` names the files
-    wrong = ErrorList()
-    for setting in ("train", "dev", "test"):
+    """Refuse splits that a world will not have; `paths_of` names the files of a folder."""
+    made, wrong = ("train", "dev", "test"), ErrorList()
+    for setting in made if data.world is not None else ():
         split = getattr(data, setting)
         if split not in made:
             hint = f"{nearest(split, made)} They have: {', '.join(made)}"
@@ -330,8 +317,6 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     data, engine = recipe.data, recipe.data.training_retriever or {}
     encoder = data.retriever_settings.get("encoder")
     shipped = isinstance(encoder, str) and is_shipped(encoder)
-    for source in data.imported.sources if data.imported else ():
-        yield RecipePath("data.imported.sources", Path(source), "data")
     named: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
         ("data.folder", data.folder, "data" if data.index is None else "questions"),
         ("data.index", data.index, "index"),

@@ -45,26 +45,13 @@ TAKEN = ("start", "warm", "trained", "baseline")
 """Reserved names of policy folders."""
 
 
-class ImportSettings(Settings):
-    """Public data to import."""
-
-    format: str
-    """One of the formats of `coseek data import`."""
-    sources: tuple[str, ...]
-    """Files or folders."""
-    shares: dict[str, float] = Field(default={"train": 0.6, "dev": 0.1, "test": 0.3})
-    """Shares of the splits; questions are split by a hash of their ids."""
-
-
 class DataSettings(Settings):
-    """Corpus and questions: exactly one of `world`, `imported` and `folder`."""
+    """Corpus and questions: exactly one of `world` and `folder`."""
 
     world: WorldSettings | None = None
     """A laptop world, made for the run; a name stands for a reference world (`world-1`)."""
-    imported: ImportSettings | None = None
-    """Public data, imported for the run."""
     folder: str | None = None
-    """An existing data-set folder."""
+    """An existing data-set folder, of `coseek data import`."""
     synthesis: SynthesisSettings | None = None
     """How questions are made from the passages of `folder` where it has no training split; null: it must have one."""
     unseen: WorldSettings | None = None
@@ -106,15 +93,13 @@ class DataSettings(Settings):
     def _one_source(self) -> "DataSettings":
         if self.view is not None and self.index is None:
             raise ValueError("data.view stands before data.index; an index made here has data.retriever_settings.view")
-        given = [name for name in ("world", "imported", "folder") if getattr(self, name) is not None]
-        if not given:
-            raise ValueError("give exactly one of data.world, data.imported and data.folder")
-        if len(given) > 1:
+        if self.world is None and self.folder is None:
+            raise ValueError("give exactly one of data.world and data.folder")
+        if self.world is not None and self.folder is not None:
             # coseek's recipes name worlds; a user's own data replace the unseen world, too.
-            others = [*given[:-1], *(["unseen"] if self.world and self.unseen else [])]
+            others = "data.world=null" + (" data.unseen=null" if self.unseen else "")
             raise ValueError(
-                f"data.{' and data.'.join(given)} are given, and exactly one is needed; set the others to null: "
-                f"{' '.join(f'data.{name}=null' for name in others)}"
+                f"data.world and data.folder are given, and exactly one is needed; set the others to null: {others}"
             )
         return self
 

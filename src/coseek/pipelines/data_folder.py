@@ -1,20 +1,15 @@
 """Data folder: a user's data set, checked before anything is trained, with questions made from it where it has none;
-the questions and retrievers of a table's columns; and a small part of imported data, which a dry run trains on: what
-the training would see of it is seen there, too."""
+and the questions and retrievers of a table's columns."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, link_files
+from coseek.core.files import atomic_folder, link_files
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
-from coseek.data.gold_path import gold_path
-from coseek.data.imports import import_data
 from coseek.data.maker import SynthesisSettings, question_synthesis, world_maker
-from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings
 from coseek.retrieval.retriever import Retriever
@@ -54,9 +49,6 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
         make_questions(data.folder, folder, data.train, data.synthesis, say)
     if data.world is not None and not folder.exists():
         world_maker().make(data.world).save(folder)
-    if data.imported is not None and not folder.exists():
-        sources = [Path(source) for source in data.imported.sources]
-        import_data(data.imported.format, sources, folder, shares=data.imported.shares)
     used = Dataset(folder if data.folder is None or folder.exists() else Path(data.folder))
     if missing := missing_splits(used, data):
         _set_aside(used, data.train, missing, folder)
@@ -172,41 +164,3 @@ def question_sets(
         QuestionSet(name, tuple(draw(questions, table.questions, table.seed, table.per_set)), retrievers[where])
         for name, where, questions in asked
     ]
-
-
-SMALL_QUESTIONS = {"train": 24, "dev": 4, "test": 4}
-"""Questions of each split of the small part."""
-OTHERS = 200
-"""Passages beside the gold ones of these questions."""
-
-
-def small_data(recipe: AgentRecipe, folder: Path) -> Path | None:
-    """Import the recipe's data and write a small part of them; `None` where the recipe imports nothing, its files are
-    not there, or its judge is a laptop world's."""
-    data = recipe.data
-    if data.imported is None or recipe.graders.judge is not None:
-        return None
-    if not all(Path(source).exists() for source in data.imported.sources):
-        return None
-    make_data(data, folder / "imported", lambda said: None)
-    whole = Dataset(folder / "imported")
-    kept: dict[str, list[Question]] = {}
-    for usual, count in SMALL_QUESTIONS.items():
-        found = whole.questions(split := str(getattr(data, usual)))
-        # Without a path a question can be neither demonstrated by the expert nor renamed.
-        with_path = [one for one in found if gold_path(one)]
-        kept[split] = draw(with_path or found, count, recipe.seed)
-    corpus = whole.corpus
-    gold = dict.fromkeys(ident for questions in kept.values() for one in questions for ident in one.gold_ids)
-    others = islice((passage for passage in corpus if passage.id not in gold), OTHERS)
-    place = folder / "cut"
-    Corpus([*map(corpus.by_id, filter(corpus.has, gold)), *others]).save(place / "corpus.jsonl")
-    for split, questions in kept.items():
-        save_questions(place / f"questions.{split}.jsonl", questions)
-    return place
-
-
-def small_data_settings(recipe: AgentRecipe, place: Path) -> JsonObject:
-    """The data settings of a recipe over its small part."""
-    data = recipe.data
-    return {"world": None, "folder": str(place), "train": data.train, "dev": data.dev, "test": data.test}

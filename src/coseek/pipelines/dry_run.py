@@ -30,7 +30,7 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import RecipePath, check_settings, paths_of, problem_of
 from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe
-from coseek.pipelines.data_folder import make_data, small_data, small_data_settings
+from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import (
     FULL,
@@ -63,8 +63,6 @@ BUDGETS = {
 """Upper bounds of the recipe's own limits."""
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
-MADE = 20
-"""Questions that the small step makes from the passages."""
 REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
 
@@ -239,9 +237,7 @@ def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, 
     """Train one small step of every stage; returns the last metrics of each."""
     protocol = recipe.load_protocol()
     small_model(recipe, shape, protocol, folder / "model")
-    training = AgentTraining(
-        small_recipe(recipe, folder, small_data(recipe, folder)), folder / "run", NoProgress(), workers=ALONE
-    )
+    training = AgentTraining(small_recipe(recipe, folder), folder / "run", NoProgress(), workers=ALONE)
     training.begin(resume=False)
     training.train()
     metrics: list[dict[str, float]] = []
@@ -298,15 +294,10 @@ def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> P
     return AutoConfig.for_model(kind, **row)
 
 
-def small_recipe(recipe: AgentRecipe, folder: Path, data: Path | None = None) -> AgentRecipe:
-    """The recipe with one small step a stage, in a tiny world or over `data`, a small data set, with the small model as
-    every model."""
+def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
+    """The recipe with one small step a stage, in a tiny world, with the small model as every model."""
     tree = dump_settings(recipe)
     small = _small(recipe, str(folder / "model"))
-    if data is not None:
-        small["data"] = {**cast(JsonObject, small["data"]), **small_data_settings(recipe, data)}
-    elif recipe.warm_start is not None:  # a tiny world's questions have no path to rename along, nor enough to make
-        cast(JsonObject, small["warm_start"]).update({"renamed": 0, "made": None})
     stages = {
         name: merge_settings(
             AgentRecipe, cast(JsonObject, stage), {part: small[part] for part in STAGED if part in small}
@@ -332,7 +323,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
     }  # fmt: skip
     small: JsonObject = {
         "data": {
-            "world": tiny, "folder": None, "imported": None, "unseen": None, "index": None, "retriever": "bm25",
+            "world": tiny, "folder": None, "unseen": None, "index": None, "retriever": "bm25",
             "retriever_settings": {}, "training_retriever": cast(Json, engine) or None, "train": "train", "dev": "dev",
         },
         "limits": {name: value if value is None else min(most, value) for name, most, value in budgets},
@@ -356,10 +347,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
         stored = recipe.warm_start.demonstrator == "runs"
         shown: JsonObject = {"demonstrator": "rules", "runs": []} if stored else {}
-        warm = recipe.warm_start
-        made: JsonObject = {"made": {"count": MADE}} if warm.made is not None else {}
-        renamed = min(1, warm.renamed)
-        small["warm_start"] = {
-            "worlds": min(1, warm.worlds), "world": few, "sft": sft, "renamed": renamed, **made, **shown,
+        small["warm_start"] = {  # a tiny world's questions have no path to rename along, nor enough to make others
+            "worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft, "renamed": 0, "made": None, **shown,
         }  # fmt: skip
     return small

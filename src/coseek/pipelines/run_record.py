@@ -234,8 +234,7 @@ def _report_precisions(asked: Settings, resolved: Settings, say: Callable[[str],
 # Resumption: digests of what a recipe names by path, which a resumed run must find unchanged; settings that may change
 # when an agent's training resumes, and more steps for a finished stage.
 #
-# Not digested: the sources of an import (the imported data set counts), a data set's corpus (its index stores the
-# corpus' digest) and models behind a URL. May change:
+# Not digested: a data set's corpus (its index stores the corpus' digest) and models behind a URL. May change:
 #
 #     rl.monitor, rl.keep_rollouts         always: they change no weight
 #     table.wide_rag, track, license       always, likewise
@@ -245,7 +244,7 @@ def _report_precisions(asked: Settings, resolved: Settings, say: Callable[[str],
 # A stage with more steps continues from its last checkpoint. Its old policy is kept under another name, and the table
 # is measured again.
 
-NOT_READ = ("data.imported.sources", "data.folder", "data.index")
+NOT_READ = ("data.folder", "data.index")
 
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:

@@ -308,7 +308,7 @@ class GivenQuestions:
             save_questions(part / path.name, load_questions(path))
 
 
-_NULL = ("data.world", "data.imported", "data.unseen")
+_NULL = ("data.world", "data.unseen")
 """Settings of a recipe's own data, which questions of one's own replace."""
 
 

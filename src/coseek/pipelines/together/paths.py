@@ -112,7 +112,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         folder, index = str(self.data_folder), self.searched(number - 1)
         above: JsonObject = {
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
-            "data": {"world": None, "imported": None, "unseen": None, "folder": folder, "index": index},
+            "data": {"world": None, "unseen": None, "folder": folder, "index": index},
             # Its tokenizer has the tags and words already: another round of them would be tokens that nobody taught.
             "policy": {"folder": str(self.policy(begins)), "marks": False, "words": 0},
             "warm_start": None,
