@@ -33,7 +33,7 @@ from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.device import AUTO
-from coseek.hardware.precision import PrecisionSetting
+from coseek.hardware.placement import PrecisionSetting
 from coseek.labels.labelling import LabelSummary
 from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores

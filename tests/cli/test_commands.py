@@ -13,7 +13,6 @@ from tests.models.tiny_policy import tiny_policy
 from coseek.data.dataset import Dataset, draw
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.hardware import precision
 
 
 def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +169,7 @@ def test_json_goes_to_stdout_alone(world: Path, index: Path, tmp_path: Path, cos
 def test_a_run_goes_on_in_the_precision_it_was_begun_with(
     world: Path, index: Path, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "WIDE", 1)  # a model of the tests is narrow
+    monkeypatch.setattr(placement, "WIDE", 1)  # a model of the tests is narrow
     (tmp_path / "agent.yaml").write_text(f"name: {tiny_policy(tmp_path / 'policy')}\nprecision: auto\n")
     words = ("run", world, "--split", "dev", "--count", 2, "--agent", tmp_path / "agent.yaml", "--retriever", index)
     taken = {}

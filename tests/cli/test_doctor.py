@@ -10,7 +10,7 @@ from tests.hardware.paces import FAST, SLOW, begun_anew, kept
 
 from coseek.cli.commands.doctor import CHECKS, CheckStatus, check, exact_search, precision
 from coseek.hardware.device import Host
-from coseek.hardware.precision import Use
+from coseek.hardware.placement import Use
 
 
 @pytest.mark.slow

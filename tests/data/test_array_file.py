@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coseek.core.errors import DataError
-from coseek.data.array_file import read_array
+from coseek.data.corpus_file import read_array
 
 
 def stored(array: object) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coseek.hardware import precision
+from coseek.hardware import placement
 from coseek.hardware.device import Host
 
 FAST, SLOW = 2.5, 0.02
@@ -18,7 +18,7 @@ def kept(
 ) -> Path:
     """A user's cache folder with these speed-ups of this machine. The process knows of none yet."""
     stored = {"many_rows": many_rows, "few_rows": few_rows, "int8_search": int8_search}
-    path = folder / "coseek" / precision.FILE
+    path = folder / "coseek" / placement.FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"schema": 2, "hosts": {Host.here().digest: stored}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
@@ -33,7 +33,7 @@ def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> No
 
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process of a machine without an accelerator: nothing is known or said."""
-    precision._speedups.cache_clear()
-    precision._warned.clear()
+    placement._speedups.cache_clear()
+    placement._warned.clear()
     if find_spec("torch"):
         monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)

@@ -8,8 +8,7 @@ import torch
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
 from coseek.hardware.device import KERNELS, device_of
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import device_at
+from coseek.hardware.placement import Placement, device_at
 from coseek.models.likelihood import LikelihoodSettings
 from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.agent_recipe import load_recipe

@@ -3,7 +3,7 @@
 import pytest
 
 from coseek.core.settings import dump_settings
-from coseek.hardware.precision import Place, Precision, Use, named, resolve_precisions
+from coseek.hardware.placement import Place, Precision, Use, named, resolve_precisions
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 
 RECIPE = load_recipe(

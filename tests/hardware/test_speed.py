@@ -8,9 +8,9 @@ import pytest
 from tests.hardware.paces import FAST, SLOW, begun_anew, kept, processor
 
 from coseek.core.files import read_json
-from coseek.hardware import precision
+from coseek.hardware import placement
 from coseek.hardware.device import Host
-from coseek.hardware.precision import WIDE, Use, cache_file, fastest, precision_of, speedups, warning
+from coseek.hardware.placement import WIDE, Use, cache_file, fastest, precision_of, speedups, warning
 from coseek.training.trainer.settings import LearnerSettings
 
 
@@ -56,14 +56,14 @@ def test_other_instructions_are_another_host(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_an_invalid_file_is_ignored(tmp_path: Path, text: str) -> None:
-    path = tmp_path / precision.FILE
+    path = tmp_path / placement.FILE
     path.write_text(text.replace("HOST", Host.here().digest))
-    assert precision._read(path) == {}
+    assert placement._read(path) == {}
 
 
 @pytest.mark.slow
 def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "coseek" / precision.FILE
+    path = tmp_path / "coseek" / placement.FILE
     path.parent.mkdir()
     other = {"many_rows": 2.0, "few_rows": 3.0, "int8_search": 4.0}
     path.write_text(json.dumps({"schema": 2, "hosts": {"another": other}}))

@@ -28,7 +28,7 @@ from coseek.cli.main import main
 from coseek.core.errors import SettingError
 from coseek.core.progress import NoProgress
 from coseek.hardware.device import device_of
-from coseek.hardware.precision import Use, described
+from coseek.hardware.placement import Use, described
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.laptop import make_policy

@@ -11,7 +11,7 @@ from tests.pipelines.test_recipes import PAPERS
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, dump_settings
 from coseek.graders.generator import GeneratorSettings
-from coseek.hardware.precision import named
+from coseek.hardware.placement import named
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, preset_names, recipe_names
 from coseek.pipelines.run_record import FILE, begin, resolve_recipe

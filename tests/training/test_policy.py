@@ -23,8 +23,7 @@ from transformers import (
 
 from coseek.core.errors import SettingError
 from coseek.data.question import Question
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Precision
+from coseek.hardware.placement import Placement, Precision
 from coseek.models.model import EpisodeState, Request
 from coseek.models.model_folder import shape_of_config
 from coseek.models.pretrained import load_model

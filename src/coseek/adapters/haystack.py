@@ -1,6 +1,6 @@
 """Haystack: a coseek retriever as a component of a pipeline (`pip install 'coseek[haystack]'`)."""
 
-from coseek.adapters.source import metadata, open_source
+from coseek.adapters import metadata, open_source
 from coseek.core.errors import missing_extras
 
 with missing_extras("the Haystack retriever"):

@@ -2,7 +2,7 @@
 
 from pydantic import PrivateAttr
 
-from coseek.adapters.source import metadata, open_source
+from coseek.adapters import metadata, open_source
 from coseek.core.errors import missing_extras
 from coseek.retrieval.retriever import Retriever
 

@@ -1,6 +1,6 @@
 """LlamaIndex: a coseek retriever as a `BaseRetriever` (`pip install 'coseek[llama-index]'`)."""
 
-from coseek.adapters.source import metadata, open_source
+from coseek.adapters import metadata, open_source
 from coseek.core.errors import missing_extras
 from coseek.retrieval.factory import Source
 

@@ -1,8 +1,8 @@
 """verl: coseek's episodes in verl's workers, and coseek's advantages in its trainer (`make engine-verl`).
 
-`EpisodeLoop` is an agent loop that verl opens by its file of agent loops (`agent_loop_config_path`). It returns one row
-an episode. An episode in which a part failed returns none, so that it is in no loss and no baseline. `TrainerHooks`,
-which verl's trainer makes when it starts, registers the estimator of the run's algorithm.
+`SearchAgentLoop` is an agent loop that verl opens by its file of agent loops (`agent_loop_config_path`). It returns one
+row an episode. An episode in which a part failed returns none, so that it is in no loss and no baseline.
+`TrainerHooks`, which verl's trainer makes when it starts, registers the estimator of the run's algorithm.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 Hosts = dict[str, "asyncio.Future[EpisodeHost]"]
 _HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionary()
-"""The hosts of each event loop by settings file: verl makes an `EpisodeLoop` for every episode."""
+"""The hosts of each event loop by settings file: verl makes an `SearchAgentLoop` for every episode."""
 
 
-class EpisodeLoop(AgentLoopBase):  # type: ignore[misc]
+class SearchAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Plays one episode."""
 
     def __init__(

@@ -32,8 +32,7 @@ from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Place, S, resolve_here, warning
+from coseek.hardware.placement import Place, Placement, S, resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import ServerTurn, dialect_of
 from coseek.models.model import Model, Tokenizer

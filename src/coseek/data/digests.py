@@ -5,17 +5,20 @@
 The *digest file* is `SHA256SUMS` in a closed run or label folder, one line a file, in the form of coreutils. It is
 written last, and removed before a file of the folder changes, so a folder without it was stopped. It notices accidents
 and edits; whoever means to deceive can write a new one. `sha256sum --check SHA256SUMS` reads it, too.
+
+At the end: the names of the files that coseek keeps, which no other output may take.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import SUMS, Json, atomic_write, read_lines
+from coseek.core.files import RECORDS, SUMS, Json, atomic_write, read_lines
 from coseek.core.fingerprint import file_digest
 from coseek.data.question import Question
 
@@ -111,3 +114,30 @@ def _plain(value: Json) -> Json:
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_OURS = re.compile(r"(corpus|questions\..+|trajectories|labels|dropped|texts)\.jsonl(\.gz)?")
+"""Names of files that no other file takes, even where the folder is still to be made."""
+_MARKS = (*RECORDS, "index.json", "corpus.jsonl")
+"""Files by which the folders of coseek are known."""
+_BESIDE = re.compile(
+    r"(metrics|tokens|baselines|reply\..+|verdict\..+)\.jsonl|(world|source|synthesis|index|checksums|corpus|encoder)\.json"
+)
+"""Names of files that coseek keeps beside a mark."""
+
+
+def check_output_file(path: Path | None, *endings: str) -> None:
+    """Refuse a folder, another ending than these, and a file of a data set, a run, labels or an index, where another
+    file is to be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file in it")
+    if path.suffix not in endings:
+        raise DataError(f"{path}: name a file that ends in {' or '.join(endings)}")
+    beside = any((path.parent / mark).is_file() for mark in _MARKS)
+    if _OURS.fullmatch(path.name) or (beside and _BESIDE.fullmatch(path.name)):
+        raise DataError(
+            f"{path.name} is the name of a file that coseek keeps in {path.parent}, which would be lost; choose "
+            f"another name than {path}"
+        )

@@ -35,13 +35,13 @@ class MadeData(Protocol):
 class WorldMaker(Protocol):
     """What `world` offers. The same settings make the same data, byte for byte."""
 
-    SETTINGS: "type[WorldSettings]"
+    SETTINGS: "type[WorldGroup]"
 
-    def chosen(self, given: Mapping[str, object], name: str | None) -> "WorldSettings":
+    def chosen(self, given: Mapping[str, object], name: str | None) -> "WorldGroup":
         """The settings given, or those of the reference world `name`. Raises `UserError` for an unknown one."""
         ...
 
-    def make(self, settings: "WorldSettings") -> MadeData: ...
+    def make(self, settings: "WorldGroup") -> MadeData: ...
 
 
 class MadeQuestions(Protocol):
@@ -56,14 +56,14 @@ class MadeQuestions(Protocol):
 class QuestionSynthesis(Protocol):
     """What `synthesis` offers."""
 
-    SETTINGS: "type[SynthesisSettings]"
+    SETTINGS: "type[SynthesisGroup]"
 
-    def synthesize(self, folder: Path, out: Path, settings: "SynthesisSettings") -> MadeQuestions:
+    def synthesize(self, folder: Path, out: Path, settings: "SynthesisGroup") -> MadeQuestions:
         """Write the data set `out`: the passages of `folder` with questions made from them. Raises `DataError` where
         the passages give none."""
         ...
 
-    def training_questions(self, corpus: Corpus, settings: "SynthesisSettings") -> list[Question]:
+    def training_questions(self, corpus: Corpus, settings: "SynthesisGroup") -> list[Question]:
         """The questions of the train split, in memory."""
         ...
 
@@ -85,7 +85,7 @@ def question_synthesis() -> QuestionSynthesis:
 # Recipes hold the settings of these plug-ins as typed groups, so that a wrong one is refused as any other is.
 if TYPE_CHECKING:
 
-    class WorldSettings(Settings):
+    class WorldGroup(Settings):
         """What the core sets of a world."""
 
         seed: int = 0
@@ -94,9 +94,9 @@ if TYPE_CHECKING:
         dev: int | None = None
         test: int | None = None
 
-    class SynthesisSettings(Settings):
+    class SynthesisGroup(Settings):
         """Nothing that the core reads."""
 
 else:
-    WorldSettings = world_maker().SETTINGS
-    SynthesisSettings = question_synthesis().SETTINGS
+    WorldGroup = world_maker().SETTINGS
+    SynthesisGroup = question_synthesis().SETTINGS

@@ -1,4 +1,4 @@
-"""Probe: times products in bfloat16 and int8 against float32, in its own process. `precision.py` starts it.
+"""Probe: times products in bfloat16 and int8 against float32, in its own process. `placement.py` starts it.
 
 In its own process, since the thread count and library state of a training process decide the last bits of its sums. On
 one thread and in processor time, since wall time on a busy machine does not measure arithmetic.

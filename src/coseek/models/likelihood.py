@@ -25,8 +25,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER, digest_of, fingerprint
 from coseek.core.http import HttpClient, HttpFailure
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Use
+from coseek.hardware.placement import Placement, Use
 from coseek.models.chat import chat_frame
 from coseek.models.dialect import PromptDialect, PromptRequest, prompt_dialect_of
 from coseek.models.model_folder import model_path

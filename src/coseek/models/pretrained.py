@@ -21,8 +21,7 @@ from transformers.utils import logging as library_logging
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
-from coseek.hardware.placement import DevicePlacement, Placement
-from coseek.hardware.precision import Precision
+from coseek.hardware.placement import DevicePlacement, Placement, Precision
 from coseek.models.model_folder import check_is_model, hidden_size, library_reads, missing, shipped_models, tensor_types
 from coseek.models.tokenizer import HfTokenizer
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.core.settings import Settings
-from coseek.hardware.precision import Precision, PrecisionSetting, SamplingPrecision, Use, precision_of
+from coseek.hardware.placement import Precision, PrecisionSetting, SamplingPrecision, Use, precision_of
 from coseek.models.engine import Engine, PromptPiece, SlotTable, TokenBlock, plan_prefix_sharing
 from coseek.models.engines.fused import FusedEngine
 from coseek.models.engines.general import GeneralEngine

@@ -32,8 +32,7 @@ from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.http import HttpClient, HttpFailure
 from coseek.core.settings import Settings, make_settings, merge_settings
 from coseek.data.question import Question
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Precision
+from coseek.hardware.placement import Placement, Precision
 from coseek.models.chat import chat_frame
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of, why_wordless
 from coseek.models.model import EpisodeState, Model, Request, Turn, TurnEnd

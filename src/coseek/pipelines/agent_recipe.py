@@ -18,9 +18,8 @@ from coseek.core.files import Json, JsonObject, read_yaml, real_path
 from coseek.core.plugins import find_plugin, find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.dataset import QuestionFilter
-from coseek.data.maker import SynthesisSettings, WorldSettings, world_maker
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Replaces
+from coseek.data.maker import SynthesisGroup, WorldGroup, world_maker
+from coseek.hardware.placement import Placement, Replaces
 from coseek.hub.card import UNKNOWN, License
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
@@ -48,13 +47,13 @@ TAKEN = ("start", "warm", "trained", "baseline")
 class DataSettings(Settings):
     """Corpus and questions: exactly one of `world` and `folder`."""
 
-    world: WorldSettings | None = None
+    world: WorldGroup | None = None
     """A laptop world, made for the run; a name stands for a reference world (`world-1`)."""
     folder: str | None = None
     """An existing data-set folder, of `coseek data import`."""
-    synthesis: SynthesisSettings | None = None
+    synthesis: SynthesisGroup | None = None
     """How questions are made from the passages of `folder` where it has no training split; null: it must have one."""
-    unseen: WorldSettings | None = None
+    unseen: WorldGroup | None = None
     """A second laptop world without training, for the last column of the table."""
     retriever: str = "bm25"
     """A retriever that `coseek index` can build."""
@@ -139,9 +138,9 @@ class WarmStartSettings(Settings):
     """The expert's faults, for reinforcement learning to correct."""
     worlds: int = Field(default=30, ge=0)
     """Throw-away worlds of the expert, so that no fact can be memorised; 0: the training split."""
-    world: WorldSettings = WorldSettings(size="compact", train=400, dev=0, test=0)
+    world: WorldGroup = WorldGroup(size="compact", train=400, dev=0, test=0)
     """Settings of a throw-away world; seeds follow from the recipe's."""
-    made: SynthesisSettings | None = None
+    made: SynthesisGroup | None = None
     """How questions are made from the corpus: the expert demonstrates those of their train split, too, beside
     the training questions (`worlds: 0`)."""
     demonstrated: float = Field(default=1.0, ge=0.0, le=1.0)

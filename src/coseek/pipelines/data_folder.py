@@ -9,7 +9,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder, link_files
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
-from coseek.data.maker import SynthesisSettings, question_synthesis, world_maker
+from coseek.data.maker import SynthesisGroup, question_synthesis, world_maker
 from coseek.data.question import Question, load_questions, save_questions
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings
 from coseek.retrieval.retriever import Retriever
@@ -108,7 +108,7 @@ def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) 
 
 
 def make_questions(
-    given: str, out: Path, split: str, settings: SynthesisSettings, say: Callable[[str], None], *, needed: bool = True
+    given: str, out: Path, split: str, settings: SynthesisGroup, say: Callable[[str], None], *, needed: bool = True
 ) -> Path:
     """The data set with questions to train on: the given one where it has the split, else `out`, which is made.
 

@@ -19,7 +19,7 @@ from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
-from coseek.data.maker import WorldSettings, world_maker
+from coseek.data.maker import WorldGroup, world_maker
 from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
@@ -51,7 +51,7 @@ from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.training.trainer.settings import GIB
 from coseek.training.trainer.workers import ALONE
 
-WORLD = WorldSettings(size="tiny", train=12, dev=4, test=4)
+WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
 """The world of the small step."""
 LAYERS, HEADS, HEAD_SIZE = 2, 2, 8
 """The small model's shape; grouped heads stay grouped."""

@@ -31,7 +31,7 @@ from coseek.core.settings import dump_settings
 from coseek.data.digests import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
-from coseek.hardware.precision import Use, precision_of
+from coseek.hardware.placement import Use, precision_of
 from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json

@@ -21,7 +21,7 @@ from coseek.core.text import as_written
 from coseek.data import imports
 from coseek.data.dataset import Dataset
 from coseek.data.imports._sources import ImportedData
-from coseek.data.maker import WorldSettings, world_maker
+from coseek.data.maker import WorldGroup, world_maker
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
@@ -69,7 +69,7 @@ class Bench:
     @cached_property
     def world_path(self) -> Path:
         """The folder of the world."""
-        world_maker().make(WorldSettings(size="tiny", train=RUNS, dev=0, test=0)).save(self.folder / "world")
+        world_maker().make(WorldGroup(size="tiny", train=RUNS, dev=0, test=0)).save(self.folder / "world")
         return self.folder / "world"
 
     @cached_property

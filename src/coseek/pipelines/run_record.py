@@ -37,7 +37,7 @@ from coseek.data.digests import KEY, Identities, check_identities, digest, quest
 from coseek.data.question import load_questions
 from coseek.data.run import provenance
 from coseek.hardware.device import AUTO
-from coseek.hardware.precision import Place, Use, named, resolve_here, warning
+from coseek.hardware.placement import Place, Use, named, resolve_here, warning
 from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import LaptopSettings

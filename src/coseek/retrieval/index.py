@@ -42,10 +42,9 @@ from coseek.core.files import (
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.array_file import read_array
-from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, Digests, DigestTable, as_digests, first_rows
+from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, Digests, DigestTable, as_digests, first_rows, read_array
 from coseek.data.passage import Corpus
-from coseek.hardware.precision import resolve_here
+from coseek.hardware.placement import resolve_here
 from coseek.retrieval.index_files import (
     CHECKSUMS,
     INDEX_CARD,

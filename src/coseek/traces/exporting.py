@@ -16,7 +16,7 @@ from coseek.core.files import (
     write_jsonl,
 )
 from coseek.core.lock import lock_beside
-from coseek.data.kept_files import check_output_file
+from coseek.data.digests import check_output_file
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.traces.atif import atif_document

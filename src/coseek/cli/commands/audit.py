@@ -12,7 +12,7 @@ from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_c
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
 from coseek.data.dataset import Dataset
-from coseek.data.kept_files import check_output_file
+from coseek.data.digests import check_output_file
 from coseek.data.passage import Passage
 from coseek.data.question import load_questions
 from coseek.measure.corpus_coverage import corpus_coverage

@@ -154,7 +154,7 @@ def precision() -> str:
     import torch
 
     from coseek.hardware.device import Host
-    from coseek.hardware.precision import WIDE, Use, described
+    from coseek.hardware.placement import WIDE, Use, described
 
     ones = torch.ones(64, 64, dtype=torch.bfloat16)
     if float((ones @ ones)[0, 0]) != 64.0:

@@ -20,7 +20,7 @@ from coseek.cli.terminal import (
 )
 from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
-from coseek.data.kept_files import check_output_file
+from coseek.data.digests import check_output_file
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import write_tevatron
 from coseek.labels.labelling import LabelSummary

@@ -15,7 +15,7 @@ from coseek.core.files import Json, JsonObject, check_not_file, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
-from coseek.data.kept_files import check_output_file
+from coseek.data.digests import check_output_file
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run

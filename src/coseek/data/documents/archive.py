@@ -18,7 +18,7 @@ from pydantic import Field
 
 from coseek.core.settings import Settings
 from coseek.data.documents.document import DocumentFault, clean
-from coseek.data.documents.rows import parse_mail
+from coseek.data.documents.readers import parse_mail
 
 _FREE_BYTES = 10 << 20
 """Bytes that any archive may unpack to, whatever the ratio."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from coseek.core.files import Json
 from coseek.data.gold_path import plain_name
-from coseek.data.imports._contexts import contexts, own_gold, question_of
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
+from coseek.data.imports.hotpotqa import contexts, own_gold, question_of
 from coseek.data.question import Question
 
 

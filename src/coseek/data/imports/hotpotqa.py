@@ -1,6 +1,10 @@
 """HotpotQA, in three layouts that are recognised by the files' contents.
 
-- The authors': questions with their own passages; also in the Hub's columns (`_contexts`).
+- The authors', which is 2WikiMultihopQA's, too: questions with their own passages,
+  {"_id", "question", "answer", "type", "supporting_facts": [[title, sentence], …],
+   "context": [[title, [sentence, …]], …]}.
+  The Hugging Face Hub also has the lists as columns ({"title": […], "sentences": [[…], …]}), as lists of objects, or
+  as JSON in a text, and `id` for `_id`. Test rows have neither answer nor supporting facts.
 - HippoRAG's: the same questions, and a corpus `{title: [sentence, …]}`.
 - A pool: a corpus of `{"title", "text"}` lines, a CSV with `gold_titles` separated by ` | ` (a question may have
   several rows, for several methods), and a `{"question", "answer"}` list.
@@ -11,12 +15,119 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from coseek.core.errors import DataError
-from coseek.core.files import read_json
-from coseek.data.imports._contexts import contexts, gold_titles, joined, own_gold, question_of
+from coseek.core.files import Json, read_json
+from coseek.data.answers import read_text
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
 from coseek.data.question import Question
+
+SENTENCES = ("sentences", "sentence", "content", "paragraphs")
+NUMBERS = ("sent_id", "sent_idx", "sentence_id")
+AMBIGUOUS = "supporting titles that name several own passages, of which all are gold"
+_SentenceFacts: TypeAlias = dict[str, list[int]]
+"""Title → numbers of its supporting sentences, in order."""
+
+
+class ContextParagraph(NamedTuple):
+    """One of a question's own passages."""
+
+    title: str
+    text: str
+    sentences: tuple[str, ...]
+    """With an empty text for each missing one, so that numbers of sentences hold."""
+
+
+def contexts(row: SourceRow) -> list[ContextParagraph]:
+    """The question's own passages."""
+    found: list[ContextParagraph] = []
+    for title, sentences in _pairs(row, "context", SENTENCES, "[title, [sentence, …]]"):
+        if not isinstance(title, str) or not isinstance(sentences, list):
+            raise row.wrong("context", "a list of [title, [sentence, …]]")
+        with row.placed():
+            found.append(ContextParagraph(title, joined(sentences), tuple(_sentences(sentences))))
+    return found
+
+
+def joined(sentences: list[Json]) -> str:
+    """Sentences as one text, without missing ones; only some files begin each with a blank."""
+    return " ".join(each.strip() for each in _sentences(sentences) if each)
+
+
+def gold_titles(row: SourceRow) -> list[str]:
+    """The titles of the supporting facts, each once, in their order."""
+    return list(_facts(row))
+
+
+def own_gold(row: SourceRow, shelf: PassageCollector, notes: Counter[str]) -> dict[str, list[str]]:
+    """Title → ids of the gold passages among the question's own.
+
+    Of several passages of one title those are gold that have the supporting sentences. Where several have, all are, as
+    in HotpotQA's own program, and `notes` counts them.
+    """
+    own: dict[str, list[ContextParagraph]] = {}
+    for context in contexts(row):
+        own.setdefault(context.title, []).append(context)
+    gold: dict[str, list[str]] = {}
+    for title, numbers in _facts(row).items():
+        namesakes = own.get(title, [ContextParagraph(title, "", ())])
+        having = [one for one in namesakes if _has(one.sentences, numbers)] or namesakes
+        found = [shelf.find(title, one.text, row.where) for one in having]
+        gold[title] = list(dict.fromkeys(found))
+        if len(gold[title]) > 1:
+            notes[AMBIGUOUS] += 1
+    return gold
+
+
+def question_of(row: SourceRow, gold_ids: Sequence[str], hops: int | None) -> Question:
+    """A question of this layout."""
+    pairs: list[Json] = [[*pair] for pair in _fact_pairs(row)]
+    facts: dict[str, Json] = {"supporting_facts": pairs} if pairs else {}
+    return Question(
+        id=row.text("_id" if row.has("_id") else "id"),
+        question=row.text("question"),
+        answers=row.answers("answer"),
+        gold_ids=tuple(gold_ids),
+        hops=hops,
+        meta={**row.meta("type", "level"), **facts},
+    )
+
+
+def _sentences(sentences: list[Json]) -> list[str]:
+    return ["" if each is None else read_text(each, "sentences", "a sentence") for each in sentences]
+
+
+def _has(sentences: Sequence[str], numbers: Sequence[int]) -> bool:
+    return all(0 <= number < len(sentences) and sentences[number].strip() for number in numbers)
+
+
+def _facts(row: SourceRow) -> _SentenceFacts:
+    facts: _SentenceFacts = {}
+    for title, number in _fact_pairs(row):
+        if not isinstance(title, str) or not isinstance(number, int) or isinstance(number, bool):
+            raise row.wrong("supporting_facts", "a list of [title, sentence number]")
+        facts.setdefault(title, []).append(number)
+    return facts
+
+
+def _fact_pairs(row: SourceRow) -> list[tuple[Json, Json]]:
+    return _pairs(row, "supporting_facts", NUMBERS, "[title, sentence number]")
+
+
+def _pairs(row: SourceRow, name: str, second: Sequence[str], wanted: str) -> list[tuple[Json, Json]]:
+    """A list of pairs, or of objects with `title` and one of the fields `second`; columns of such objects, too."""
+    if not row.has(name):
+        return []
+    value = row.parsed(name)
+    if isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 for item in value):
+        return [(item[0], item[1]) for item in value if isinstance(item, list)]
+    try:
+        rows = row.rows(name)
+    except DataError:
+        raise row.wrong(name, f"a list of {wanted}, or columns of them") from None
+    field = next((key for key in second if rows and key in rows[0].value), second[0])
+    return [(each.value.get("title"), each.value.get(field)) for each in rows]
 
 
 @dataclass

@@ -40,7 +40,7 @@ from coseek.graders.generator import (
     ReadingInput,
     load_generator_prompt,
 )
-from coseek.hardware.precision import Precision
+from coseek.hardware.placement import Precision
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.hub.card import shown_table
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe

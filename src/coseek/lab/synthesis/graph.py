@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.agents.scripted.rules import with_subject
-from coseek.data.documents.worker import TITLE_STEP
+from coseek.data.documents.reading import TITLE_STEP
 from coseek.data.passage import Corpus, Passage
 from coseek.lab.synthesis.names import Kind, key_of
 from coseek.lab.synthesis.statements import Facts, Phrase, Statement, state

@@ -18,7 +18,7 @@ from coseek.training.trainer.settings import LearnerSettings
 
 AGENT = "coseek"
 """The name of our agent loop, and of our advantage estimator."""
-LOOP = "coseek.adapters.verl.EpisodeLoop"
+LOOP = "coseek.adapters.verl.SearchAgentLoop"
 HOOKS = "coseek.adapters.verl.TrainerHooks"
 TRACKERS = frozenset({"tensorboard", "wandb", "trackio", "mlflow"})
 NEVER = 1e9

@@ -23,7 +23,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import read_json, read_json_object, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
-from coseek.data.array_file import WAY_OUT, read_array
+from coseek.data.corpus_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.lexical.analyzer import ANALYZER, AUTO, Stem, fold_accents, language_of, stemmer, units, words
 from coseek.retrieval.lexical.postings import (

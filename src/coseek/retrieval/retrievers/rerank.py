@@ -16,8 +16,7 @@ from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.files import read_json_object
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.data.passage import Hit
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Use
+from coseek.hardware.placement import Placement, Use
 from coseek.models.model_folder import library_reads, missing
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries

@@ -31,7 +31,7 @@ from coseek.core.errors import DataError, IndexMismatch, RunError, SettingError
 from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings
-from coseek.data.array_file import WAY_OUT
+from coseek.data.corpus_file import WAY_OUT
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index_files import INDEX_CARD, Report, empty
 from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, QueryEncoder, passage_text

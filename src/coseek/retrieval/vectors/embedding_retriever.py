@@ -16,8 +16,7 @@ from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import read_json_object
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.hardware.placement import DevicePlacement, Placement
-from coseek.hardware.precision import Use, resolve_here
+from coseek.hardware.placement import DevicePlacement, Placement, Use, resolve_here
 from coseek.models.model_folder import library_reads
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.vectors.encoder import MOST_TOKENS, Encoder, EncoderCard, Vectors, check_prompts, encoder_folder

@@ -23,8 +23,7 @@ from coseek.core.errors import DataError, MissingExtra, SettingError, UserError,
 from coseek.core.files import Json, JsonObject, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.hardware.placement import DevicePlacement, Placement
-from coseek.hardware.precision import Precision
+from coseek.hardware.placement import DevicePlacement, Placement, Precision
 from coseek.models.model_folder import fetch_command, library_reads, missing, model_path, shipped_models
 from coseek.retrieval.views import View
 

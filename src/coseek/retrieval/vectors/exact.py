@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from coseek.core.cluster import Cluster, check_same
 from coseek.hardware.device import device_of, memory_bytes
-from coseek.hardware.precision import MIN_SPEEDUP, Choice, speedups
+from coseek.hardware.placement import MIN_SPEEDUP, Choice, speedups
 from coseek.retrieval.vectors.int8 import holds, largest_query_code
 from coseek.retrieval.vectors.shortlist import (
     GROUP,

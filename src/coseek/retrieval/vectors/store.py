@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from coseek.core.errors import DataError
 from coseek.core.files import read_json, shaped, write_json
 from coseek.core.record import Record, Schema
-from coseek.data.array_file import read_array
+from coseek.data.corpus_file import read_array
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Rows: TypeAlias = NDArray[np.int64]

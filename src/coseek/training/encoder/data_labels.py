@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coseek.agents.search_turns import TurnId
-from coseek.data.documents.worker import TITLE_STEP
+from coseek.data.documents.reading import TITLE_STEP
 from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -10,10 +10,9 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.plugins import find_plugin, find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
-from coseek.data.maker import SynthesisSettings
+from coseek.data.maker import SynthesisGroup
 from coseek.data.passage import Passage
-from coseek.hardware.placement import DevicePlacement
-from coseek.hardware.precision import TrainingPrecision
+from coseek.hardware.placement import DevicePlacement, TrainingPrecision
 from coseek.hub.card import UNKNOWN, License
 from coseek.labels.label_set import LabelSet
 from coseek.retrieval.views import View, load_views
@@ -26,18 +25,18 @@ LABELS = "coseek.lab.labels"
 class SyntheticLabels(Protocol):
     """What the plug-in `synthetic` offers: labels from throw-away laptop worlds."""
 
-    SETTINGS: "type[SyntheticSettings]"
+    SETTINGS: "type[SyntheticGroup]"
 
-    def texts(self, settings: "SyntheticSettings", seed: int) -> Iterator[str]:
+    def texts(self, settings: "SyntheticGroup", seed: int) -> Iterator[str]:
         """The texts that a new tokenizer is trained on."""
         ...
 
-    def training_labels(self, settings: "SyntheticSettings", seed: int) -> Iterator[list[LabelSet]]:
+    def training_labels(self, settings: "SyntheticGroup", seed: int) -> Iterator[list[LabelSet]]:
         """The label sets of one world after the other."""
         ...
 
     def held_out_labels(
-        self, settings: "SyntheticSettings", seed: int
+        self, settings: "SyntheticGroup", seed: int
     ) -> tuple[Mapping[str, list[LabelSet]], Sequence[Passage]]:
         """Label sets of a world without training, by kind of query, and its corpus."""
         ...
@@ -50,13 +49,13 @@ def synthetic_labels() -> SyntheticLabels:
 
 if TYPE_CHECKING:
 
-    class SyntheticSettings(Settings):
+    class SyntheticGroup(Settings):
         """What the core reads of them."""
 
         worlds: int
 
 else:
-    SyntheticSettings = synthetic_labels().SETTINGS
+    SyntheticGroup = synthetic_labels().SETTINGS
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
 
@@ -101,7 +100,7 @@ class DataLabelSettings(Settings):
     """Passages, at most, that give a query of their own words; 0: labels of questions alone."""
     candidates: int = Field(default=12, ge=2)
     """Maximum number of passages from BM25, without the positive."""
-    synthesis: SynthesisSettings = SynthesisSettings()
+    synthesis: SynthesisGroup = SynthesisGroup()
     """How questions are made where there are none."""
 
 
@@ -193,7 +192,7 @@ class RetrieverRecipe(DevicePlacement):
     """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     labels: tuple[str, ...] = ()
     """Label folders, as `coseek label` writes them."""
-    synthetic: SyntheticSettings | None = None
+    synthetic: SyntheticGroup | None = None
     """Synthetic labels from laptop worlds, in place of label folders."""
     data: DataLabelSettings | None = None
     """Labels from a data set's own questions and passages, in place of label folders."""

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError
-from coseek.hardware.precision import Precision, Use, precision_of
+from coseek.hardware.placement import Precision, Use, precision_of
 from coseek.models.model_folder import shape_of_config
 from coseek.training.trainer.batch import Batch, micro_batches
 from coseek.training.trainer.logprobs import bfloat16_autocast

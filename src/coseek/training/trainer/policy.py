@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import atomic_folder, write_json
-from coseek.hardware.placement import Placement
-from coseek.hardware.precision import Use, precision_of
+from coseek.hardware.placement import Placement, Use, precision_of
 from coseek.models.engine import Engine, allocate_weights, free_weights
 from coseek.models.lora import LoraLinear, adapted_layers, adapters_disabled, merge_adapters, merged_state_dict
 from coseek.models.model import Tokenizer

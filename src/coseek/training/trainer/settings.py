@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from coseek.core.settings import Settings
-from coseek.hardware.precision import TrainingPrecision
+from coseek.hardware.placement import TrainingPrecision
 from coseek.models.model_folder import Shape
 
 Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
