@@ -13,6 +13,7 @@ from tests.models.tiny_policy import tiny_policy
 from coseek.data.dataset import Dataset, draw
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.hardware import placement
 
 
 def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from coseek.core.files import (
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, Digests, DigestTable, as_digests, first_rows, read_array
+from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, Digests, as_digests, first_rows, read_array
 from coseek.data.passage import Corpus
 from coseek.hardware.placement import resolve_here
 from coseek.retrieval.index_files import (
@@ -209,9 +209,10 @@ def install(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fil
 
     def whole(folder: Path) -> None:
         fill(folder)
-        np.save(folder / DIGESTS, as_digests(corpus.digests, 4))
         if isinstance(corpus, CorpusFile):
             corpus.keep(folder)
+        else:
+            np.save(folder / DIGESTS, as_digests(corpus.digests, 4))
         if not isinstance(module, _Resumable):
             write_json(folder / INDEX_CARD, card.to_json())
         write_checksums(folder)
@@ -259,7 +260,7 @@ def verify_index(folder: Path | str, report: Report = silent) -> Verified:
     card = IndexCard.read(folder)
     size = check_files(folder, report)
     path = None if card.corpus_path is None else _corpus_file(folder, card.corpus_path)
-    if path is not None and read_corpus(path, folder).digest != card.digest:
+    if path is not None and read_corpus(path).digest != card.digest:
         raise IndexMismatch(f"{path} has changed since {folder} was made; use `coseek index --update`, or rebuild it")
     return Verified(len(read_checksums(folder)), size, path)
 
@@ -294,12 +295,9 @@ def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str
     return resolve_here(settings)
 
 
-def read_corpus(path: Path, known: Path | None = None) -> Corpus:
-    """Read a corpus file. It stays on disk unless it is compressed. `known` is the folder of an index over an earlier
-    state of it, whose lines are not parsed again."""
-    if path.suffix == ".gz":
-        return Corpus.load(path)
-    return CorpusFile.scan(path) if known is None else CorpusFile.rescan(path, known)
+def read_corpus(path: Path) -> Corpus:
+    """Read a corpus file. It stays on disk unless it is compressed."""
+    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.scan(path)
 
 
 def corpus_path(source: Path) -> Path:
@@ -364,15 +362,11 @@ class CorpusChange:
     removed: int
 
     @classmethod
-    def between(cls, old_M4: Digests, new_N4: Digests, known_N: Rows | None = None) -> "CorpusChange":
-        """Compare the `digests` of two corpora. `known_N`: old rows of passages that are known to be kept, or −1."""
-        same_id_N = np.full(len(new_N4), -1) if known_N is None else known_N.copy()
-        left, rest = np.flatnonzero(same_id_N < 0), np.ones(len(old_M4), dtype=bool)
-        rest[same_id_N[same_id_N >= 0]] = False
-        rows_R = np.append(np.flatnonzero(rest), -1)  # ids are unique: none of `left` is that of a kept passage
-        same_id_N[left] = rows_R[DigestTable(old_M4[rest, :2]).rows(new_N4[left, :2])]
-        is_other = (old_M4[same_id_N[left], 2:] != new_N4[left, 2:]).any(axis=1)
-        changed = left[(same_id_N[left] < 0) | is_other]
+    def between(cls, old_M4: Digests, new_N4: Digests) -> "CorpusChange":
+        """Compare the `digests` of two corpora."""
+        same_id_N = first_rows(old_M4[:, :2], new_N4[:, :2])
+        is_other_N = (old_M4[same_id_N, 2:] != new_N4[:, 2:]).any(axis=1)
+        changed = np.flatnonzero((same_id_N < 0) | is_other_N)
         rows_N = same_id_N.copy()  # the same id first: a text that occurs twice then stays in its place
         rows_N[changed] = first_rows(old_M4[:, 2:], new_N4[changed, 2:])
         added = int((same_id_N < 0).sum())
@@ -397,8 +391,8 @@ def update_index(
     """Bring the index in the folder `out` up to date with a corpus.
 
     `retriever`, where given, must be the index's own; `settings` are those that may be chosen when an index is opened.
-    The new index replaces the old one at the end, in one rename. Raises `DataError` for an index of an earlier version,
-    `IndexMismatch` for one whose encoder has changed: both must be rebuilt.
+    The new index replaces the old one at the end, in one rename. Raises `DataError` for a damaged
+    index, `IndexMismatch` for one whose encoder has changed: both must be rebuilt.
     """
     out = as_path(out, "an index folder")
     source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
@@ -409,14 +403,11 @@ def update_index(
     checked = stored_settings(module, card, load_views(settings or {}))
     check_own_files(out)
     with lock_beside(out, again=False):
-        if not (out / DIGESTS).is_file():
-            raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")
         check_files(out, report)  # in full: the new index takes bytes over, and vouches for them
         path = None if isinstance(source, Corpus) else corpus_path(source)
-        corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
-        known_N = corpus.known_N if path is not None and isinstance(corpus, CorpusFile) else None
+        corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
         old_M4 = cast(Digests, read_array(out / DIGESTS, "i", 4))
-        change = CorpusChange.between(old_M4, as_digests(corpus.digests, 4), known_N)
+        change = CorpusChange.between(old_M4, as_digests(corpus.digests, 4))
 
         def fill(folder: Path) -> None:
             if isinstance(module, Updatable):
