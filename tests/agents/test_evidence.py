@@ -83,28 +83,6 @@ def test_what_it_was_not_shown_it_does_not_answer(text: str, gold: tuple[str, ..
     assert moves_of(Question("q", text, ("Chief of Protocol",), gold))[-1].answer == f" {NOT_FOUND}"
 
 
-def test_a_step_is_searched_even_where_an_earlier_search_found_its_passage() -> None:
-    decomposition: list[Json] = [
-        {"question": "Rome made by", "answer": "Romulus", "gold_id": "rome"},
-        {"question": "Where was #1 born?", "answer": "Alba Longa", "gold_id": "romulus"},
-    ]
-    steps = Question("q", "Where?", ("Alba Longa",), ("rome", "romulus"), meta={"decomposition": decomposition})
-    _, second, last = moves_of(steps, k=3)  # three passages a search: both are found at once
-    assert second.queries == (" Where was Romulus born?",)
-    assert last.answer == " Alba Longa"
-    titles = Question("q", "Who is the star of Kiss and Tell?", ("Chief of Protocol",), ("kiss", "temple"))
-    assert moves_of(titles, k=3)[1].queries == (" Shirley Temple",)
-    one = Question("q", "Who was Chief of Protocol?", ("Shirley Temple",), ("temple",))
-    assert moves_of(one, k=3)[1].answer == " Shirley Temple"
-
-
-def test_a_quotation_keeps_the_end_of_its_sentence_and_the_whole_answer() -> None:
-    at_end = Passage("p", "End", f"{'word ' * 40}directed by Harold Young.")
-    assert quotation(at_end, ["Harold Young"]).endswith("directed by Harold Young.")
-    answer = "b" * (LONGEST + 20)
-    assert answer in quotation(Passage("p", "Long", f"{'word ' * 40}{answer} {'word ' * 40}."), [answer])
-
-
 def test_a_long_sentence_is_cut_around_what_it_should_say() -> None:
     long = Passage("p", "Long", f"{'word ' * 100}Romulus made it {'again ' * 100}.")
     cut = quotation(long, ["Romulus"])

@@ -1,9 +1,8 @@
 """Evidence: the demonstrator for questions with gold passages. It knows the answer, and quotes what the passages say.
 
-It searches every step of a question where the steps are known (2Wiki's path, MuSiQue's decomposition), even where an
-earlier search happened to find its passage: an agent that learns from it cannot know that it may stop. Else it searches
-the question as it stands, then the titles that only the passages name. After a search it quotes, shortly, the passage
-that the search was for. It declines where a gold passage was not found.
+It searches the steps of a question where they are known (2Wiki's path, MuSiQue's decomposition), else the question as
+it stands and then the titles that the question or the passages found name. It answers once a search has found every
+gold passage, and declines otherwise.
 """
 
 import random
@@ -26,19 +25,10 @@ from coseek.retrieval.lexical.analyzer import has_words
 PROMPT_TEMPLATE = "default"
 NEEDS = "gold passages and gold answers"
 
-LONGEST = 120
-"""Characters of a quotation; more only where what it should hold is longer."""
+LONGEST = 240
+"""Characters of a quotation."""
 _EARLIER = re.compile(r"#(\d+)")
 """The answer of an earlier step, in MuSiQue's steps."""
-
-
-class KnownStep(NamedTuple):
-    """A step of a question that is known."""
-
-    gold_id: str
-    question: str
-    query: str
-    answer: str
 
 
 class EvidenceAgent:
@@ -54,57 +44,52 @@ class EvidenceAgent:
         seen = {hit.passage.id: hit.passage for search in searches for hit in search.hits}
         missing = [ident for ident in question.gold_ids if ident not in seen]
         gold = [seen[ident] for ident in question.gold_ids if ident in seen]
-        report, worth = self._report(so_far), self._worth(so_far)
-        for need in self._needs(question, missing, gold):
-            if all(search.query.strip() != need.query for search in searches):
-                return Move(f"{report} {need.question}", queries=(f" {need.query}",), selected=worth)
+        report, worth = self._report(so_far, missing), self._worth(so_far)
         if question.gold_ids and question.answers and not missing:
             return Move(report, answer=f" {held_answer(question, gold)}", selected=worth)
+        for need, query in self._needs(question, missing, gold):
+            if all(search.query.strip() != query for search in searches):
+                return Move(f"{report} {need}", queries=(f" {query}",), selected=worth)
         return self.conclude(so_far, rng)
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Decline, with what was found so far."""
         return Move(" Nothing that I found answers this.", answer=f" {NOT_FOUND}", selected=self._worth(so_far))
 
-    def _report(self, so_far: EpisodeState) -> str:
-        """A sentence of the gold passage that the latest search was for, or of each that it found first."""
-        question, latest = so_far.question, latest_block(so_far.searches)
-        if not latest:
+    def _report(self, so_far: EpisodeState, missing: Sequence[str]) -> str:
+        """A sentence of each gold passage that the latest search found."""
+        if not so_far.searches:
             return ""
-        before = so_far.searches[: len(so_far.searches) - len(latest)]
+        before = so_far.searches[: len(so_far.searches) - len(latest_block(so_far.searches))]
         known = {hit.passage.id for search in before for hit in search.hits}
-        shown = {hit.passage.id: hit.passage for _, hit in shown_documents(latest)}
-        needs = [*known_steps(question), *self._titled(question.gold_ids)]
-        aims = {need.gold_id for search in latest for need in needs if need.query == search.query.strip()}
-        quoted = [shown[ident] for ident in question.gold_ids if ident in shown and ident in aims]
-        quoted = quoted or [shown[ident] for ident in question.gold_ids if ident in shown and ident not in known]
-        texts = [f" {one.title}: {quotation(one, self._wanted(question, one))}" for one in quoted]
-        return "".join(texts) or " Not found."
+        block = enumerate(shown_documents(latest_block(so_far.searches)), start=1)
+        gold = [(number, hit.passage) for number, (_, hit) in block if hit.passage.id in so_far.question.gold_ids]
+        quoted = [
+            f" [{number}] {passage.title}: {quotation(passage, self._wanted(so_far.question, passage, missing))}"
+            for number, passage in gold
+            if passage.id not in known
+        ]
+        return "".join(quoted) or " Not found."
 
-    def _needs(self, question: Question, missing: Sequence[str], gold: Sequence[Passage]) -> Iterator[KnownStep]:
-        """What is to be searched, best first."""
-        steps = known_steps(question)
-        yield from steps
-        if not steps:
-            yield KnownStep("", "I search for the question.", question.question.strip(), "")
-        for title in self._titled(question.gold_ids):
-            in_question = has_words(question.question, title.query)
-            named = any(has_words(passage.text, title.query) for passage in gold if passage.id != title.gold_id)
-            if named or in_question if title.gold_id in missing else named and not (in_question or steps):
-                yield title
+    def _needs(self, question: Question, missing: Sequence[str], gold: Sequence[Passage]) -> Iterator[tuple[str, str]]:
+        """What could be searched, best first: in words, and as a query."""
+        steps = [step for step in known_steps(question) if step.gold_id in missing]
+        yield from ((step.question, step.query) for step in steps)
+        if not any(known_steps(question)):
+            yield "I search for the question.", question.question.strip()
+        read = [question.question, *(passage.text for passage in gold)]
+        for title in self._titles(missing):
+            if any(has_words(text, title) for text in read):
+                yield f"I need {title}.", title
 
-    def _titled(self, idents: Sequence[str]) -> list[KnownStep]:
-        """Gold passages as steps that search their titles; none without a corpus."""
-        if self.corpus is None:
-            return []
-        titles = [(ident, plain_name(self.corpus.by_id(ident).title)) for ident in idents]
-        return [KnownStep(ident, f"I need {title}.", title, "") for ident, title in titles]
+    def _titles(self, idents: Sequence[str]) -> list[str]:
+        return [] if self.corpus is None else [plain_name(self.corpus.by_id(ident).title) for ident in idents]
 
-    def _wanted(self, question: Question, passage: Passage) -> list[str]:
-        """What the quotation of a gold passage should hold: the answer of its step, the answer, or another's title."""
+    def _wanted(self, question: Question, passage: Passage, missing: Sequence[str]) -> list[str]:
+        """What the quotation of a gold passage should hold: the answer of its step, the answer, or a title that is
+        still missing."""
         of_step = [step.answer for step in known_steps(question) if step.gold_id == passage.id]
-        others = self._titled([ident for ident in question.gold_ids if ident != passage.id])
-        return [*of_step, *question.answers, *(title.query for title in others)]
+        return [*of_step, *question.answers, *self._titles(missing)]
 
     def _worth(self, so_far: EpisodeState) -> tuple[str, ...] | None:
         """The gold passages found; no selection before a search."""
@@ -126,19 +111,24 @@ def quotation(passage: Passage, wanted: Sequence[str]) -> str:
     text = " ".join(text.split())
     if len(text) <= LONGEST:
         return text
-    low = text.lower()
-    start, end = next(((at, at + len(one)) for one in wanted if (at := low.find(one.lower())) >= 0), (0, 0))
-    first = text.rfind(" ", 0, start - LONGEST // 2) + 1 if start > LONGEST // 2 else 0
-    last = max(end, first + LONGEST)
-    return (
-        text[first:] if last >= len(text) else text[first:last] if last == end else text[first:last].rpartition(" ")[0]
-    )
+    place = next((at for one in wanted if (at := text.lower().find(one.lower())) >= 0), 0)
+    start = text.rfind(" ", 0, max(0, place - LONGEST // 2)) + 1 if place > LONGEST // 2 else 0
+    return text[start : start + LONGEST].rpartition(" ")[0]
 
 
 def held_answer(question: Question, gold: Sequence[Passage]) -> str:
     """The first gold answer that a gold passage holds, else the first."""
     held = (answer for answer in question.answers if any(holds(passage, answer) for passage in gold))
     return next(held, question.answers[0]).strip()
+
+
+class KnownStep(NamedTuple):
+    """A step of a question that is known."""
+
+    gold_id: str
+    question: str
+    query: str
+    answer: str
 
 
 def known_steps(question: Question) -> list[KnownStep]:
