@@ -91,6 +91,11 @@ def test_a_long_sentence_is_cut_around_what_it_should_say() -> None:
     assert cut in " ".join(long.text.split())
 
 
+def test_a_quotation_keeps_the_end_of_its_sentence() -> None:
+    at_end = Passage("p", "End", f"{'word ' * 80}directed by Harold Young.")
+    assert quotation(at_end, ["Harold Young"]).endswith("directed by Harold Young.")
+
+
 def test_the_answer_is_one_that_the_passage_holds() -> None:
     asked = Question("q", "Who made Rome?", ("Romulus the king", "Romulus"), ("rome",))
     assert moves_of(asked)[-1].answer == " Romulus"

@@ -113,7 +113,8 @@ def quotation(passage: Passage, wanted: Sequence[str]) -> str:
         return text
     place = next((at for one in wanted if (at := text.lower().find(one.lower())) >= 0), 0)
     start = text.rfind(" ", 0, max(0, place - LONGEST // 2)) + 1 if place > LONGEST // 2 else 0
-    return text[start : start + LONGEST].rpartition(" ")[0]
+    cut = text[start : start + LONGEST]
+    return cut if start + LONGEST >= len(text) else cut.rpartition(" ")[0]
 
 
 def held_answer(question: Question, gold: Sequence[Passage]) -> str:
