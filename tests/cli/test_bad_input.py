@@ -189,7 +189,10 @@ def test_a_damaged_index_is_named_with_the_way_out_and_a_whole_one_is_verified(
 ) -> None:
     assert "as they were written" in coseek("index", "bm25", "--verify").out
     file = home / "bm25" / "weights.npy"
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + b"!")
+    assert "weights.npy is damaged" in refused("index", "bm25", "--verify")
+    file.write_bytes(whole[:-1])
     for words in (("search", "bm25", "Ada"), RUN, ASK, ("index", "bm25", "--verify")):
         sentence = refused(*words)
         assert "weights.npy is damaged" in sentence and "coseek index" in sentence

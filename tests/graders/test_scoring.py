@@ -13,6 +13,7 @@ from tests.scripted import Scripted
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import DataError, ModelError, SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Corpus, Passage
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
@@ -47,9 +48,9 @@ def judge(model: Scripted | CachedTextModel) -> ModelJudge:
 
 
 def baselines(answers: Mapping[str, str], verdicts: Mapping[VerdictKey, Verdict] | None = None) -> RagBaselines:
-    return RagBaselines(
-        {(ident, ""): GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE
-    )
+    asked = digest_of(QUESTION.question)
+    replies = {(ident, asked): GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}
+    return RagBaselines(replies, verdicts, NOWHERE)
 
 
 def values(scored: list[Reward | RewardFault]) -> list[float | str]:
