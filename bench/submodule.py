@@ -24,6 +24,7 @@ from coseek.agents.run_questions import run_questions
 from coseek.agents.sources import served_context
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import GraderSettings, open_graders
 from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
 from coseek.hardware.placement import FLOAT32
@@ -34,8 +35,7 @@ from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.data_folder import QuestionSet
-from coseek.pipelines.generator_table import naive_rag, scored_by_generator
-from coseek.pipelines.grader_settings import GraderSettings, open_graders
+from coseek.pipelines.table_rows import naive_rag, scored_by_generator
 
 FEW, METRIC = 3, "gen_acc"
 """Passages served that count as few, and what is compared."""

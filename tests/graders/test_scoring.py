@@ -16,6 +16,7 @@ from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Corpus, Passage
+from coseek.graders.factory import GraderSettings, check_graders, open_graders
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, VerdictKey, load_judge_prompt
 from coseek.graders.rag_baseline import RagBaselines
@@ -23,7 +24,6 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
-from coseek.pipelines.grader_settings import GraderSettings, check_graders, open_graders
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
 from coseek.training.rl.episodes import describe, score

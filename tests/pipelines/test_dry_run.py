@@ -68,7 +68,7 @@ def test_a_dry_run_counts_the_processes_it_was_started_with(
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there
     tree = json.loads(capsys.readouterr().out)
-    memory = tree["stages"][0]["memory"]
-    assert tree["processes"] == 8 and memory["fits"] and memory["needed_gib"] == pytest.approx(look.meant.needed / GIB)
+    [stage] = tree["looks"]
+    assert tree["processes"] == 8 and not stage["way_out"] and stage["needed"] == pytest.approx(look.meant.needed)
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "agent", "r1", "--dry-run"]) == 0 and not capsys.readouterr().out

@@ -15,15 +15,26 @@ from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
+from coseek.graders.factory import Graders, GraderSettings
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.measure.score import METRICS, summaries_of
-from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import alarms_of, train_and_measure
-from coseek.pipelines.grader_settings import Graders, GraderSettings
-from coseek.pipelines.table_rows import TableRow, by_generator, metric_of, pairs_of, rows_of
+from coseek.pipelines.table_rows import (
+    CHAIN,
+    CHAIN_GROUPS,
+    TableRow,
+    by_generator,
+    metric_of,
+    naive_rag,
+    pairs_of,
+    rows_of,
+    scored_by_generator,
+    selection_table,
+    with_answers,
+)
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.training.rl.monitor import alarm_steps
@@ -61,7 +72,7 @@ def test_naive_rag_searches_for_the_question_itself_and_a_second_start_searches_
     retriever = FixedRetriever(CORPUS, {QUESTION.question: ["orbo", "other", "mira"]})
     kept = Run.create(tmp_path / "cell", {})
     for _ in range(2):
-        served.naive_rag(kept, retriever, [QUESTION], 2, seed=0)
+        naive_rag(kept, retriever, [QUESTION], 2, seed=0)
     (only,) = kept.trajectories()
     assert [hit.passage.id for hit in only.searches[0].hits] == ["orbo", "other"]
     assert only.stop is StopReason.COMPLETE and only.answer is None
@@ -69,9 +80,9 @@ def test_naive_rag_searches_for_the_question_itself_and_a_second_start_searches_
 
 def test_a_search_of_naive_rag_that_failed_is_a_fault_and_no_wrong_answer(tmp_path: Path) -> None:
     kept = Run.create(tmp_path / "cell", {})
-    served.naive_rag(kept, Away(CORPUS, {QUESTION.question: ["mira"]}), [QUESTION, SECOND], 3, seed=0)
+    naive_rag(kept, Away(CORPUS, {QUESTION.question: ["mira"]}), [QUESTION, SECOND], 3, seed=0)
     runs = list(kept.trajectories())
-    scored = served.scored_by_generator(frozen_of(Scripted(lambda _: "Velora"), tmp_path), "RAG", kept.folder, runs)
+    scored = scored_by_generator(frozen_of(Scripted(lambda _: "Velora"), tmp_path), "RAG", kept.folder, runs)
     assert scored.questions["q1"].metrics["em"] == 1.0
     assert scored.questions["q2"].rows == 0 and scored.questions["q2"].faults == 1
 
@@ -83,11 +94,11 @@ def test_the_generator_answers_for_the_agent_and_is_asked_once_however_often_one
     model, judge = Scripted(lambda _: "the town of Velora"), Scripted(lambda _: "yes")
     frozen, runs = frozen_of(model, tmp_path, judge), [run(found("orbo", ORBO, MIRA), answer=None)]
     for _ in range(2):
-        scored = served.scored_by_generator(frozen, "after", tmp_path, runs)
+        scored = scored_by_generator(frozen, "after", tmp_path, runs)
     row = scored.questions["q1"].metrics
     assert (row["em"], row["cover_em"], row["gen_acc"], row["context_passages"]) == (0.0, 1.0, 1.0, 2.0)
     assert len(model.calls) == 1 and len(judge.calls) <= 1
-    shown = served.with_answers(frozen, tmp_path, [*runs, fault(seed=1)])
+    shown = with_answers(frozen, tmp_path, [*runs, fault(seed=1)])
     assert [one.answer for one in shown] == ["the town of Velora"]
 
 
@@ -95,12 +106,12 @@ def test_what_the_agent_left_out_is_shown_beside_what_it_selected(tmp_path: Path
     search = replace(found("orbo", ORBO, OTHER, MIRA), selected=("orbo",))
     frozen, runs = frozen_of(Scripted(lambda _: "?"), tmp_path), {"after": [run(search, search, answer=None)]}
     assert frozen.generator is not None
-    scored = served.scored_by_generator(frozen, "after", tmp_path, runs["after"])
-    scores = summaries_of([scored], [QUESTION], served.GROUPS, tuple(METRICS), seed=0)
-    table = served.selection_table(frozen.generator, runs, scores)
+    scored = scored_by_generator(frozen, "after", tmp_path, runs["after"])
+    scores = summaries_of([scored], [QUESTION], CHAIN_GROUPS, tuple(METRICS), seed=0)
+    table = selection_table(frozen.generator, runs, scores)
     assert [cell.split()[0] for cell in table.rows[0]][1::2] == ["1.0", "3.0"]
     assert float(table.rows[0][4]) > float(table.rows[0][2].split()[0])
-    assert {one.group for one in scores.summaries} == {"all", "2 hops", served.CHAIN}
+    assert {one.group for one in scores.summaries} == {"all", "2 hops", CHAIN}
 
 
 # --- which rows

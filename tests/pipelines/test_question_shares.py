@@ -14,13 +14,13 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.graders.scoring import dev_metrics
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, measure
 from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
-from coseek.pipelines.training_callbacks import dev_metrics
 
 SIZES = {"nq": 467, "hotpotqa": 533, "bamboogle": 12}
 SHARES = {name: size / sum(SIZES.values()) for name, size in SIZES.items()}

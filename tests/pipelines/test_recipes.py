@@ -22,6 +22,7 @@ from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import check_graders
 from coseek.graders.scoring import EpisodeScorer
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
@@ -34,7 +35,6 @@ from coseek.pipelines.agent_check import paths_of
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, preset_names, recipe_names
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import QWEN25, shape_of, work_of
-from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.index import build_index

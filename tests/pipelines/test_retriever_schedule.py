@@ -7,11 +7,11 @@ import pytest
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.pipelines.training_callbacks import check_in_turn, schedule_of, tell_step
-from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever, Retriever
+from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever, Retriever, schedule_of, tell_step
 from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
+from coseek.training.rl.rollout_servers import check_in_turn
 
 CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(200))
 QUERIES = [f"query {number}" for number in range(30)]

@@ -27,7 +27,7 @@ from coseek.measure.score import score_trajectory
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.audit import audit_run
 from coseek.pipelines.demonstrations import in_tokens_of
-from coseek.pipelines.generator_table import identities_of, naive_rag
+from coseek.pipelines.table_rows import naive_rag, rag_identities
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
@@ -256,7 +256,7 @@ def test_an_imported_run_with_visits_is_sound_in_a_learners_tokens_too(tmp_path:
 @pytest.mark.parametrize("name", ["messages", "atif"])
 def test_a_cell_of_naive_rag_comes_back_with_what_it_found(tmp_path: Path, name: str) -> None:
     run = Run.create(tmp_path / "cell", {})
-    run.bind(identities_of(Shelf(), [QUESTION], 2, 0))
+    run.bind(rag_identities(Shelf(), [QUESTION], 2, 0))
     naive_rag(run, Shelf(), [QUESTION], 2, 0)
     (before,) = run.trajectories()
     once = there_and_back(tmp_path / "once", before, name)

@@ -20,7 +20,7 @@ from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every
 from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError
 from coseek.core.files import write_json
 from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Passage
@@ -177,11 +177,6 @@ def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path) -
     assert training.results() is None
     with pytest.raises(DataError, match="targets"):
         train(given_folders, tmp_path / "other", *more)
-
-
-def test_frozen_layers_and_embeddings_stay_as_they_are(given_folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="1 layers"):
-        train(given_folders, tmp_path / "out", "training.freeze_layers=1", "training.steps=1")
 
 
 @pytest.mark.slow

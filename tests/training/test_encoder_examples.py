@@ -1,7 +1,6 @@
 """Which rows a retriever learns from, and when."""
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -9,15 +8,12 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
-from torch import nn
-from transformers import BertConfig, BertModel
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.lab.labels.synthetic import KINDS, SyntheticSettings, synthetic_labels, texts_of, throw_away_worlds
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.world import WorldSettings, make_world
-from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard
@@ -169,16 +165,3 @@ def test_best_needs_evaluations_and_keeps_the_checkpoints_asked_for(tmp_path: Pa
     for every, saved, least in ((1000, 100, 100), (100, 100, 100), (40, 100, 40)):
         made = arguments(tmp_path, recipe(every, saved), 6000, evaluates=True)
         assert (made.save_steps, made.eval_steps, made.load_best_model_at_end) == (least, every, True)
-
-
-def test_frozen_layers_get_no_adapter(tmp_path: Path) -> None:
-    body = BertModel(
-        BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
-    )
-    tree = {"labels": ["x"], "training": {"freeze_layers": 2, "lora": {"rank": 2}}}
-    training = RetrieverTraining(make_settings(RetrieverRecipe, tree), tmp_path)
-    training._prepare(cast(SentenceTransformer, nn.Sequential(body)))
-    trained = {name.rpartition(".")[2] for name, one in body.encoder.layer[2].named_parameters() if one.requires_grad}
-    assert trained == {"lora_A", "lora_B"}
-    assert not [name for name, _ in body.encoder.layer[:2].named_parameters() if "lora" in name]
-    assert not any(one.requires_grad for one in body.encoder.layer[:2].parameters())

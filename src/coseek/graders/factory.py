@@ -1,4 +1,8 @@
-"""Factory of generators and judges, by name: a shipped model, a folder, a URL, a YAML file, or a laptop world."""
+"""Factory of generators and judges, by name: a shipped model, a folder, a URL, a YAML file, or a laptop world; and the
+graders of a training: generator, judge, and the naive-RAG baseline that rewards may need.
+
+Imports torch only when a model folder is opened.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +10,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from pydantic import Field
+
 from coseek.core.cache import TextCache
 from coseek.core.cluster import Cluster, check_same, shares_of
 from coseek.core.errors import SettingError
 from coseek.core.plugins import find_plugin
+from coseek.core.settings import Settings, make_settings
+from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.grading import Tell, no_progress
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, is_world, load_judge_prompt
+from coseek.graders.rag_baseline import RagBaselines, make_baselines
+from coseek.graders.scoring import EpisodeScorer, check_needs
+from coseek.hardware.placement import Placement
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import (
     CachedTextModel,
@@ -24,6 +36,9 @@ from coseek.models.text_model import (
     texts_of,
 )
 from coseek.models.tokenizer import HfTokenizer
+from coseek.retrieval.retriever import Retriever
+from coseek.rewards.grades import Accuracy
+from coseek.rewards.reward import RewardFunction
 
 if TYPE_CHECKING:
     from coseek.graders.ranker import Ranker
@@ -31,6 +46,11 @@ if TYPE_CHECKING:
 
 GRADERS = "coseek.lab.graders"
 """The package of graders that are found by their names."""
+
+ORACLE = "oracle"
+"""As a judge's model: the oracle of the laptop world that the run is trained in."""
+CACHE = "frozen.sqlite"
+"""Cache of the graders' and scorers' texts in a training's folder."""
 
 
 def open_generator(
@@ -140,3 +160,77 @@ class ClusterTextModel:
             self.cut_prompts += texts.cut_prompts
             outputs += texts.outputs
         return texts_of(outputs)
+
+
+# The graders of a training.
+
+
+class BaselineSettings(Settings):
+    """Naive RAG, the baseline of gains."""
+
+    folder: str | None = None
+    """Folder of `baselines.jsonl`; the run's folder when not set."""
+    passages: int = Field(default=3, ge=1)
+    """Passages of the one search (004: 3, as many as the agent's searches find)."""
+
+
+class GraderSettings(Placement):
+    """Models that rewards ask during training and that are not trained. `auto` is the precision of the narrowest."""
+
+    generator: GeneratorSettings | None = None
+    """Answers from the passages that a run serves."""
+    judge: JudgeSettings | None = None
+    """Grades answers; `model: oracle` is the oracle of the run's laptop world."""
+    baseline: BaselineSettings = BaselineSettings()
+    """Computed before training where a reward needs it."""
+
+
+@dataclass(frozen=True)
+class Graders:
+    """The opened graders of a run."""
+
+    settings: GraderSettings
+    folder: Path
+    """Folder of baselines and cache."""
+    generator: Generator | None = None
+    judge: Judge | None = None
+
+    def baselines(
+        self, questions: Sequence[Question], retriever: Retriever, accuracy: Accuracy, tell: Tell = no_progress
+    ) -> RagBaselines:
+        """Naive RAG's baselines of these questions, graded by `accuracy`; missing ones are computed and stored."""
+        if self.generator is None:
+            raise SettingError("a baseline needs a frozen generator; name one with graders.generator.model")
+        settings = self.settings.baseline
+        folder = Path(settings.folder) if settings.folder is not None else self.folder
+        passages = settings.passages
+        return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
+
+    def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> EpisodeScorer:
+        """A scorer of episodes that asks these graders."""
+        return EpisodeScorer(reward, self.generator, self.judge, baselines)
+
+
+def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool) -> None:
+    """Refuse a reward that needs a grader the settings do not name; `world`: the run is in a laptop world."""
+    there = {"component", "baseline"} if settings.generator is not None else set()
+    if settings.judge is not None:
+        there.add("judge")
+        if settings.judge.model == ORACLE and not world:
+            raise SettingError(
+                "the oracle judges in laptop worlds only; name a model folder or a URL with graders.judge.model"
+            )
+    check_needs(reward, there)
+
+
+def open_graders(settings: GraderSettings, folder: Path, world: Path | None = None) -> Graders:
+    """Open the graders. `world` is the laptop world's folder for `judge.model: oracle`."""
+    writing = make_settings(TextModelSettings, settings.values())
+    cache = folder / CACHE
+    generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
+    if settings.judge is None or settings.judge.model != ORACLE:
+        judge = open_judge(settings.judge, cache, writing) if settings.judge is not None else None
+        return Graders(settings, folder, generator, judge)
+    if world is None:
+        raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
+    return Graders(settings, folder, generator, oracle().judge(str(world)))

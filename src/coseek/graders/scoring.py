@@ -6,15 +6,19 @@ called only for what a reward cannot decide without it. A fault leaves its run w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from coseek.agents.sources import served_context
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
+from coseek.data.answers import exact_match
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.graders.grading import generated_answer
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.rag_baseline import RagBaselines
+from coseek.measure.question_groups import MACRO, datasets_of
+from coseek.measure.retrieval import run_recall
 from coseek.rewards.grades import WAY_OUT, Grades, Need
 from coseek.rewards.reward import Reward, RewardFault, RewardFunction
 
@@ -93,3 +97,29 @@ def _with_verdicts(grades: Grades, question_id: str, known: dict[tuple[str, str]
         return grades
     fresh = {response: verdict for (ident, response), verdict in known.items() if ident == question_id}
     return Grades(grades.reply, grades.baseline, {**grades.verdicts, **fresh})
+
+
+def dev_metrics(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str, float]:
+    """Mean reward, strict EM and gold-passage recall of the runs without a fault; metrics that no question has are left
+    out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`)."""
+    whole = [run for run in runs if run.fault is None]
+    if not whole:
+        raise DataError("every run of the dev questions has a fault; see to the retriever first")
+    rewards = scoring(whole)
+    named: dict[str, list[float | None]] = {
+        "reward": [one.value if isinstance(one, Reward) else None for one in rewards],
+        "exact_match": [
+            float(exact_match(run.answer, run.question.answers)) if run.question.answers else None for run in whole
+        ],
+        "recall": [run_recall(run) for run in whole],
+    }
+    sets = {group: set(idents) for group, idents in datasets_of(run.question for run in whole).items()}
+    metrics: dict[str, float] = {}
+    for name, values in named.items():
+        known = [(run.question.id, value) for run, value in zip(whole, values, strict=True) if value is not None]
+        groups = {group: [value for ident, value in known if ident in idents] for group, idents in sets.items()}
+        means = {f"{name}/{group}": fmean(found) for group, found in groups.items() if found}
+        if means and len(means) == len(sets):
+            means[f"{name}/{MACRO}"] = fmean(means.values())
+        metrics |= {**({name: fmean(value for _, value in known)} if known else {}), **means}
+    return metrics

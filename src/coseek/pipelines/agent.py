@@ -6,7 +6,7 @@ The folder's files: docs/reference/files.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 
@@ -25,8 +25,9 @@ from coseek.data.maker import world_maker
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import Graders, open_graders
 from coseek.graders.rag_baseline import RagBaselines
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import EpisodeScorer, dev_metrics
 from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.models.model_folder import model_path
@@ -39,28 +40,25 @@ from coseek.pipelines.agent_run import share_run
 from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
 from coseek.pipelines.demonstrations import demonstrate, left_to_ask
 from coseek.pipelines.estimate import check_fits
-from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.policy_folders import HEALTHY, take_weights, write_policy_card, write_start
-from coseek.pipelines.run_record import MoreSteps, TrainingRun, agent_identities, bound, policy_identities
-from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, right_runs, select, stages_of
-from coseek.pipelines.training_callbacks import (
-    RetrieverSchedule,
-    SharedSchedule,
-    check_in_turn,
-    dev_metrics,
-    rollout_writer,
-    schedule_of,
+from coseek.pipelines.run_record import (
+    MoreSteps,
+    TrainingRun,
+    agent_identities,
+    bound,
+    policy_identities,
     threads_and_trackers,
 )
+from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, SharedSchedule, schedule_of
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.backend import EpisodeLoop, TrainingBackend, episode_loop, open_backend
-from coseek.training.rl.callbacks import Callback, Evaluation
+from coseek.training.rl.callbacks import Callback, Evaluation, RetrieverSchedule, RolloutWriter
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
-from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
+from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_in_turn, check_servers
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.sft.settings import draw_by_hops
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
@@ -406,7 +404,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         callbacks.append(Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every))
         if self._schedule is not None:
             callbacks.append(RetrieverSchedule(self._schedule))
-        callbacks.append(rollout_writer(stage, self.policy_folder("start"), self.workers))
+        settings_of = partial(stage.rollout_settings, self.policy_folder("start"))
+        callbacks.append(RolloutWriter(stage.folder / "rollouts", recipe.rl.keep_rollouts, settings_of, self.workers))
         try:
             train_rl(
                 backend,

@@ -12,6 +12,7 @@ from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, 
 from coseek.core.plugins import is_function
 from coseek.core.settings import make_settings, without
 from coseek.data.dataset import Dataset
+from coseek.graders.factory import ORACLE, check_graders
 from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
@@ -21,15 +22,14 @@ from coseek.models.model_folder import missing, model_path, of_another_kind, shi
 from coseek.models.new_tokens import new_tags
 from coseek.pipelines.agent_recipe import (
     ENCODER,
+    RULES,
     AgentRecipe,
     DataSettings,
     load_recipe,
     recipe_source,
 )
 from coseek.pipelines.data_folder import check_data_folder, missing_splits
-from coseek.pipelines.grader_settings import ORACLE, check_graders
 from coseek.pipelines.stages import stages_of
-from coseek.pipelines.table_settings import RULES
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder, is_shipped
@@ -283,8 +283,10 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
 
 
 def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
-    """Refuse an encoder, labels or a data set that are not there."""
+    """Refuse trackers, an encoder, labels, a data set or a corpus that cannot be used."""
     wrong = ErrorList()
+    for name in recipe.track:
+        wrong.of(find_tracker, name)
     if recipe.data is not None:
         data = recipe.data
         wrong.of(check_data_folder, data.folder, "data.folder", data.train)
@@ -298,6 +300,8 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
         wrong.of(check_encoder, recipe.encoder)
     for folder in recipe.labels:
         wrong.of(LabelFolder, Path(folder))
+    if (corpus := recipe.held_out.corpus) is not None and not Path(corpus).exists():
+        wrong.errors.append(DataError(f"there is no {corpus}, which held_out.corpus names; check the path"))
     wrong.refuse()
 
 

@@ -1,7 +1,7 @@
 """The table and report of an agent's training: {direct, naive RAG, before, after} × {dev, test, unseen}.
 
 Where the agent gives no answer and the recipe has a generator, that generator answers from each row's passages
-(`generator_table.py`). Every cell is a run folder, so it can be audited and scored again.
+(`table_rows.py`). Every cell is a run folder, so it can be audited and scored again.
 """
 
 import shlex
@@ -48,7 +48,6 @@ from coseek.measure.table import (
     show,
     verdict,
 )
-from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.agent_run import share_run
@@ -57,6 +56,10 @@ from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.stages import Stage
 from coseek.pipelines.table_rows import (
+    CHAIN,
+    CHAIN_GROUPS,
+    GENERATOR_COLUMNS,
+    GENERATOR_PAIRED,
     TableRow,
     agent_of,
     by_generator,
@@ -65,9 +68,14 @@ from coseek.pipelines.table_rows import (
     identities_of_row,
     limits_of,
     metric_of,
+    naive_rag,
     pairs_of,
+    rag_identities,
     rows_of,
+    scored_by_generator,
+    selection_table,
     tokenizer_folder,
+    with_answers,
 )
 from coseek.training.rl.monitor import alarm_steps
 
@@ -143,9 +151,9 @@ def _search_cell(training: AgentTraining, row: TableRow, column: QuestionSet) ->
     assert row.passages
     folder, seed = cell_folder(training, row, column), training.recipe.table.seed
     plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
-    run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
+    run = Run.made_with(folder, plain, rag_identities(column.retriever, column.questions, row.passages, seed))
     run.drop_faults()
-    served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
+    naive_rag(run, column.retriever, column.questions, row.passages, seed)
 
 
 def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
@@ -195,7 +203,7 @@ def _scores(training: AgentTraining, rows: Sequence[TableRow], column: QuestionS
         runs[row.label] = scored(training, row.label, cell_folder(training, row, column))
         if component:
             training.progress.advance(number, row.label)
-    by, pairs = served.GROUPS if component else ("hops",), [(runs[one], runs[other]) for one, other in pairs_of(rows)]
+    by, pairs = CHAIN_GROUPS if component else ("hops",), [(runs[one], runs[other]) for one, other in pairs_of(rows)]
     return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, pairs=pairs)
 
 
@@ -203,13 +211,13 @@ def scored(training: AgentTraining, name: str, folder: Path) -> ScoredRun:
     """A run folder scored by its own answers, or by the generator's where that answers for the agent."""
     runs = Run(folder).trajectories()
     if by_generator(training):
-        return served.scored_by_generator(training.graders, name, folder, list(runs))
+        return scored_by_generator(training.graders, name, folder, list(runs))
     return score_run(name, runs)
 
 
 def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, Table]:
     """Heading → table of the means and of the paired differences."""
-    means, paired = (served.MAIN, served.PAIRED) if by_generator(training) else (MAIN, PAIRED)
+    means, paired = (GENERATOR_COLUMNS, GENERATOR_PAIRED) if by_generator(training) else (MAIN, PAIRED)
     return {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
 
 
@@ -269,13 +277,13 @@ def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
 def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:
     """Heading → table, of one set."""
     tables = means_and_differences(training, found)
-    if any(one.group == served.CHAIN for one in found.comparisons):
-        paired = served.PAIRED if by_generator(training) else PAIRED
-        tables[f"Differences, {served.CHAIN}"] = comparison_table(found, paired, served.CHAIN)
+    if any(one.group == CHAIN for one in found.comparisons):
+        paired = GENERATOR_PAIRED if by_generator(training) else PAIRED
+        tables[f"Differences, {CHAIN}"] = comparison_table(found, paired, CHAIN)
     tables |= grouped_tables(found, metric_of(training), "By hops") | abstention_tables(found)
     if by_generator(training) and training.graders.generator is not None:
         runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
-        tables["What the generator is given"] = served.selection_table(training.graders.generator, runs, found)
+        tables["What the generator is given"] = selection_table(training.graders.generator, runs, found)
     return tables
 
 
@@ -339,7 +347,7 @@ def _examples(training: AgentTraining) -> TrajectorySection:
     runs = _trajectories(training, after, column)
     text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
     if by_generator(training):
-        runs = served.with_answers(training.graders, cell_folder(training, after, column), runs)
+        runs = with_answers(training.graders, cell_folder(training, after, column), runs)
         text += " The answer is the generator's."
     drawn = {one.id for one in draw([run.question for run in runs], 5 * EXAMPLES, training.recipe.table.seed)}
     shown = sorted((run for run in runs if run.question.id in drawn), key=lambda run: -len(run.searches))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from pydantic import TypeAdapter
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from coseek.agents.protocol import Protocol
@@ -20,6 +21,7 @@ from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.maker import WorldGroup, world_maker
+from coseek.graders.factory import ORACLE
 from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
@@ -44,11 +46,9 @@ from coseek.pipelines.estimate import (
     with_processes,
     work_of,
 )
-from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
-from coseek.training.trainer.settings import GIB
 from coseek.training.trainer.workers import ALONE
 
 WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
@@ -106,28 +106,12 @@ class DryRun:
             raise DataError(f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH")
 
     def to_json(self) -> JsonObject:
-        return {
-            "paths": [
-                {"setting": named.setting, "path": str(named.path), "problem": problem or None}
-                for named, problem in self.paths
-            ],
-            "model": {"parameters": self.shape.parameters, "shape_from": self.source, **self.shape.config()},
-            "machine": dump_settings(self.recipe.machine),
-            "processes": self.processes,
-            "stages": [self._stage(look) for look in self.looks],
-        }
-
-    def _stage(self, look: StageEstimate) -> JsonObject:
-        memory: JsonObject = {f"{name}_gib": value / GIB for name, value in look.memory.parts.items()}
-        work = look.work
-        time: JsonObject = {
-            "runs": work.runs, "written_tokens": work.written, "read_tokens": work.read, "rollout_s": work.rollout_s,
-            "update_s": work.update_s, "steps": work.steps, "hours": work.total_s / 3600,
-        }  # fmt: skip
-        memory |= {"needed_gib": look.memory.needed / GIB, "fits": not look.way_out, "way_out": look.way_out or None}
-        if look.meant is not None:
-            memory["needed_gib_with_devices"] = look.meant.needed / GIB
-        return {"stage": look.name, "memory": memory, "time": time, "step": cast(Json, dict(look.step))}
+        """The findings in bytes and seconds."""
+        tree = as_object(self, "paths")
+        for row, look in zip(cast("list[JsonObject]", tree["looks"]), self.looks, strict=True):
+            row |= {"needed": look.memory.needed, "total_s": look.work.total_s}
+        tree["missing"] = {named.setting: problem for named, problem in self.missing}
+        return tree
 
     def table(self) -> Table:
         """The findings as rows of part, value and detail."""
@@ -166,6 +150,12 @@ class DryRun:
         devices = self.recipe.machine.devices
         what = f"{shown_gib(memory.needed)} GiB with {devices} processes"
         return "", what, f"machine.devices of the recipe; start it with {started_with(devices)}"
+
+
+def as_object(findings: object, *left_out: str) -> JsonObject:
+    """The fields of a dry run's findings as JSON, without its recipe and those `left_out`."""
+    tree = TypeAdapter(type(findings)).dump_python(findings, mode="json", exclude={"recipe", *left_out})
+    return cast(JsonObject, tree)
 
 
 def _count(number: float) -> str:

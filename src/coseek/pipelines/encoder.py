@@ -24,7 +24,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import set_seed
 
-from coseek.core.errors import DataError, RunError, SettingError
+from coseek.core.errors import DataError, RunError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.core.progress import Progress, waiting_stops
 from coseek.core.settings import dump_settings
@@ -37,9 +37,9 @@ from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
+from coseek.pipelines.agent_check import check_retriever_recipe
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
-from coseek.pipelines.run_record import TrainingRun, retriever_identities, write_tables
-from coseek.pipelines.training_callbacks import threads_and_trackers
+from coseek.pipelines.run_record import TrainingRun, retriever_identities, threads_and_trackers, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard, check_prompts, encoder_folder, load_encoder, most_read
@@ -71,7 +71,7 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimizer_of,
 )
-from coseek.training.tracker import MetricsLog, find_tracker
+from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import attach
 from coseek.training.trainer.workers import workers_here
@@ -109,13 +109,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def check(self) -> None:
         """Refuse trackers, labels, an encoder or a corpus that cannot be used, before anything is written."""
-        for name in self.recipe.track:
-            find_tracker(name)
-        if self.recipe.encoder is not None:
-            EncoderCard.of(encoder_folder(self.recipe.encoder))
+        check_retriever_recipe(self.recipe)
         read_labels(self.recipe.labels)
-        if self.recipe.held_out.corpus is not None and not Path(self.recipe.held_out.corpus).exists():
-            raise DataError(f"there is no {self.recipe.held_out.corpus}, which held_out.corpus names; check the path")
 
     @property
     def encoder_folder(self) -> Path:
@@ -278,20 +273,17 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         return model
 
     def _prepare(self, model: SentenceTransformer) -> None:
-        """Freeze layers, attach adapters, set dropout and gradient checkpointing."""
+        """Attach adapters, set dropout and gradient checkpointing."""
         settings = self.recipe.training
         body: nn.Module = model[0]
         if settings.checkpointing:
             checkpoint_activations(model)
-        frozen = freeze(body, settings.freeze_layers) if settings.freeze_layers else []
         if settings.lora is not None:
-            attach(body, settings.lora, frozen=frozen)
+            attach(body, settings.lora)
         if settings.dropout is not None:
             for module in model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = settings.dropout
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise SettingError(f"training.freeze_layers={settings.freeze_layers} freezes everything; lower it")
 
     def _trainer(
         self, model: SentenceTransformer, order: ExampleOrder, steps: int, began: Path | None
@@ -440,18 +432,3 @@ def train_and_measure(
     training.begin(resume)
     training.train()
     return training, training.results() if training.workers.first else None
-
-
-def freeze(body: nn.Module, layers: int) -> list[nn.Module]:
-    """Freeze the token embeddings and the lowest `layers` blocks of the longest `ModuleList`; returns them."""
-    lists = [module for module in body.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise SettingError("training.freeze_layers: this encoder has no list of layers; leave the setting out")
-    blocks = max(lists, key=len)
-    if layers >= len(blocks):
-        raise SettingError(f"training.freeze_layers={layers}: this encoder has {len(blocks)} layers; freeze fewer")
-    embeddings = [module for module in body.modules() if isinstance(module, nn.Embedding)]
-    frozen = [*embeddings, *list(blocks)[:layers]]
-    for module in frozen:
-        module.requires_grad_(False)
-    return frozen

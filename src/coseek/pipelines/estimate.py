@@ -16,10 +16,10 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.core.text import counted
+from coseek.graders.factory import ORACLE
 from coseek.models.model_folder import Shape, model_path, shape_of_config, shipped_models, way_out
 from coseek.pipelines.agent_check import way_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
-from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.stages import stages_of
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm

@@ -25,14 +25,13 @@ from coseek.hardware.device import accelerators
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
 from coseek.models.model_folder import model_path, shape_of_config
-from coseek.pipelines.dry_run import DryRun, dry_run, duration
+from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import encoder_memory, shape_of_folder, shown_gib
 from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, own_settings, terms_of
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.trainer.settings import GIB
 from coseek.training.trainer.workers import ALONE
 
 WORLDS = 2
@@ -67,19 +66,8 @@ class RetrieverDryRun:
         return self.held_out * (2 + between)
 
     def to_json(self) -> JsonObject:
-        return {
-            "encoder": self.encoder, "parameters": self.parameters, "rows": self.rows, "steps": self.steps,
-            "searches": self.searches, "scorer_calls": 0,
-            "memory": {
-                **{f"{name}_gib": value / GIB for name, value in self.memory.items()},
-                "needed_gib": sum(self.memory.values()) / GIB,
-                "measured_gib": None if self.peak is None else self.peak / GIB,
-            },
-            "time": {
-                "update_s": self.update_s,
-                "minutes": None if self.update_s is None else self.steps * self.update_s / 60,
-            },
-        }  # fmt: skip
+        """The findings in bytes and seconds."""
+        return {**as_object(self), "searches": self.searches, "needed": sum(self.memory.values())}
 
     def table(self) -> Table:
         """The findings as rows of part, value and detail."""
@@ -216,21 +204,8 @@ class TogetherDryRun:
         yield Table(("a round", "what", "detail"), rows, (note,))
 
     def to_json(self) -> JsonObject:
-        work = self.work
-        return {
-            "agent": self.agent.to_json(),
-            "rounds": self.recipe.rounds,
-            "labels": {
-                "runs": work.runs, "searches": work.searches, "candidates": work.candidates,
-                "scorer_calls": work.scorer_calls, "continuations": work.continuations,
-                "scorer_gib": None if self.scorer is None else self.scorer / GIB,
-            },
-            "retriever": {
-                **{f"{name}_gib": value / GIB for name, value in self.encoder.items()},
-                "needed_gib": sum(self.encoder.values()) / GIB if self.encoder else None,
-            },
-            "problems": [*self.problems],
-        }  # fmt: skip
+        """The findings in bytes and seconds."""
+        return {**as_object(self, "agent"), "agent": self.agent.to_json(), "rounds": self.recipe.rounds}
 
 
 def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:

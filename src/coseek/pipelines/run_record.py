@@ -7,11 +7,13 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar, cast
+
+import torch
 
 from coseek import __version__
 from coseek.agents.protocol import tool_files
@@ -51,6 +53,7 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import spread_over_steps
+from coseek.training.tracker import tracked
 from coseek.training.trainer.checkpoint import has_checkpoint
 from coseek.training.trainer.workers import ALONE, Workers
 
@@ -131,6 +134,17 @@ class TrainingRun(Generic[R]):
             recipe=recipe if in_file else None,
             license=str(getattr(self.recipe, "license", UNKNOWN)),
         )
+
+
+@contextmanager
+def threads_and_trackers(training: TrainingRun[AgentRecipe] | TrainingRun[RetrieverRecipe]) -> Iterator[None]:
+    """For a block, torch's threads as the recipe says, and its trackers, which the first worker tells."""
+    recipe = training.recipe
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    trackers = recipe.track if training.workers.first else ()
+    with tracked(trackers, training.folder, dump_settings(recipe), training.progress.say):
+        yield
 
 
 def begin(

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
+from coseek.core.settings import dump_settings
 from coseek.data.dataset import draw
 from coseek.data.question import Question, load_questions, save_questions
 from coseek.data.trajectory import Trajectory
@@ -49,6 +51,23 @@ class Stage:
     def settings(self) -> RlSettings:
         """The settings of its reinforcement learning, with a seed of its own."""
         return self.recipe.rl.model_copy(update={"seed": self.seed(self.recipe.rl.seed, "rl")})
+
+    def rollout_settings(self, tokenizer: Path, step: int) -> JsonObject:
+        """The settings in the `run.yaml` of a step's kept rollouts."""
+        recipe = self.recipe
+        return {
+            "agent": {
+                "name": f"{self.ends} before the updates of step {step}",  # no folder holds these weights
+                "protocol": recipe.protocol,
+                "prompt_template": recipe.prompt_template,
+                "chat_template": recipe.chat_template,
+                "temperature": recipe.rl.temperature,
+                "tokenizer": str(tokenizer),
+            },
+            "step": step,
+            "reward": dump_settings(recipe)["reward"],
+            "limits": dump_settings(recipe.limits),
+        }
 
     # The choice is stored: a baseline that was a fault at the start and is known on resume would change it.
 

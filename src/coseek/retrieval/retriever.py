@@ -52,6 +52,28 @@ def with_all_under(retriever: Retriever) -> Iterator[Retriever]:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSchedule:
+    """All that changes of a retriever, which may lie under others. Implements `ScheduledRetriever`."""
+
+    parts: Sequence[ScheduledRetriever]
+
+    def progress(self, step: int, steps: int) -> None:
+        for part in self.parts:
+            part.progress(step, steps)
+
+
+def schedule_of(retriever: Retriever) -> SharedSchedule | None:
+    """What changes over the run of a retriever and of those under it; `None` if nothing does."""
+    parts = [one for one in with_all_under(retriever) if isinstance(one, ScheduledRetriever)]
+    return SharedSchedule(parts) if parts else None
+
+
+def tell_step(retriever: ScheduledRetriever, step: int, steps: int) -> None:
+    """Tell a retriever that step `step` of `steps`, from 1, begins: the first has its first rate, the last its last."""
+    retriever.progress(step - 1, max(1, steps - 1))
+
+
+@dataclass(frozen=True, slots=True)
 class Shortfall:
     """What a retriever could not do and that is no fault, so that its hits look like all others."""
 

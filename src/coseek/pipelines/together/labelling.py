@@ -19,6 +19,7 @@ from coseek.core.settings import dump_settings
 from coseek.data.dataset import draw
 from coseek.data.question import Question, save_questions
 from coseek.data.run import RowKey, Run
+from coseek.graders.factory import CACHE
 from coseek.graders.judge import is_world
 from coseek.graders.structured_output import FAULT, CallCounts
 from coseek.hardware.placement import Placement
@@ -27,7 +28,6 @@ from coseek.labels.labelling import check_distinct, digests_of, label_turns, sum
 from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.pipelines.agent_run import PARTS, share_run
-from coseek.pipelines.grader_settings import CACHE
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.pipelines.together_recipe import maker_module, own_settings, terms_of
 from coseek.training.trainer.data_order import derive_seed

@@ -9,10 +9,10 @@ from coseek.agents.drivers import Agent
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.digests import Identities
+from coseek.graders.factory import ORACLE
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import FREE, TrainingRun, together_identities
 from coseek.pipelines.together_recipe import TogetherRecipe, check_together
 from coseek.retrieval.factory import open_retriever

@@ -33,13 +33,12 @@ from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, ScoredRun, Scores, summaries_of, summarise
 from coseek.measure.table import PairedClaim, Table, claims_between, dataset_table, scores_json, show, verdict
-from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences, scored
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.run_record import write_tables
-from coseek.pipelines.table_rows import by_generator, metric_of
+from coseek.pipelines.table_rows import CHAIN_GROUPS, by_generator, metric_of
 from coseek.pipelines.together.labelling import label_round, labelled
 from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.index import build_index
@@ -196,7 +195,7 @@ class Results:
     def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
         asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
-        by = served.GROUPS if by_generator(course.first) else ("hops",)
+        by = CHAIN_GROUPS if by_generator(course.first) else ("hops",)
         runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
         compared = [(runs[one], runs[other]) for one, other in compared_pairs(rounds, course.recipe.pairs.beside)]
         scored = summaries_of(list(runs.values()), asked, by, metrics, seed, pairs=compared)

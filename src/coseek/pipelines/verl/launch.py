@@ -32,14 +32,14 @@ from coseek.core.settings import Settings, dump_settings, load_settings, make_se
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import GraderSettings, open_graders
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import ChatTemplate
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.grader_settings import GraderSettings, open_graders
 from coseek.pipelines.stages import LoopTask
-from coseek.pipelines.training_callbacks import schedule_of, tell_step
 from coseek.pipelines.verl.config import AGENT, LOOP, verl_config
 from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.retriever import schedule_of, tell_step
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.backends.verl import VerlSettings, verl_settings
 from coseek.training.rl.episodes import EpisodeBatch, charge_overlong, score

@@ -144,8 +144,6 @@ class RetrieverUpdates(Settings):
     """AdamW and its schedule; `muon` is refused."""
     lora: LoraSettings | None = None
     """Train low-rank adapters, which are merged into the weights at the end."""
-    freeze_layers: int = Field(default=0, ge=0)
-    """Number of bottom layers to freeze, with the token embeddings. 0 trains all layers."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Dropout probability in training; that of the encoder's own files if not set."""
     start_share: float = Field(default=0.0, ge=0.0, lt=1.0)

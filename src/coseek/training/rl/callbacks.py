@@ -15,6 +15,7 @@ from coseek.core.progress import Evaluate, Progress
 from coseek.data.run import RowKey, Run
 from coseek.data.token_data import FILE, TokenData
 from coseek.data.trajectory import Trajectory
+from coseek.retrieval.retriever import ScheduledRetriever, tell_step
 from coseek.training.rl.algorithm import Algorithm, GroupSettings
 from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode
 from coseek.training.rl.experience import StepTokens, reward_data
@@ -72,6 +73,16 @@ class Evaluation(Callback):
             with report.timer("evaluate_s"):
                 found = self._evaluate(report.step)
             report.row |= {f"eval/{name}": value for name, value in found.items()}
+
+
+class RetrieverSchedule(Callback):
+    """Tells a retriever that changes over the run how far the run is."""
+
+    def __init__(self, retriever: ScheduledRetriever) -> None:
+        self._retriever = retriever
+
+    def before_step(self, report: StepReport) -> None:
+        tell_step(self._retriever, report.step, report.steps)
 
 
 class AlarmWatch(Callback):

@@ -27,6 +27,7 @@ from coseek.models.dialect import WeightUpdate, weight_dialect_of
 from coseek.models.remote import RemoteModel, detect_server
 from coseek.models.server import open_client
 from coseek.models.server_pool import ServerPool, open_pool
+from coseek.retrieval.retriever import SharedSchedule
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, rollout_seeds
@@ -185,6 +186,16 @@ def check_servers(settings: RolloutSettings) -> None:
         calls.close()
         if weight_dialect_of(served.dialect) is None:
             raise SettingError(f"{url} ({served.dialect}) cannot load weights while it serves; use vLLM or SGLang")
+
+
+def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> None:
+    """Raise `SettingError` where servers would sample a step before the schedule has come to it. A part whose rate is
+    constant has none."""
+    if max_steps_behind and schedule is not None and any(getattr(part, "varies", True) for part in schedule.parts):
+        raise SettingError(
+            f"rollout.max_steps_behind={max_steps_behind} samples steps before the schedule of data.training_retriever "
+            "has come to them; set it to 0"
+        )
 
 
 def _load_one(server: RemoteModel, update: WeightUpdate) -> str:

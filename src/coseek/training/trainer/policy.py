@@ -59,19 +59,15 @@ def load_learner(folder: Path, placement: Placement, settings: LearnerSettings, 
     return load_model(folder, learner_placement(placement, settings, workers, hidden_size(folder)))
 
 
-def attach(
-    module: nn.Module, settings: LoraSettings, head: nn.Module | None = None, frozen: Sequence[nn.Module] = ()
-) -> None:
-    """Freeze the module and adapt its linear layers in place, except `head` and those inside `frozen`. A module with
-    adapters is not changed.
+def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = None) -> None:
+    """Freeze the module and adapt its linear layers in place, except `head`. A module with adapters is not changed.
 
     The output layer gets no adapter: it often shares its weights with the embedding.
     """
     if adapted_layers(module):
         return
-    bare = {id(head), *(id(part) for one in frozen for part in one.modules())}
     linear = {
-        name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and id(layer) not in bare
+        name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and layer is not head
     }
     known = {name.rpartition(".")[2] for name in linear}
     for target in settings.targets:
