@@ -16,12 +16,13 @@ from coseek.agents.drivers import Agent, Limits
 from coseek.agents.drivers import rollout as _rollout
 from coseek.agents.protocol import Protocol
 from coseek.agents.protocol import load_protocol as _load_protocol
-from coseek.agents.run_questions import fault_of, row_seed
+from coseek.agents.run_questions import row_seed
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, in_python_words, missing_extras
 from coseek.core.files import JsonObject, as_path
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Overrides, apply_overrides, dump_settings, make_settings, typed_overrides
+from coseek.core.strict_json import fault_in
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.maker import world_maker
@@ -441,7 +442,7 @@ def _questions(given: str | Question | Sequence[str | Question]) -> list[Questio
             raise SettingError(f"a question is a text or a Question, not {question!r}")
         if question.id in seen:
             raise SettingError(f"two questions have the id {question.id!r}; ids must be unique; samples=2 asks twice")
-        if why := fault_of(question):
+        if why := fault_in(question.to_json()):
             raise SettingError(f"the question {question.id!r} cannot be asked: {why}")
         seen.add(question.id)
     return asked

@@ -15,7 +15,6 @@ from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
-from coseek.agents.run_questions import NOT_KEPT
 from coseek.agents.tool import DocumentPage, Result, TurnSearches
 from coseek.core.errors import UserError
 from coseek.data.passage import Hit
@@ -67,20 +66,9 @@ class Derivation:
             yield f"it is of the protocol {stored.protocol!r}, and the run is of {own!r}", None
             return
         try:
-            if stored.format_error == NOT_KEPT:
-                yield from self._not_kept(stored)
-            else:
-                yield from self._compared(stored, _Play(self.environment, stored).derived())
+            yield from self._compared(stored, _Play(self.environment, stored).derived())
         except (_Parted, UserError) as error:
             yield str(error), None
-
-    def _not_kept(self, stored: Trajectory) -> Iterator[Finding]:
-        """A run that no file can hold: at most its prompt, and nothing that could follow."""
-        if stored.stop is not StopReason.MODEL_ERROR or len(stored.segments) > 1 or stored.searches or stored.calls:
-            yield "it could not be kept in a file, and holds more than its prompt", None
-        row = Episode(0, stored.question, stored.seed, 0.0)
-        self.environment.begin(row)
-        yield from _of_segments(row.segments[: len(stored.segments)], stored.segments)
 
     def _compared(self, stored: Trajectory, derived: Trajectory) -> Iterator[Finding]:
         yield from _of_segments(derived.segments, stored.segments)

@@ -1,24 +1,16 @@
-"""Run questions: roll out one agent over many questions into a run folder that can be resumed.
-
-A run that no file can hold is replaced by one that records the fault, so that other runs go on. Files hold neither
-non-finite numbers nor unpaired surrogates. Only a user's own part or question can bring them: input files with either
-are refused, and servers' replies are repaired.
-"""
+"""Run questions: roll out one agent over many questions into a run folder that can be resumed."""
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import RetrieverError
-from coseek.core.files import json_line
-from coseek.core.strict_json import fault_in, replace_surrogates
 from coseek.data.digests import Identities, digest, questions_digest
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
-from coseek.data.trajectory import Segment, StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.retrieval.retriever import Retriever
 
 
@@ -29,8 +21,11 @@ def row_seed(seed: int, question_id: str, sample: int) -> int:
 
 def rows_of(questions: Sequence[Question], seed: int, samples: int) -> list[RowKey]:
     """The rows of a run of these questions, by question in the given order, then by seed."""
-    ids = [mended(question).id for question in questions]
-    return [row for ident in ids for row in sorted((ident, row_seed(seed, ident, sample)) for sample in range(samples))]
+    return [
+        row
+        for ident in (question.id for question in questions)
+        for row in sorted((ident, row_seed(seed, ident, sample)) for sample in range(samples))
+    ]
 
 
 def identities_of(
@@ -81,19 +76,16 @@ def run_questions(
     `only` leaves out all other rows: another process makes them, and nothing is sorted. With `repeat_faults` questions
     whose run failed are asked again. `tell` is called with (ended, total). Raises
     `SettingError` when the run holds trajectories of other questions, another agent or another retriever, and `InUse`
-    when another process is writing it. A question that no file can hold is recorded as a fault and not asked.
-    `concurrency` and `overlap` are passed to `rollout`.
+    when another process is writing it. `concurrency` and `overlap` are passed to `rollout`.
     """
-    faults = {mended(question).id: why for question in questions if (why := fault_of(question))}
-    asked_for = [mended(question) for question in questions] if faults else questions
     framed = agent.protocol.template.framed(agent.model.tokenizer)
-    identities = identities_of(agent.identities, agent.protocol, retriever, asked_for, limits, seed, framed)
+    identities = identities_of(agent.identities, agent.protocol, retriever, questions, limits, seed, framed)
     if mark := agent.protocol.template.opened_mark(agent.model.tokenizer):
         identities["opened_by_prompt"] = mark
-    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
+    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
     if only is not None:
         rows = [row for row in rows if (row[0].id, row[1]) in only]
-    order = None if only is not None else [question.id for question in asked_for]
+    order = None if only is not None else [question.id for question in questions]
     with run.open_for_append(identities, order, repeat_faults) as file:
         done = run.done()
         left = [row for row in rows if (row[0].id, row[1]) not in done]
@@ -101,68 +93,15 @@ def run_questions(
 
         def keep(trajectory: Trajectory) -> None:
             nonlocal ended
-            Run.append(file, storable(trajectory))
+            Run.append(file, trajectory)
             ended += 1
             if tell is not None:
                 tell(ended, len(rows))
 
         if tell is not None:
             tell(ended, len(rows))
-        for question, own_seed in left:
-            if question.id in faults:
-                keep(fault_trajectory(question, agent.protocol.name, own_seed, faults[question.id]))
-        left = [row for row in left if row[0].id not in faults]
         asked, seeds = [row[0] for row in left], [row[1] for row in left]
         rollout(
             *(agent, retriever, asked, seeds, limits),
             concurrency=concurrency, overlap=overlap, on_done=keep, keep=False,
         )  # fmt: skip
-
-
-NOT_KEPT = "the run cannot be kept in a file"
-
-
-def fault_of(question: Question) -> str:
-    """Why no run of this question can be written to a file, or ""."""
-    return fault_in(question.to_json())
-
-
-def fault_trajectory(
-    question: Question, protocol: str, seed: int, why: str, segments: tuple[Segment, ...] = ()
-) -> Trajectory:
-    """Build the trajectory that records why a question's run cannot be written to a file."""
-    return Trajectory(
-        question=mended(question),
-        protocol=protocol,
-        segments=segments,
-        searches=(),
-        stop=StopReason.MODEL_ERROR,
-        format_error=NOT_KEPT,
-        stop_detail=f"{NOT_KEPT}: {replace_surrogates(why)}",
-        seed=seed,
-    )
-
-
-def storable(trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory if a file can hold it, else a `fault_trajectory` with its prompt where possible."""
-    try:
-        json_line(trajectory.to_json()).encode()
-    except (ValueError, TypeError, RecursionError) as error:  # a UnicodeEncodeError is a ValueError
-        why = f"{type(error).__name__}: {str(error)[:200]}"
-        prompt = tuple(
-            segment for segment in trajectory.segments[:1] if replace_surrogates(segment.text) == segment.text
-        )
-        return fault_trajectory(trajectory.question, trajectory.protocol, trajectory.seed, why, prompt)
-    return trajectory
-
-
-def mended(question: Question) -> Question:
-    """Return the question with U+FFFD for unpaired surrogates and without the unwritable parts of its `meta`."""
-    return replace(
-        question,
-        id=replace_surrogates(question.id),
-        question=replace_surrogates(question.question),
-        answers=tuple(map(replace_surrogates, question.answers)),
-        gold_ids=tuple(map(replace_surrogates, question.gold_ids)),
-        meta={name: value for name, value in question.meta.items() if not fault_in({name: value})},
-    )

@@ -91,16 +91,7 @@ def changed_parts(recorded: Json, now: Identities) -> list[str]:
 
 
 def check_identities(file: Path, recorded: Json, now: Identities) -> None:
-    """Refuse to continue in the folder of `file` when parts differ from its `recorded` identities.
-
-    Raises `DataError` without a record (`None`) and `SettingError` for changed parts.
-    """
-    if recorded is None and now:
-        raise DataError(
-            f"{file} does not say which {', '.join(now)} {file.parent} was begun with, since its version of coseek did "
-            f"not write that down; if nothing has been replaced since, add the line `{KEY}: {{}}` to it, or choose "
-            "another --out"
-        )
+    """Raise `SettingError` when parts differ from the `recorded` identities of the folder of `file`."""
     if changed := changed_parts(recorded, now):
         raise SettingError(
             f"{file.parent} was begun with other parts than there are now (what differs: {', '.join(changed)}); put "

@@ -25,15 +25,12 @@ from coseek.core.files import (
     parse_line,
     parse_row,
     parse_rows,
-    read_jsonl,
     read_yaml,
     shaped,
-    write_jsonl,
     write_yaml,
 )
 from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
-from coseek.core.record import PlainObject, Record
 from coseek.core.settings import check_same_settings
 from coseek.core.strict_json import is_json
 from coseek.data.digests import (
@@ -45,7 +42,7 @@ from coseek.data.digests import (
     replacing,
     write_digests,
 )
-from coseek.data.trajectory import StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
 """Libraries whose versions a run remembers."""
@@ -217,11 +214,13 @@ class Run:
         with lock_folder(self.folder):
             path = self.trajectories_path
             drop_partial_line(path)
-            faults = sum(lost for _, lost in _rows(path))
+            faults = {(one.question.id, one.seed) for one in self.trajectories() if one.fault is not None}
             if faults:
                 remove_digests(self.folder)
-                write_jsonl(path, (row for row, lost in _rows(path) if not lost))
-            return faults
+                kept = [span for span in _spans(path) if span[0] not in faults]
+                with atomic_write(path) as file:
+                    file.writelines(_lines_at(path, kept))
+            return len(faults)
 
     @contextmanager
     def open_for_append(
@@ -251,24 +250,6 @@ class Run:
     def append(file: IO[str], trajectory: Trajectory) -> None:
         file.write(json_line(trajectory.to_json()))
         file.flush()
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome(Record):
-    """What `Trajectory.fault` depends on in a row."""
-
-    stop: StopReason
-    searches: tuple[PlainObject, ...]
-
-    @property
-    def has_fault(self) -> bool:
-        return self.stop.is_fault or any(search.get("fault") is not None for search in self.searches)
-
-
-def _rows(path: Path) -> Iterator[tuple[JsonObject, bool]]:
-    """The rows of a trajectories file, which may be missing, each with whether it has a fault."""
-    for line, row in read_jsonl(path) if path.exists() else ():
-        yield row, parse_row(row, _Outcome.from_json, f"{path}, line {line}").has_fault
 
 
 def _spans(path: Path) -> list[tuple[RowKey, int, int]]:

@@ -126,8 +126,7 @@ def _turn(segment: Segment, budgets: RecordedLimits) -> Iterator[str]:
 def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
     """A prompt first, and never two turns of the agent without the environment between them."""
     if not trajectory.segments:
-        if trajectory.stop is not StopReason.MODEL_ERROR:  # of a run that cannot be kept nothing may be left
-            yield "there are no segments, not even a prompt", None
+        yield "there are no segments, not even a prompt", None
         return
     first = trajectory.segments[0]
     if (first.author, first.tag) != (Author.ENVIRONMENT, PROMPT):

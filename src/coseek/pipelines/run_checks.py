@@ -15,7 +15,7 @@ from coseek.agents.factory import AgentSettings, check_folder, content_of, is_sc
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import TakenAs
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.run_questions import mended, rows_of
+from coseek.agents.run_questions import rows_of
 from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
@@ -100,12 +100,12 @@ class RunChecks:
         return make_settings(Limits, recorded)
 
     def questions(self) -> dict[RowKey, Question]:
-        """All rows of the run, with their questions as a file can hold them."""
+        """All rows of the run, with their questions."""
         if "questions" not in self.settings:
             raise DataError("run.yaml names no questions file")
         named = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
         settings = make_settings(RunSettings, named)
-        asked = {question.id: question for question in map(mended, load_asked(settings))}
+        asked = {question.id: question for question in load_asked(settings)}
         self._check_same("questions", questions_digest(asked.values()))
         return {key: asked[key[0]] for key in rows_of([*asked.values()], settings.seed, settings.samples)}
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from coseek.agents.drivers import AsyncDriver, Generate
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.run_questions import storable
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_path, atomic_write, json_line, write_yaml
 from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
@@ -173,7 +172,7 @@ class KeptEpisodes:
                 file.write(json_line({**said, "detail": run.stop_detail[:500]}))
         if step not in self._left:
             return
-        line = json_line(storable(run).to_json())
+        line = json_line(run.to_json())
         self._left[step] -= len(line.encode())
         if self._left[step] >= 0.0:
             with self._run(step).trajectories_path.open("a", encoding="utf-8") as file:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coseek.agents.run_questions import storable
 from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line
 from coseek.core.parts import sweep
@@ -250,10 +249,8 @@ class RolloutWriter(Callback):
         rows: list[str] = []
         count = 0
         for group in groups:
-            kept = [(storable(run), run, one) for run, one in group]
-            some = [json_line(held.to_json()) for held, _, _ in kept]
-            valued = [one for held, run, one in kept if one and held is run]  # no values for what no file holds
-            some_rows = [json_line(_data_of(one, report.tokens, places).to_json()) for one in valued]
+            some = [json_line(run.to_json()) for run, _ in group]
+            some_rows = [json_line(_data_of(one, report.tokens, places).to_json()) for _, one in group if one]
             left -= sum(len(line.encode()) for line in (*some, *some_rows))
             if left < 0 and runs:
                 break
