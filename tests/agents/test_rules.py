@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.rules import RuleAgent, RulesSettings, guess
+from coseek.agents.scripted.rules import RuleAgent, guess
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.agents.sources import served_context
 from coseek.data.passage import Corpus, Hit, Passage
@@ -61,7 +61,7 @@ def test_gold_answers_and_passages_change_nothing() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_it_answers_after_its_searches_are_used_up(most: int) -> None:
-    searches, moves = play(QUESTION, RuleAgent(RulesSettings(max_searches=most)), k=1)
+    searches, moves = play(QUESTION, RuleAgent(most), k=1)
     assert len(searches) <= most
     assert moves[-1].answer is not None
 

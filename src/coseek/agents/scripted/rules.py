@@ -20,10 +20,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from pydantic import Field
-
 from coseek.agents.scripted_agent import Move
-from coseek.core.settings import Settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
@@ -33,24 +30,19 @@ from coseek.retrieval.ranking import reciprocal_rank_fusion
 PROMPT_TEMPLATE = "default"
 
 
-class RulesSettings(Settings):
-    """Settings of the rule-based agent."""
-
-    max_searches: int = Field(default=4, ge=1)
-    """Searches after which it answers."""
-    max_names: int = Field(default=12, ge=0)
-    """New names that one query takes from a passage."""
-    named: float = 1.0
-    """Weight of a title that occurs in the question."""
-    linked: float = 2.0
-    """Weight of a title that occurs in a passage taken before."""
+MAX_SEARCHES = 4
+"""Searches after which it answers."""
+MAX_NAMES = 12
+"""New names that one query takes from a passage."""
+NAMED, LINKED = 1.0, 2.0
+"""Weights of a title that occurs in the question, and of one that occurs in a passage taken before."""
 
 
 class RuleAgent:
     """The rule-based agent: implements `ScriptedAgent`."""
 
-    def __init__(self, settings: RulesSettings | None = None) -> None:
-        self.settings = settings or RulesSettings()
+    def __init__(self, max_searches: int = MAX_SEARCHES) -> None:
+        self.max_searches = max_searches
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The next move; a pure function of the question and the searches."""
@@ -75,7 +67,7 @@ class RuleAgent:
         first search come first where the others brought nothing new."""
         notes = self._read(question, searches)
         first = [hit.passage.id for hit in searches[0].hits] if notes.brought_nothing() else []
-        best = (passage.id for passage in (*notes.taken, *notes.ranked(self.settings)))
+        best = (passage.id for passage in (*notes.taken, *notes.ranked()))
         return list(dict.fromkeys((*first, *best)))
 
     def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
@@ -84,12 +76,12 @@ class RuleAgent:
         for search in searches:
             hits = tuple(Hit(with_subject(hit.passage), hit.score) for hit in search.hits)
             notes = replace(notes, searches=(*notes.searches, replace(search, hits=hits)))
-            notes = replace(notes, taken=(*notes.taken, *notes.ranked(self.settings)[:1]))
+            notes = replace(notes, taken=(*notes.taken, *notes.ranked()[:1]))
         return notes
 
     def _is_done(self, notes: "_Notes") -> bool:
         """The searches are used up, brought nothing new, or the passage just taken is tied to nothing."""
-        used_up = len(notes.searches) >= self.settings.max_searches or len(notes.taken) < len(notes.searches)
+        used_up = len(notes.searches) >= self.max_searches or len(notes.taken) < len(notes.searches)
         return used_up or not notes.is_tied(len(notes.taken) - 1)
 
     def _query(self, notes: "_Notes") -> str | None:
@@ -98,7 +90,7 @@ class RuleAgent:
         open_words = _once(_cut(notes.question), met | STOP_WORDS)
         known = met | STOP_WORDS | _MONTHS | set(words(notes.question))
         names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
-        query = " ".join([*open_words, *names[: self.settings.max_names]])
+        query = " ".join([*open_words, *names[:MAX_NAMES]])
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
 
 
@@ -115,15 +107,15 @@ class _Notes:
     searches: tuple[Search, ...]
     taken: tuple[Passage, ...]
 
-    def ranked(self, settings: RulesSettings) -> list[Passage]:
+    def ranked(self) -> list[Passage]:
         """The passages found and not yet taken, best first."""
         found = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
         fusion = reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in self.searches)
         taken = {passage.id for passage in self.taken}
 
         def score(passage: Passage) -> float:
-            named = settings.named * _stands_in(passage.title, self.question)
-            return fusion[passage.id] + named + settings.linked * _is_linked(passage, self.taken)
+            named = NAMED * _stands_in(passage.title, self.question)
+            return fusion[passage.id] + named + LINKED * _is_linked(passage, self.taken)
 
         return sorted((found[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
 

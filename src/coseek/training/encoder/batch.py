@@ -10,8 +10,7 @@ same question. Every worker has the rows of all workers, so all use the same mas
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -118,52 +117,29 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
 Side: TypeAlias = Literal["query", "passage"]
 Features: TypeAlias = "dict[str, Tensor | int | dict[str, Tensor]]"
 
-CHUNK = 256
-"""Texts per tokenizer call."""
-CACHED_TEXTS = 200_000
-"""Texts that are kept tokenised: 1 GB at 200 tokens each."""
 
-
-@dataclass
+@dataclass(frozen=True)
 class FeatureBuilder:
-    """Turns queries and passages into tensors. Tokenises each text once, while the texts are few."""
+    """Turns queries and passages into tensors."""
 
     model: SentenceTransformer
     card: EncoderCard
-    _cache: dict[tuple[Side, str], dict[str, Tensor]] = field(default_factory=dict)
-    _prompt_length: dict[Side, int] = field(default_factory=dict)
-
-    def prepare(self, side: Side, texts: Sequence[str]) -> None:
-        """Tokenise the texts that are not cached yet."""
-        prompt = self.card.query_prompt if side == "query" else self.card.passage_prompt
-        missing = [text for text in dict.fromkeys(texts) if (side, text) not in self._cache]
-        self.model.max_seq_length = self.card.query_tokens if side == "query" else self.card.passage_tokens
-        for start in range(0, len(missing), CHUNK):
-            chunk = missing[start : start + CHUNK]
-            encoded = self.model.preprocess(chunk, prompt=prompt or None)
-            mask_NT = encoded["attention_mask"].bool()
-            names = [
-                name for name, value in encoded.items() if isinstance(value, Tensor) and value.shape == mask_NT.shape
-            ]
-            for place, text in enumerate(chunk):
-                self._cache[side, text] = {name: encoded[name][place][mask_NT[place]].clone() for name in names}
-            if "prompt_length" in encoded:
-                self._prompt_length[side] = int(encoded["prompt_length"])
 
     def features(self, side: Side, texts: Sequence[str]) -> dict[str, Tensor | int]:
         """Return the texts as one padded block. Padding is on the right whatever the tokenizer's default: micro-batches
         cut it off there, and neither pooling nor positions depend on it."""
-        self.prepare(side, texts)
-        known = [self._cache[side, text] for text in texts]
-        padding = {"input_ids": self.model.tokenizer.pad_token_id or 0}
-        for old in [*islice(self._cache, max(0, len(self._cache) - CACHED_TEXTS))]:
-            del self._cache[old]
-        padded: dict[str, Tensor | int] = {
-            name: pad_sequence([one[name] for one in known], batch_first=True, padding_value=padding.get(name, 0))
-            for name in known[0]
-        }
-        if side in self._prompt_length:
-            padded["prompt_length"] = self._prompt_length[side]
+        prompt = self.card.query_prompt if side == "query" else self.card.passage_prompt
+        self.model.max_seq_length = self.card.query_tokens if side == "query" else self.card.passage_tokens
+        encoded = self.model.preprocess([*texts], prompt=prompt or None)
+        mask_NT = encoded["attention_mask"].bool()
+        fill = {"input_ids": self.model.tokenizer.pad_token_id or 0}
+        padded: dict[str, Tensor | int] = {}
+        for name, value in encoded.items():
+            if isinstance(value, Tensor) and value.shape == mask_NT.shape:
+                rows = [row_T[mask_T] for row_T, mask_T in zip(value, mask_NT, strict=True)]
+                padded[name] = pad_sequence(rows, batch_first=True, padding_value=fill.get(name, 0))
+        if "prompt_length" in encoded:
+            padded["prompt_length"] = int(encoded["prompt_length"])
         return padded
 
 
