@@ -28,9 +28,8 @@ from coseek.agents.tool import open_tool
 from coseek.core.prompt_file import fill_template, one_line, without_role_marks
 from coseek.core.text import decode
 from coseek.data.answers import cover_match, f1, normalise
-from coseek.data.documents.document import decoded_text, paragraphs
+from coseek.data.documents.document import decoded_text, paragraphs, split
 from coseek.data.documents.readers import kind_of
-from coseek.data.documents.split import split
 from coseek.data.passage import Passage
 from coseek.graders.generator import ContextBudget
 from coseek.graders.structured_output import read_lines, read_scores

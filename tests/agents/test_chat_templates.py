@@ -10,7 +10,6 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
-from coseek.agents.derivation import Derivation
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
@@ -26,6 +25,7 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.pipelines.run_checks import Derivation
 from coseek.training.trainer.batch import make_batch
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<s>", "<think>")

@@ -17,7 +17,6 @@ from tests.models.http_site import site
 from tests.models.tool_servers import SERVERS, THOUGHTS, ToolServer, answers
 
 from coseek.agents.branching import Branch, branch
-from coseek.agents.derivation import Derivation
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import Protocol, load_protocol
@@ -32,6 +31,7 @@ from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.demonstrations import in_tokens_of
+from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import Query
 from coseek.retrieval.views import render_view
 from coseek.traces.calls import calls_in

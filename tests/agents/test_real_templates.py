@@ -10,7 +10,6 @@ from tests.agents.test_chat_templates import as_published, said
 from tests.agents.test_native_calls import check_conversations, conversation
 from tests.models.chat_styles import STYLES, Calls
 
-from coseek.agents.derivation import Derivation
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
@@ -19,6 +18,7 @@ from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import templated
 from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.run_checks import Derivation
 from coseek.training.trainer.batch import make_batch
 
 FOLDER = Path(__file__).parents[2] / "build" / "tokenizers"

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.agents.playing import ADA, BOB, CORPUS, EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
 from tests.examples_drawn import at_most
 
-from coseek.agents.derivation import Derivation
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import replay_queries
@@ -22,6 +21,7 @@ from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajector
 from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.run_checks import Derivation
 
 NAMES = OURS
 

@@ -6,9 +6,8 @@ import pytest
 from tests.data.document_files import FOLDER
 
 from coseek.core.text import decode
-from coseek.data.documents.document import Document
+from coseek.data.documents.document import Document, count_words, split
 from coseek.data.documents.readers import kind_of, read_document
-from coseek.data.documents.split import count_words, split
 
 
 def read_one(name: str, data: bytes) -> tuple[Document, str]:

@@ -23,10 +23,8 @@ from typing import TypeAlias
 from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
-from coseek.data.documents.archive import DocumentSettings
-from coseek.data.documents.document import clean
-from coseek.data.documents.reading import DocumentReader
-from coseek.data.documents.split import check_tokenizer
+from coseek.data.documents.document import check_tokenizer, clean
+from coseek.data.documents.reading import DocumentReader, DocumentSettings
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Passage
 
