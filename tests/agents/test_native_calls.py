@@ -23,10 +23,9 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
@@ -96,12 +95,9 @@ def played(tokenizer: HfTokenizer, scripts: Sequence[Sequence[str]], shelf: Shel
 
 def check_sound(runs: Sequence[Trajectory], tokenizer: HfTokenizer) -> None:
     """Audit runs, as they are read back from their files."""
-    limits, derivation = (
-        RecordedLimits.of(dump_settings(WIDE)),
-        Derivation(PROTOCOL, tokenizer, WIDE, own_ranking=False),
-    )
+    derivation = Derivation(PROTOCOL, tokenizer, WIDE, own_ranking=False)
     for run in runs:
-        assert list(check_trajectory(run, limits, tokenizer.decode)) == []
+        assert list(check_trajectory(run, tokenizer.decode)) == []
         assert Trajectory.from_json(json.loads(json.dumps(run.to_json()))) == run
         assert list(derivation.differences(run)) == []
 
@@ -237,7 +233,7 @@ def called(*calls: tuple[str, JsonObject]) -> str:
 def run_of(*texts: str, protocol: Protocol = PROTOCOL, limits: Limits = WIDE) -> Trajectory:
     tokenizer = tokenizer_of(STYLES["hermes"])
     (run,) = rollout(Agent(protocol, Typist(tokenizer, texts)), Shelf(), [QUESTION], [7], limits)
-    assert list(check_trajectory(run, RecordedLimits.of(dump_settings(limits)), tokenizer.decode)) == []
+    assert list(check_trajectory(run, tokenizer.decode)) == []
     assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []
     return run
 

@@ -23,10 +23,9 @@ from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
 from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
-from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 
@@ -55,7 +54,7 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
         (StopReason.ANSWERED, "1815") if answers else (StopReason.COMPLETE, None)
     )
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    assert list(check_trajectory(trajectory, RecordedLimits.of(dump_settings(WIDE)), tokenizer.decode)) == []
+    assert list(check_trajectory(trajectory, tokenizer.decode)) == []
     assert Trajectory.from_json(json.loads(json.dumps(trajectory.to_json()))) == trajectory
 
 

@@ -14,11 +14,10 @@ from tests.examples_drawn import at_most
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import replay_queries
-from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
-from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajectory
-from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.run_checks import Derivation
@@ -79,7 +78,7 @@ def test_whatever_a_model_writes_its_run_is_sound(
     model.breaks_at = data.draw(st.integers(0, 9))
     questions = [QUESTION, Question("q2", "a bad one ?")]
     for trajectory in rollout(Agent(protocol, model), shelf, questions, [1, 2], limits):
-        assert list(check_trajectory(trajectory, RecordedLimits.of(dump_settings(limits)), tokenizer.decode)) == []
+        assert list(check_trajectory(trajectory, tokenizer.decode)) == []
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
         assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(trajectory)) == []
     assert model.count == {}
@@ -129,7 +128,6 @@ def more(count: int, tag: str) -> Change:
         (searched(selected=("p2",)), "is not among the selected passages"),
         (lambda run: replace(run, segments=run.segments[:-1]), "it was complete, which the agent says"),
         (more(1, "information"), "3 observations and only 2 searches that worked"),
-        (more(6, RETRY), "7 turns that the environment answered, and the budget max_turns is 6"),
         (
             lambda run: replace(run, side_contexts=((run.segments[0],) * 2,)),
             "side context 1 is no prompt with one turn behind it",
@@ -141,6 +139,6 @@ def more(count: int, tag: str) -> Change:
     ],
 )
 def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, said: str) -> None:
-    run, budgets = play("s3", *script("s3")), RecordedLimits.of(dump_settings(WIDE))
-    assert list(check_trajectory(run, budgets)) == [] and run.stop is StopReason.COMPLETE
-    assert any(said in what for what, _ in check_trajectory(change(run), budgets))
+    run = play("s3", *script("s3"))
+    assert list(check_trajectory(run)) == [] and run.stop is StopReason.COMPLETE
+    assert any(said in what for what, _ in check_trajectory(change(run)))

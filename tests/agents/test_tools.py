@@ -16,11 +16,10 @@ from tests.scripted import ScriptedModel
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.core.errors import DataError, SettingError, UnknownName
-from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import TOOL, Author, Call, StopReason, Trajectory
-from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_trajectory
 from coseek.models.model import EpisodeState
@@ -65,8 +64,7 @@ def with_calculator(folder: Path, also: str = "") -> str:
 
 def violations(trajectory: Trajectory, name: str = "react") -> list[str]:
     decode = ByteTokenizer(load_protocol(name).grammar.special_tokens).decode
-    budgets = RecordedLimits.of({"limits": dump_settings(WIDE)})
-    return [what for what, _ in check_trajectory(trajectory, budgets, decode)]
+    return [what for what, _ in check_trajectory(trajectory, decode)]
 
 
 def test_a_calculator_in_a_users_file_goes_from_the_call_to_the_stored_row(tmp_path: Path) -> None:
@@ -281,4 +279,4 @@ def test_a_visit_of_a_page_that_was_not_found_is_told_counted_and_no_evidence() 
     assert set(run.evidence or ()) == {"p1", "p2"}
     assert score_trajectory(run)["missed_visits"] == pytest.approx(2 / 3)
     assert "missed_visits" not in score_trajectory(play("react", first, last))
-    assert not list(check_trajectory(run, RecordedLimits.of(dump_settings(WIDE))))
+    assert not list(check_trajectory(run))

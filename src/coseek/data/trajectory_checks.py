@@ -1,15 +1,14 @@
-"""Invariants of one trajectory, checked from itself and the limits of its run. Decoding is handed in, since this
-package knows no tokenizer.
+"""Invariants of one trajectory, checked from itself. Decoding is handed in, since this package knows no tokenizer.
+
+Budgets are not among them: they are checked where a run is played again (`pipelines/run_checks.py`).
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from coseek.core.files import JsonObject
 from coseek.data.trajectory import (
     MESSAGE,
     MISSING,
@@ -18,7 +17,6 @@ from coseek.data.trajectory import (
     RETRY,
     TOOL,
     Author,
-    Search,
     Segment,
     StopReason,
     Trajectory,
@@ -34,65 +32,17 @@ _ROUNDING = 1e-6
 """How far above 0 a float32 log-probability may come out; a certain token is 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLimits:
-    """The limits that `run.yaml` records; a budget that it does not name is not checked."""
-
-    max_turns: int | None = None
-    passages_per_search: int | None = None
-    opening_passages: int | None = None
-    max_turn_tokens: int | None = None
-    max_tokens: int | None = None
-
-    @classmethod
-    def of(cls, settings: JsonObject) -> "RecordedLimits":
-        """Read from the group `limits`, at whatever depth it is, or from the settings themselves."""
-        limits = _group(settings, "limits") or settings
-        found = {name: limits.get(name) for name in cls.__slots__}
-        return cls(**{name: value for name, value in found.items() if isinstance(value, int)})
-
-    def passages_of(self, search: Search) -> tuple[str, int | None]:
-        """The setting that bounds the hits of a search, and its value."""
-        if search.turn == 0 and self.opening_passages is not None:
-            return "opening_passages", self.opening_passages
-        return "passages_per_search", self.passages_per_search
-
-
-def check_trajectory(
-    trajectory: Trajectory, budgets: RecordedLimits | None = None, decode: Decode | None = None
-) -> Iterator[Finding]:
+def check_trajectory(trajectory: Trajectory, decode: Decode | None = None) -> Iterator[Finding]:
     """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
-    budgets = budgets or RecordedLimits()
-    if odd := next(_odd_numbers(trajectory), None):
-        yield odd, None  # the checks below count with these
-        return
     for position, segment in enumerate(trajectory.segments):
         if segment.ids or trajectory.exact:  # a log may hold text alone
-            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+            for what in _ledger(segment, decode):
                 yield what, position
     yield from _order(trajectory)
-    checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _calls(trajectory)]
+    checks = [_ending(trajectory), _searches(trajectory), _turns(trajectory), _calls(trajectory)]
     checks += [_visits(trajectory), _selection(trajectory), _evidence(trajectory)]
-    for what in (*chain(*checks), *_side_contexts(trajectory, budgets, decode)):
+    for what in (*chain(*checks), *_side_contexts(trajectory, decode)):
         yield what, None
-    tokens = len(trajectory.ids)
-    # A prompt that alone is over the budget is kept whole, and the run ends with it.
-    if budgets.max_tokens is not None and tokens > budgets.max_tokens and len(trajectory.segments) > 1:
-        yield f"{tokens} tokens in all, and the budget max_tokens is {budgets.max_tokens}", None
-
-
-def _odd_numbers(trajectory: Trajectory) -> Iterator[str]:
-    """Seeds, turns, seconds and costs that no run has."""
-    if type(trajectory.seed) is not int or trajectory.seed < 0:
-        yield f"the seed is {trajectory.seed!r}, and must be a whole number from 0"
-    made = (trajectory.searches, trajectory.calls, trajectory.visits)
-    for turn in (one.turn for kind in made for one in kind):
-        if turn is not None and type(turn) is not int:
-            yield f"a search, call or visit belongs to the turn {turn!r}, which is no whole number"
-    spent = {**trajectory.timings, "cost_usd": trajectory.cost_usd}
-    for name, value in spent.items():
-        if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
-            yield f"{name} is {value!r}, and must be a finite number from 0"
 
 
 def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
@@ -115,12 +65,6 @@ def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
         else:
             if text != segment.text:
                 yield f"the text is not the decoding of the ids ({_parting(segment.text, text)})"
-
-
-def _turn(segment: Segment, budgets: RecordedLimits) -> Iterator[str]:
-    most = budgets.max_turn_tokens
-    if segment.author is Author.AGENT and most is not None and len(segment.ids) > most:
-        yield f"a turn of {len(segment.ids)} tokens, and the budget max_turn_tokens is {most}"
 
 
 def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
@@ -158,13 +102,10 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
         yield f"it stopped with {stop!s}, and {len(failed)} of its tool calls failed; a failed call ends a run"
 
 
-def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
+def _searches(trajectory: Trajectory) -> Iterator[str]:
     for number, search in enumerate(trajectory.searches, start=1):
-        setting, k = budgets.passages_of(search)
         if search.fault is not None and search.hits:
             yield f"search {number} failed and has hits all the same"
-        if k is not None and len(search.hits) > k:
-            yield f"search {number} has {len(search.hits)} hits, and the budget {setting} is {k}"
         scores = [hit.score for hit in search.hits]
         if not all(map(math.isfinite, scores)) or scores != sorted(scores, reverse=True):
             yield f"the scores of search {number} are not finite and falling"
@@ -172,8 +113,8 @@ def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
             yield f"search {number} has the same passage twice"
 
 
-def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
-    """Which turn each search belongs to, and how many turns the environment answered."""
+def _turns(trajectory: Trajectory) -> Iterator[str]:
+    """Which turn each search belongs to, and that each observation shows one that worked."""
     known = [search.turn for search in trajectory.searches if search.turn is not None]
     written = sum(segment.author is Author.AGENT for segment in trajectory.segments)
     if len(known) not in (0, len(trajectory.searches)) or known != sorted(known):
@@ -186,16 +127,9 @@ def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
     worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
     native = any(segment.message is not None for segment in trajectory.segments)
     tags = {segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT}
-    own = (RETRY, PAGE, MISSING, TOOL, MESSAGE)
-    observed = _turns_before(trajectory, *(tags - {PROMPT, *own}))
+    observed = _turns_before(trajectory, *(tags - {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE}))
     if len(set(observed) if native else observed) > len(worked):
         yield f"{len(observed)} observations and only {len(worked)} searches that worked"
-    failed = [call.turn for call in trajectory.calls if call.fault is not None]
-    turns = [*(set(turn_of) - {0}), *_turns_before(trajectory, *own), *failed]
-    # A turn with native calls is answered by a result for each of them.
-    answered, most = len(set(turns) if native else turns), budgets.max_turns
-    if most is not None and answered > most:
-        yield f"{answered} turns that the environment answered, and the budget max_turns is {most}"
 
 
 def _calls(trajectory: Trajectory) -> Iterator[str]:
@@ -256,29 +190,15 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
         yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
 
 
-def _side_contexts(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
+def _side_contexts(trajectory: Trajectory, decode: Decode | None) -> Iterator[str]:
     """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
     for number, aside in enumerate(trajectory.side_contexts, start=1):
         authors = [segment.author for segment in aside]
         if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
             yield f"side context {number} is no prompt with one turn behind it"
         for segment in aside:
-            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+            for what in _ledger(segment, decode):
                 yield f"side context {number}: {what}"
-        tokens = sum(len(segment.ids) for segment in aside)
-        if budgets.max_tokens is not None and tokens > budgets.max_tokens:
-            yield f"side context {number} holds {tokens} tokens, and the budget max_tokens is {budgets.max_tokens}"
-
-
-def _group(tree: JsonObject, name: str) -> JsonObject | None:
-    """The group of settings called `name`, the nearest to the top."""
-    level: list[JsonObject] = [tree]
-    while level:
-        for group in level:
-            if isinstance(found := group.get(name), dict):
-                return found
-        level = [value for group in level for value in group.values() if isinstance(value, dict)]
-    return None
 
 
 def _parting(stored: str, decoded: str) -> str:

@@ -23,7 +23,7 @@ from coseek.data.question import Question
 from coseek.data.run import RowKey, Run, installed_version
 from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import Trajectory
-from coseek.data.trajectory_checks import Finding, RecordedLimits, check_trajectory
+from coseek.data.trajectory_checks import Finding, check_trajectory
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule
@@ -146,10 +146,9 @@ def audit_run(folder: Path, retriever: str | None = None, model: str | None = No
     opened = None if retriever is None else open_retriever(retriever)
     try:
         settings, record = run.settings, run.record
-        limits = RecordedLimits.of(settings)
     except DataError as error:
         audit.add(folder / "run.yaml", str(error))
-        settings, record, limits = {}, {}, RecordedLimits()
+        settings, record = {}, {}
     parts = RunChecks(settings, record, opened, model)
     tokenizer = audit.opened(TEXT, lambda: parts.tokenizer)
     asked = audit.opened(QUESTIONS, parts.questions)
@@ -157,7 +156,7 @@ def audit_run(folder: Path, retriever: str | None = None, model: str | None = No
     checks = {what: audit.opened(what, open_it) for what, open_it in parts.checks()}
     if checks[AGAIN] is not None:  # an index folder is not needed then
         audit.left_out.pop(HITS, None)
-    rows = _Rows(audit, limits, tokenizer, asked, reward, [check for check in checks.values() if check is not None])
+    rows = _Rows(audit, tokenizer, asked, reward, [check for check in checks.values() if check is not None])
     rows.derives = checks[PLAYED] is not None
     rows.check(run)
     audit.check_digests(record)
@@ -169,7 +168,6 @@ class _Rows:
     """Checks the rows of one run."""
 
     audit: Audit
-    limits: RecordedLimits
     tokenizer: Tokenizer | None
     asked: Mapping[RowKey, Question] | None
     """All rows of the run with their questions."""
@@ -210,7 +208,7 @@ class _Rows:
             yield f"{path} is not what this schema writes", None
             return
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        wrong = [*self._of_other_files(number, trajectory), *check_trajectory(trajectory, self.limits, decode)]
+        wrong = [*self._of_other_files(number, trajectory), *check_trajectory(trajectory, decode)]
         yield from wrong
         if not wrong:
             self.audit.derived += self.derives

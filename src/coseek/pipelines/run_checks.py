@@ -169,6 +169,9 @@ class _Play:
             return end
         if len(found) < len(texts):
             raise _Parted(f"turn {call.request.turn} asks {len(texts)} queries, and {len(found)} more are stored")
+        k = self.environment.limits.passages_of(call.request.turn)
+        if (most := max(len(one.hits) for one in found)) > k:
+            raise _Parted(f"a search of turn {call.request.turn} has {most} hits, and its budget is {k}")
         return self.environment.answer(
             call,
             TurnSearches(
