@@ -1,7 +1,6 @@
 """Training a retriever from end to end: labels in, an encoder out that dense search opens."""
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError
-from coseek.core.files import write_json
 from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
@@ -39,7 +37,7 @@ from coseek.training.encoder.recipe import (
     load_retriever_recipe,
     retriever_recipe_names,
 )
-from coseek.training.encoder.trainer import STATE, WEIGHTS, drop_old_checkpoints, last_checkpoint
+from coseek.training.encoder.trainer import last_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -323,20 +321,3 @@ def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(given_folders: Path
     assert progress.updates[0] == 4
     got = weights_of(resumed.encoder_folder)
     assert all(torch.equal(whole[name], got[name]) for name in whole)
-
-
-def test_the_best_checkpoint_is_kept_though_it_is_old_and_the_clock_jumped(tmp_path: Path) -> None:
-    for step in range(1, 5):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / WEIGHTS).touch()
-        best = str(Path("elsewhere") / "checkpoint-1")  # the folder may have been moved
-        write_json(folder / STATE, {"best_model_checkpoint": best})
-        os.utime(folder, (1e9 - step, 1e9 - step))
-    drop_old_checkpoints(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-4"]
-    for path in tmp_path.glob(f"*/{STATE}"):
-        write_json(path, {"best_model_checkpoint": None})
-    (tmp_path / "checkpoint-3").mkdir()
-    drop_old_checkpoints(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-4"]

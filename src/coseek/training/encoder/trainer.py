@@ -26,7 +26,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import rotate_checkpoints
 
 from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import read_json, read_json_object, shaped, write_json
@@ -145,8 +144,6 @@ class EncoderTrainer(SentenceTransformerTrainer):
                 raise
             # torch's writer of zip files says no more where the disk is full.
             raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
-        if self.args.should_save:
-            drop_old_checkpoints(Path(str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.model.load_state_dict(
@@ -255,6 +252,7 @@ def arguments(
         logging_steps=updates.log_every,
         logging_nan_inf_filter=False,
         save_strategy="steps",
+        save_total_limit=KEPT,
         save_steps=every if keeps_best else updates.checkpoint_every,
         eval_strategy="steps" if evaluates else "no",
         eval_steps=every,
@@ -292,15 +290,6 @@ def optimizer_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: i
     ]
     adam = AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps)
     return adam, LambdaLR(adam, lambda update: rate_at(settings, update, steps) / settings.lr)
-
-
-def drop_old_checkpoints(folder: Path) -> None:
-    """Keep `KEPT` checkpoints, the last ones by step, and the best one if it is chosen in the end. transformers goes by
-    the clock, which may jump."""
-    last = last_checkpoint(folder)
-    if last is not None:
-        best = read_json_object(last / STATE).get("best_model_checkpoint")
-        rotate_checkpoints(str(folder), KEPT, str(folder / Path(best).name) if isinstance(best, str) else None)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
