@@ -67,7 +67,6 @@ from coseek.training.encoder.trainer import (
     SaveOnStop,
     UpdateDataset,
     arguments,
-    drop_old_checkpoints,
     last_checkpoint,
     optimizer_of,
 )
@@ -253,8 +252,6 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
             self.progress.say(line)
         self.progress.stage("training", steps)
-        if self.workers.first:
-            drop_old_checkpoints(self.folder / "checkpoints")  # those that a kill left
         with waiting_stops() as stop:
             trainer.add_callback(saving := SaveOnStop(stop, self.workers))
             trainer.train(resume_from_checkpoint=str(began) if began is not None else None)

@@ -41,6 +41,8 @@ Ranks: TypeAlias = NDArray[np.int64]
 
 BATCH = 64
 """Texts per batch."""
+ALL = "all"
+"""The group of all turns."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,16 @@ class HeldOut:
     def labels(self) -> list[LabelSet]:
         return [label for labels in self.groups.values() for label in labels]
 
+    @property
+    def turns(self) -> dict[str, list[int]]:
+        """Indices of turns in `labels`: all of them, then those of each group if there are several."""
+        found = {ALL: list(range(len(self.labels)))}
+        start = 0
+        for name, labels in self.groups.items() if len(self.groups) > 1 else ():
+            found[name] = list(range(start, start + len(labels)))
+            start += len(labels)
+        return found
+
 
 def ranks_of(scores_QU: NDArray[np.float32], row_Q: Ranks) -> Ranks:
     """Return the rank of one row per query by descending score, from 1; ties in the order of rows. Shape Q."""
@@ -101,18 +113,14 @@ class EvaluationResult:
 
     def metrics(self, held_out: HeldOut, k: Sequence[int]) -> dict[str, float]:
         """Return the means over all turns, and over each group's turns if there are several groups."""
-        everything = self._means(range(len(self.ranks)), k)
-        metrics = {f"held/{name}": value for name, value in everything.items()}
-        start = 0
-        for group, labels in held_out.groups.items():
-            here = range(start, start + len(labels))
-            start += len(labels)
-            if len(held_out.groups) > 1:
-                metrics |= {f"held/{group}/{name}": value for name, value in self._means(here, k).items()}
-        return metrics
+        found: dict[str, float] = {}
+        for group, turns in held_out.turns.items():
+            prefix = "held" if group == ALL else f"held/{group}"
+            found |= {f"{prefix}/{name}": value for name, value in self._means(turns, k).items()}
+        return found
 
-    def _means(self, turns: range, k: Sequence[int]) -> dict[str, float]:
-        ranks = self.ranks[list(turns)]
+    def _means(self, turns: Sequence[int], k: Sequence[int]) -> dict[str, float]:
+        ranks = self.ranks[turns]
         means = {f"recall@{depth}": float((ranks <= depth).mean()) for depth in k}
         means["mrr"] = float((1.0 / ranks).mean())
         gold = [found for turn in turns if (found := self.gold[turn]) is not None]
@@ -211,7 +219,6 @@ class HeldOutEvaluator(BaseEvaluator):
 
 # Results: metrics of a trained encoder on held-out turns, beside BM25 and the encoder before training.
 
-ALL = "all"
 BM25, BEFORE, TRAINED, HYBRID = "BM25", "before", "trained", "BM25 + trained"
 """Names of the searchers."""
 PAIRS = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
@@ -226,7 +233,7 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
     """
     metrics = [*(f"recall@{depth}" for depth in recipe.held_out.k), "mrr"]
     rows: list[tuple[str, ...]] = []
-    for group, turns in places(held_out).items():
+    for group, turns in held_out.turns.items():
         for name, one in found.items():
             cells = [
                 str(bootstrap_mean([one.values(metric)[turn] for turn in turns], np.random.default_rng(recipe.seed)))
@@ -234,10 +241,9 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
             ]
             rows.append((name, group, str(len(turns)), *cells))
     if BEFORE in found and TRAINED in found:
-        everything = places(held_out)[ALL]
         changes = (change(found, metric, recipe.seed) for metric in metrics)
         cells = ["–" if one is None else str(one.difference) for one in changes]
-        rows.append(("trained − before", ALL, str(len(everything)), *cells))
+        rows.append(("trained − before", ALL, str(len(held_out.labels)), *cells))
     note = f"{counted(len(held_out.pool), 'passage')} are searched; no question of these turns was trained on."
     said = verdict(claims(found, recipe.seed))
     return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), tuple(filter(None, (said, note))))
@@ -250,17 +256,6 @@ def claims(found: Mapping[str, EvaluationResult], seed: int) -> list[PairedClaim
         for run, against in PAIRS
         if run in found and against in found
     ]
-
-
-def places(held_out: HeldOut) -> dict[str, list[int]]:
-    """Return group → indices of its turns. The group of all turns comes first."""
-    groups: dict[str, list[int]] = {ALL: list(range(len(held_out.labels)))}
-    start = 0
-    for name, labels in held_out.groups.items():
-        if len(held_out.groups) > 1:
-            groups[name] = list(range(start, start + len(labels)))
-        start += len(labels)
-    return groups
 
 
 def change(
