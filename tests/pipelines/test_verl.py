@@ -40,7 +40,7 @@ def paper(name: str, *more: str) -> AgentRecipe:
         ("rl.balance_hops=true", "rl.balance_hops=false"),
         ("rl.monitor.stop=true", "rl.monitor.stop=false"),
         ("rl.num_minibatches=3", "divide"),
-        ("rl.loss_agg_mode=group", "token, sequence or constant"),
+        ("rl.loss_agg_mode=group-mean", "token-mean or seq-mean-token-mean"),
         ("rl.algorithm_settings={zero_spread: drop}", "zero_spread=count"),
         ("rl.kl_in=reward", "rl.kl_in=loss"),
         ("rl.kl_clamp=5", "rl.kl_clamp=5"),

@@ -139,7 +139,7 @@ def tiny(seed: int = 0, lessons: int = 200, lr: float = 3e-3) -> Patient:
     taught = Policy(network(seed), learner, lessons)
     for _ in range(lessons):
         batch = make_batch([lesson(question, rng) for question in rng.choices(asked, k=64)])
-        taught.forward_backward(batch, batch.agent_BT, imitation(loss_weights(batch.agent_BT, "token")))
+        taught.forward_backward(batch, batch.agent_BT, imitation(loss_weights(batch.agent_BT, "token-mean")))
         taught.optim_step()
     weights = {name: weight.clone() for name, weight in taught.module.state_dict().items()}
 

@@ -66,10 +66,10 @@ def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens
 
 PAIRS = [
     pytest.param(
-        algorithm, loss_agg_mode, marks=[pytest.mark.slow] * (algorithm != "grpo" and loss_agg_mode != "token")
+        algorithm, loss_agg_mode, marks=[pytest.mark.slow] * (algorithm != "grpo" and loss_agg_mode != "token-mean")
     )
     for algorithm in ("grpo", "ppo", "rloo", "reinforce-pp")
-    for loss_agg_mode in ("token", "sequence", "group", "constant")
+    for loss_agg_mode in ("token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm")
 ]
 
 
@@ -93,7 +93,7 @@ def test_the_update_is_the_same_however_a_step_is_cut_and_shuffled(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce-pp"])
 def test_the_order_in_which_runs_come_changes_no_advantage_and_no_update(algorithm: str) -> None:
-    choice = choice_of(algorithm, "group")
+    choice = choice_of(algorithm, "group-mean")
     order = random.Random(3).sample(range(ROWS), k=ROWS)
     straight, shuffled = experience_of(choice, 5, list(range(ROWS))), experience_of(choice, 5, order)
     assert torch.allclose(straight.advantages_BT[order], shuffled.advantages_BT, atol=1e-6)

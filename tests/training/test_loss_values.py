@@ -25,15 +25,15 @@ ONE = torch.tensor([[True]])
 def test_each_group_weighs_one_part_of_the_groups_however_long_it_is() -> None:
     """QAgent, eq. 3: 1 / (groups · tokens of its group). The third group has no token and is none."""
     mask_BT = torch.tensor([[True, True, True], [True, False, False], [False, True, False], [False, False, False]])
-    weights_BT = loss_weights(mask_BT, "group", groups_B=torch.tensor([4, 4, 9, 2]))
+    weights_BT = loss_weights(mask_BT, "group-mean", groups_B=torch.tensor([4, 4, 9, 2]))
     assert weights_BT.tolist() == [[1 / 8, 1 / 8, 1 / 8], [1 / 8, 0, 0], [0, 1 / 2, 0], [0, 0, 0]]
 
 
 def test_every_normaliser_of_a_single_token_gives_it_the_weight_one() -> None:
-    for kind in ("token", "sequence", "group", "constant"):
+    for kind in ("token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"):
         weights_BT = loss_weights(ONE, kind, constant_tokens=1, groups_B=torch.tensor([3]))
         assert weights_BT.tolist() == [[1.0]], kind
-    assert loss_weights(ONE, "constant", constant_tokens=4).tolist() == [[0.25]]
+    assert loss_weights(ONE, "seq-mean-token-sum-norm", constant_tokens=4).tolist() == [[0.25]]
 
 
 def test_a_spread_at_the_bound_is_no_spread() -> None:

@@ -206,16 +206,18 @@ def test_the_expected_gradient_of_k2_is_that_of_the_kl_and_of_k1_none(first: lis
 def test_the_normalisers_weigh_as_their_table_says() -> None:
     mask_BT = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
     groups_B = torch.tensor([4, 4, 9])
-    assert loss_weights(mask_BT, "token")[0].tolist() == pytest.approx([0.25] * 3)
-    assert loss_weights(mask_BT, "sequence")[0].tolist() == pytest.approx([1 / 6] * 3)
-    assert loss_weights(mask_BT, "sequence")[1].tolist() == pytest.approx([0.5, 0, 0])
-    assert loss_weights(mask_BT, "group", groups_B=groups_B)[1].tolist() == pytest.approx([0.25, 0, 0])
-    assert loss_weights(mask_BT, "constant", constant_tokens=10)[0].tolist() == pytest.approx([1 / 20] * 3)
+    assert loss_weights(mask_BT, "token-mean")[0].tolist() == pytest.approx([0.25] * 3)
+    assert loss_weights(mask_BT, "seq-mean-token-mean")[0].tolist() == pytest.approx([1 / 6] * 3)
+    assert loss_weights(mask_BT, "seq-mean-token-mean")[1].tolist() == pytest.approx([0.5, 0, 0])
+    assert loss_weights(mask_BT, "group-mean", groups_B=groups_B)[1].tolist() == pytest.approx([0.25, 0, 0])
+    assert loss_weights(mask_BT, "seq-mean-token-sum-norm", constant_tokens=10)[0].tolist() == pytest.approx(
+        [1 / 20] * 3
+    )
 
 
 def test_an_empty_mask_weighs_nothing_rather_than_not_a_number() -> None:
     mask_BT = torch.zeros(2, 3, dtype=torch.bool)
-    for kind in ("token", "sequence", "group", "constant"):
+    for kind in ("token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"):
         weights_BT = loss_weights(mask_BT, kind, constant_tokens=5, groups_B=torch.tensor([0, 1]))
         assert weights_BT.tolist() == [[0.0] * 3] * 2
 
@@ -223,6 +225,6 @@ def test_an_empty_mask_weighs_nothing_rather_than_not_a_number() -> None:
 def test_a_normaliser_says_what_it_lacks() -> None:
     mask_BT = torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(SettingError, match="constant_tokens above 0, not 0"):
-        loss_weights(mask_BT, "constant")
+        loss_weights(mask_BT, "seq-mean-token-sum-norm")
     with pytest.raises(SettingError, match="come in groups"):
-        loss_weights(mask_BT, "group")
+        loss_weights(mask_BT, "group-mean")

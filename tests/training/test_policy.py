@@ -81,7 +81,7 @@ def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(see
         hidden_BTD = policy.model.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
         head = policy.model.get_output_embeddings()
         new_BT = target_logprobs(hidden_BTD, head, targets_BT, batch.agent_BT)
-        _, loss = clipped_loss(batch, "token")
+        _, loss = clipped_loss(batch, "token-mean")
         loss(new_BT, torch.arange(len(batch))).backward()
         found.append(gradients(policy))
     assert found[0].keys() == found[1].keys() and found[0]
@@ -89,7 +89,9 @@ def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(see
         assert torch.equal(gradient, found[1][name]), name
 
 
-@pytest.mark.parametrize("loss_agg_mode", ["token", "sequence", "group", "constant"])
+@pytest.mark.parametrize(
+    "loss_agg_mode", ["token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"]
+)
 def test_cutting_a_batch_into_micro_batches_changes_no_gradient(loss_agg_mode: LossAggMode) -> None:
     batch = make_batch(random_trajectories(12, random.Random(1)))
     whole, cut = open_policy(), open_policy(micro_batch_tokens=16)
@@ -184,7 +186,7 @@ def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> Non
 
 def test_recomputing_layers_changes_no_gradient() -> None:
     batch = make_batch(random_trajectories(6, random.Random(5)))
-    wanted_BT, loss = clipped_loss(batch, "token")
+    wanted_BT, loss = clipped_loss(batch, "token-mean")
     kept, again = open_policy(), Policy(tiny_model(), LearnerSettings(checkpointing=True), updates=10)
     layer = again.module.get_submodule("model.layers.0")
     calls: list[bool] = []
@@ -250,7 +252,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it_and_no_second_copy(
 def test_an_adapter_has_the_same_gradient_however_its_batch_is_cut(architecture: str, cut: int) -> None:
     """Also where logits are more than the output layer: the model's own arithmetic is the judge."""
     batch = make_batch(random_trajectories(6, random.Random(7)))
-    wanted_BT, loss = clipped_loss(batch, "token")
+    wanted_BT, loss = clipped_loss(batch, "token-mean")
     models = [tiny_model() if architecture == "lfm2" else granite() for _ in range(2)]
     settings = LearnerSettings(lora=LoraSettings(rank=2), micro_batch_tokens=cut)
     first, second = (Policy(model, settings, 1) for model in models)
@@ -365,7 +367,7 @@ def test_an_adapted_policy_goes_on_from_its_state_as_if_never_stopped() -> None:
 
 def test_a_micro_batch_in_bytes_is_a_count_of_tokens_and_the_same_gradient() -> None:
     batch = make_batch(random_trajectories(6, random.Random(7)))
-    wanted_BT, loss = clipped_loss(batch, "token")
+    wanted_BT, loss = clipped_loss(batch, "token-mean")
     found = []
     for learner in (LearnerSettings(), LearnerSettings(micro_batch_gib=1e-4)):
         policy = Policy(tiny_model(), learner, 1)

@@ -28,7 +28,7 @@ def batch_of(advantages_B: tuple[float, float], low: float = 0.2, high: float = 
 
 def losses(name: str, batch: LossBatch, **settings: object) -> tuple[Tensor, Tensor]:
     """The loss of every token, and the gradient of their sum by the log-probabilities."""
-    loss_agg_mode = {"loss_agg_mode": "constant", "constant_tokens": 4} if name == "dr-grpo" else {}
+    loss_agg_mode = {"loss_agg_mode": "seq-mean-token-sum-norm", "constant_tokens": 4} if name == "dr-grpo" else {}
     opened = open_policy_loss(RlSettings(policy_loss=name, policy_loss_settings=settings, **loss_agg_mode))  # type: ignore[arg-type]
     losses_bt = opened(batch)
     (gradient_bt,) = torch.autograd.grad(losses_bt.sum(), batch.new_bt)
@@ -116,14 +116,18 @@ def unclipped(batch: LossBatch) -> Tensor:
 def test_a_policy_learns_under_every_loss(loss: str | Callable[[LossBatch], Tensor], tmp_path: Path) -> None:
     name = loss if isinstance(loss, str) else policy_loss_name(loss)
     clips = {"clip_ratio_low": 0.003, "clip_ratio_high": 0.004} if loss == "gspo" else {}
-    _, rows = train(tmp_path, settings_of("grpo", policy_loss=name, loss_agg_mode="sequence", steps=12, **clips))
+    _, rows = train(
+        tmp_path, settings_of("grpo", policy_loss=name, loss_agg_mode="seq-mean-token-mean", steps=12, **clips)
+    )
     assert rows[-1]["reward"] > rows[0]["reward"] + 0.2
 
 
 def test_what_is_wrong_with_a_loss_is_said() -> None:
     with pytest.raises(UnknownName, match="did you mean 'cispo'"):
         open_policy_loss(RlSettings(policy_loss="cipso"))
-    with pytest.raises(SettingError, match=r"add rl\.loss_agg_mode=constant and rl\.constant_tokens=TOKENS"):
+    with pytest.raises(
+        SettingError, match=r"add rl\.loss_agg_mode=seq-mean-token-sum-norm and rl\.constant_tokens=TOKENS"
+    ):
         open_policy_loss(RlSettings(policy_loss="dr-grpo"))
     with pytest.raises(SettingError, match="no setting named 'max_wieght'; did you mean 'max_weight'"):
         open_policy_loss(RlSettings(policy_loss="cispo", policy_loss_settings={"max_wieght": 2.0}))

@@ -67,9 +67,17 @@ def made(
     ("algorithm", "changes"),
     [
         ("grpo", {}),
-        ("grpo", {"loss_agg_mode": "sequence", "num_minibatches": 3, "epochs": 2}),
-        ("grpo", {"loss_agg_mode": "group", "truncated": "mask"}),
-        ("grpo", {"loss_agg_mode": "constant", "constant_tokens": 9, "truncated": "penalise", "clip_ratio_high": 0.28}),
+        ("grpo", {"loss_agg_mode": "seq-mean-token-mean", "num_minibatches": 3, "epochs": 2}),
+        ("grpo", {"loss_agg_mode": "group-mean", "truncated": "mask"}),
+        (
+            "grpo",
+            {
+                "loss_agg_mode": "seq-mean-token-sum-norm",
+                "constant_tokens": 9,
+                "truncated": "penalise",
+                "clip_ratio_high": 0.28,
+            },
+        ),
         ("grpo", {"entropy": 0.1}),
         ("rloo", {"algorithm_settings": {"zero_spread": "drop"}, "num_minibatches": 1}),
         ("reinforce-pp", {"num_minibatches": 1}),
@@ -98,7 +106,7 @@ def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
     seed=st.integers(0, 10_000),
     algorithm=st.sampled_from(ALGORITHMS),
     truncated=st.sampled_from(["keep", "mask", "penalise"]),
-    loss_agg_mode=st.sampled_from(["token", "sequence", "group"]),
+    loss_agg_mode=st.sampled_from(["token-mean", "seq-mean-token-mean", "group-mean"]),
 )
 def test_the_batch_of_a_step_can_be_made_of_its_rows(
     seed: int, algorithm: str, truncated: str, loss_agg_mode: str

@@ -165,12 +165,12 @@ def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, t
     ("changes", "most"),
     [
         ({}, 1e-5),
-        ({"kl_coef": 0.05, "loss_agg_mode": "sequence", "clip_ratio_high": 0.28}, 1e-5),
+        ({"kl_coef": 0.05, "loss_agg_mode": "seq-mean-token-mean", "clip_ratio_high": 0.28}, 1e-5),
         # Four updates: AdamW divides a gradient of rounding errors by its own size.
         (
             {
                 "algorithm": "rloo",
-                "loss_agg_mode": "constant",
+                "loss_agg_mode": "seq-mean-token-sum-norm",
                 "constant_tokens": 32,
                 "epochs": 2,
                 "num_minibatches": 2,

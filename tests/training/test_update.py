@@ -120,13 +120,13 @@ def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
     _, _, said = taught(TableBackend(policy), num_minibatches=2)
     assert close(policy.rows(), table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), num_minibatches=2, loss_agg_mode="constant", constant_tokens=10)
+    taught(TableBackend(policy), num_minibatches=2, loss_agg_mode="seq-mean-token-sum-norm", constant_tokens=10)
     assert close(policy.rows(), table(-1.0 + 1 / 10, -1.0 - 1 / 10))
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), loss_agg_mode="sequence")
+    taught(TableBackend(policy), loss_agg_mode="seq-mean-token-mean")
     assert close(policy.rows(), table(-1.0 + 1 / 4, -1.0 - 1 / 6))
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), loss_agg_mode="group")
+    taught(TableBackend(policy), loss_agg_mode="group-mean")
     assert close(policy.rows(), table(-1.0 + 1 / 5, -1.0 - 1 / 5))
 
 
@@ -308,10 +308,10 @@ def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> 
     assert sorted(row for part in parts for row in part.tolist()) == [*range(8)]
     assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())
     assert len(minibatches(eight, 5, random.Random(1), whole_groups=True)) == 3
-    few = RlSettings(steps=10, questions_per_step=4, num_minibatches=8, loss_agg_mode="group")
+    few = RlSettings(steps=10, questions_per_step=4, num_minibatches=8, loss_agg_mode="group-mean")
     assert few.updates == 40  # so that the learning-rate schedule is walked to its end
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), loss_agg_mode="group", num_minibatches=2)
+    taught(TableBackend(policy), loss_agg_mode="group-mean", num_minibatches=2)
     assert policy.rows_seen == [[0, 1]]
 
 

@@ -51,8 +51,8 @@ def check_verl(recipe: AgentRecipe) -> None:
             wrong.say(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
     if functions := [name for name in plugin_digests(dump_settings(recipe)) if is_function(name)]:
         wrong.say(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
-    if rl.loss_agg_mode == "group":
-        wrong.say("verl has no loss like rl.loss_agg_mode=group; set it to token, sequence or constant")
+    if rl.loss_agg_mode == "group-mean":
+        wrong.say("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
     if compares and algorithm.drops_zero_spread:
         wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_spread=count")
     if compares and rl.kl_coef > 0.0 and rl.kl_in == "reward":
@@ -155,15 +155,14 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
 
 def _actor(recipe: AgentRecipe) -> JsonObject:
     rl = recipe.rl
-    aggregation = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
     return {
         **_learner(recipe, rl.policy),
         "clip_ratio": rl.clip_ratio_low,
         "clip_ratio_low": rl.clip_ratio_low,
         "clip_ratio_high": rl.clip_ratio_high,
         "clip_ratio_c": NEVER,
-        "loss_agg_mode": aggregation[rl.loss_agg_mode],
-        "loss_scale_factor": rl.constant_tokens if rl.loss_agg_mode == "constant" else None,
+        "loss_agg_mode": rl.loss_agg_mode,
+        "loss_scale_factor": rl.constant_tokens if rl.loss_agg_mode == "seq-mean-token-sum-norm" else None,
         "entropy_coeff": rl.entropy,
         "calculate_entropy": rl.measure_entropy,
         "use_kl_loss": rl.kl_coef > 0.0 and rl.kl_in == "loss",

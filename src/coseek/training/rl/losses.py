@@ -22,25 +22,27 @@ def loss_weights(
 ) -> Tensor:
     """Return the weight of each masked token, such that the loss is the sum of weight · token loss; shape BT.
 
+    The names are verl's; `group-mean` is QAgent's, which verl lacks.
+
     | kind | weight of a token | source |
     |---|---|---|
-    | token | 1 / tokens of the batch | DAPO; Search-R1's code, there per micro-batch |
-    | sequence | 1 / (rows · tokens of its row) | GRPO as first published |
-    | group | 1 / (groups · tokens of its group) | QAgent, eq. 3 |
-    | constant | 1 / (rows · `constant_tokens`) | Dr. GRPO |
+    | token-mean | 1 / tokens of the batch | DAPO; Search-R1's code, there per micro-batch |
+    | seq-mean-token-mean | 1 / (rows · tokens of its row) | GRPO as first published |
+    | group-mean | 1 / (groups · tokens of its group) | QAgent, eq. 3 |
+    | seq-mean-token-sum-norm | 1 / (rows · `constant_tokens`) | Dr. GRPO |
 
     Weights are computed over the whole batch *before* it is split, so the split changes no gradient. Rows without a
     masked token have weight 0 and are not counted. With no masked token at all every weight is 0.
     """
     per_row_B = mask_BT.sum(dim=1)
     rows = (per_row_B > 0).sum().clamp(min=1)
-    if kind == "token":
+    if kind == "token-mean":
         weight_B = torch.ones_like(per_row_B) / per_row_B.sum().clamp(min=1)
-    elif kind == "sequence":
+    elif kind == "seq-mean-token-mean":
         weight_B = 1.0 / (rows * per_row_B.clamp(min=1))
-    elif kind == "constant":
+    elif kind == "seq-mean-token-sum-norm":
         if constant_tokens <= 0:
-            raise SettingError(f"loss_agg_mode 'constant' needs constant_tokens above 0, not {constant_tokens}")
+            raise SettingError(f"loss_agg_mode {kind!r} needs constant_tokens above 0, not {constant_tokens}")
         weight_B = torch.ones_like(per_row_B) / (rows * constant_tokens)
     else:
         weight_B = _group_weights(per_row_B, groups_B)
@@ -49,7 +51,7 @@ def loss_weights(
 
 def _group_weights(per_row_B: Tensor, groups_B: Tensor | None) -> Tensor:
     if groups_B is None:
-        raise SettingError("loss_agg_mode 'group' needs rows that come in groups (`groups_B`)")
+        raise SettingError("loss_agg_mode 'group-mean' needs rows that come in groups (`groups_B`)")
     _, group_of_B = torch.unique(groups_B, return_inverse=True)
     per_group = torch.zeros(int(group_of_B.max()) + 1, dtype=per_row_B.dtype, device=per_row_B.device)
     per_group = per_group.index_add(0, group_of_B, per_row_B)

@@ -135,7 +135,7 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
     if needed != settings.loss_agg_mode:
         raise SettingError(
             f"rl.policy_loss={name} is defined with rl.loss_agg_mode={needed}, not {settings.loss_agg_mode}; add "
-            f"rl.loss_agg_mode={needed}{' and rl.constant_tokens=TOKENS' if needed == 'constant' else ''}"
+            f"rl.loss_agg_mode={needed}{' and rl.constant_tokens=TOKENS' if needed.endswith('norm') else ''}"
         )
     kind = cast(type[PolicyLossSettings], module.SETTINGS)
     made = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")

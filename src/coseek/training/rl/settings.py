@@ -9,7 +9,7 @@ from coseek.core.settings import Settings
 from coseek.models.remote import RemoteModelSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
-LossAggMode: TypeAlias = Literal["token", "sequence", "group", "constant"]
+LossAggMode: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"]
 KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 AlarmName: TypeAlias = Literal[
     "no-search", "no-answer", "endless-search", "format-hacking", "likelihood-decay", "exploding", "no-signal", "faults"
@@ -162,10 +162,10 @@ class RlSettings(Settings):
     """Lower clip: a ratio below 1 by more than this has no gradient."""
     clip_ratio_high: float = Field(default=0.2, ge=0.0)
     """Upper clip: a ratio above 1 by more than this has no gradient (DAPO: 0.28)."""
-    loss_agg_mode: LossAggMode = "token"
+    loss_agg_mode: LossAggMode = "token-mean"
     """Divisor of the sum of token losses: see `losses.loss_weights`."""
     constant_tokens: int = Field(default=0, ge=0)
-    """Tokens per row, for `loss_agg_mode: constant`."""
+    """Tokens per row, for `loss_agg_mode: seq-mean-token-sum-norm`."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Source of the old policy's log-probabilities: the sampler, or one more forward pass of the trainer."""
     importance: Literal["off", "truncate", "mask"] = "off"
@@ -238,7 +238,7 @@ class RlSettings(Settings):
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run, the length of the learning-rate schedule. Under `loss_agg_mode=group` a minibatch
+        """Updates of the whole run, the length of the learning-rate schedule. Under `group-mean` a minibatch
         has at least one group."""
-        most = self.questions_per_step if self.loss_agg_mode == "group" else self.num_minibatches
+        most = self.questions_per_step if self.loss_agg_mode == "group-mean" else self.num_minibatches
         return self.steps * self.epochs * min(self.num_minibatches, most)

@@ -77,7 +77,7 @@ def update_weights(
     updates = 0
     for epoch in range(settings.epochs):
         # A group's weight is 1 over its tokens, so its rows are one update's.
-        whole = settings.loss_agg_mode == "group"
+        whole = settings.loss_agg_mode == "group-mean"
         for rows_B in minibatches(experience, settings.num_minibatches, rng, algorithm.drops_zero_spread, whole):
             weights_BT = minibatch_weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SETTINGS = PolicyLossSettings
-LOSS_AGG_MODE = "constant"
+LOSS_AGG_MODE = "seq-mean-token-sum-norm"
 
 
 def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":

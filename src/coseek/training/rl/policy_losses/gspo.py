@@ -1,6 +1,6 @@
 """GSPO: ratio and clip of a whole run (Zheng et al. 2025, eq. 5 to 7).
 
-With `rl.loss_agg_mode=sequence` the loss is the paper's. Its clips are far narrower than PPO's:
+With `rl.loss_agg_mode=seq-mean-token-mean` the loss is the paper's. Its clips are far narrower than PPO's:
 `rl.clip_ratio_low=3e-4`,
 `rl.clip_ratio_high=4e-4`. An advantage may differ from token to token (GSPO-token, eq. 13 and 14).
 """
