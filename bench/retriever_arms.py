@@ -21,9 +21,8 @@ from coseek.core.files import JsonObject, write_json
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Corpus
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.structured_output import CallCounts

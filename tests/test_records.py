@@ -16,10 +16,9 @@ from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line, parse_line
 from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Number, PlainObject, Record, Schema, TokenIds, WrongField
-from coseek.data.gold_path import Step
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Hit, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, Step
 from coseek.data.token_data import TokenData
 from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Trajectory, Visit
 from coseek.graders.relevance import Rating

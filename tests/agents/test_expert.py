@@ -11,9 +11,8 @@ from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
 from coseek.core.prompt_file import fill_template
 from coseek.data.answers import exact_match
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.data.trajectory import Search
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings

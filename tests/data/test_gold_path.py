@@ -8,9 +8,8 @@ import pytest
 
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import PathStep, gold_path
 from coseek.data.imports import import_data
-from coseek.data.question import Question
+from coseek.data.question import PathStep, Question, gold_path
 
 STEP: dict[str, Json] = {
     "passage": "a", "from": "Dark Hunter", "to": "Galo ( singer )", "phrase": "with … as voice", "back": False,

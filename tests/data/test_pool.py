@@ -12,9 +12,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import write_jsonl
 from coseek.data.answers import normalise
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import gold_path
 from coseek.data.pool import SHARES, Pooled, PoolSource, deal, make_pool, parse_source
-from coseek.data.question import Question
+from coseek.data.question import Question, gold_path
 
 POOLED = st.builds(
     lambda number, text, passages, published: Pooled(Question(f"q{number}", f"Who is {text}?"), published, passages),

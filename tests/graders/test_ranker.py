@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.graders.ranker import GoldRanker, ModelRanker, RankingRequest, load_rank_prompt, read_order
 from coseek.graders.structured_output import RETRIES, SCORER, CallCounts, Unreadable
 from coseek.lab.graders.oracle import OracleRanker

@@ -9,7 +9,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import write_jsonl
 from coseek.core.progress import NoProgress
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import gold_path
+from coseek.data.question import gold_path
 from coseek.lab.synthesis.renaming import rename
 from coseek.library import make_world
 from coseek.models.tokenizer import ByteTokenizer

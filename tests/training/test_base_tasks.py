@@ -14,8 +14,7 @@ from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
-from coseek.data.gold_path import plan_of
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.lab.training.base_tasks import (
     COPY_ALPHABETS,

@@ -8,9 +8,8 @@ import pytest
 from tests.scripted import Scripted
 
 from coseek.core.files import Json
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.lab.training.base_tasks import BaseTasks, BaseTaskSettings, Task
 from coseek.lab.training.examples import CorpusSampler

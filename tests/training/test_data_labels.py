@@ -17,7 +17,7 @@ from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.encoder.data_labels import is_held_out, passage_labels, question_labels
+from coseek.training.encoder.examples import is_held_out, passage_labels, question_labels
 
 
 @pytest.fixture(scope="module")

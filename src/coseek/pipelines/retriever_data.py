@@ -35,9 +35,8 @@ from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
-from coseek.training.encoder.data_labels import is_held_out, passage_labels, question_labels
 from coseek.training.encoder.evaluation import BEFORE, BM25, HYBRID, PAIRS, TRAINED, HeldOut
-from coseek.training.encoder.examples import split_by_question
+from coseek.training.encoder.examples import is_held_out, passage_labels, question_labels, split_by_question
 from coseek.training.encoder.recipe import DataLabelSettings, RetrieverRecipe
 
 DEPTH = 20

@@ -6,9 +6,8 @@ import pytest
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, gold_path
 from coseek.data.trajectory import Search
 from coseek.lab.agents.expert import PERFECT, ExpertAgent
 from coseek.lab.synthesis.renaming import rename

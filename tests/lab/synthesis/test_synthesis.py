@@ -15,9 +15,8 @@ from coseek.core.errors import DataError, ModelError, RunError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import gold_path
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, gold_path
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.lab.synthesis.gates import closed_book, follows, one_search, read
 from coseek.lab.synthesis.graph import Chain, HopGraph

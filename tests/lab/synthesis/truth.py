@@ -9,8 +9,7 @@ step.
 from collections import defaultdict
 from itertools import pairwise
 
-from coseek.data.gold_path import PathStep, gold_path
-from coseek.data.question import Question
+from coseek.data.question import PathStep, Question, gold_path
 from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import Entity, Fact
 from coseek.lab.world.world import World

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError
-from coseek.data.gold_path import plan_of
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.lab.world.lexicon import LAPTOP
 from coseek.lab.world.oracle import GOLD, MENTION, MISLEADING, NOTHING, OTHER_HOP, SUPPORT, Oracle
 from coseek.lab.world.plan import kind_of

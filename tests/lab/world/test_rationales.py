@@ -5,9 +5,8 @@ import re
 from functools import cache
 
 from coseek.data.answers import exact_match
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.lab.training.examples import WorldSampler
 from coseek.lab.world.plan import constraints_of, kind_of
 from coseek.lab.world.rationales import MARK, NOW, rationale

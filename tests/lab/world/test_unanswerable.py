@@ -14,7 +14,7 @@ from coseek.agents.factory import open_scripted_agent
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.settings import dump_settings
-from coseek.data.gold_path import plan_of
+from coseek.data.question import plan_of
 from coseek.data.trajectory import Author
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.labels.synthetic import SyntheticSettings, synthetic_labels

@@ -13,8 +13,7 @@ from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import plan_of
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.lab.world.facts import Entity
 from coseek.lab.world.lexicon import LAPTOP
 from coseek.lab.world.passages import MAX_WORDS

@@ -16,9 +16,8 @@ from coseek.agents.episode import latest_block, shown_documents
 from coseek.agents.scripted_agent import Move
 from coseek.agents.sources import first_with, holds
 from coseek.core.text import sentence_spans
-from coseek.data.gold_path import has_plan, plain_name, plan_of
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, has_plan, plain_name, plan_of
 from coseek.models.model import EpisodeState
 from coseek.retrieval.lexical.analyzer import has_words
 

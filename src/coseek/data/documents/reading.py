@@ -204,6 +204,7 @@ _KINDS: dict[str, Callable[[str, IO[bytes], Budget], Iterator[Member]]] = {
 }  # fmt: skip
 
 
+_ENDINGS = re.compile(r"(?<=[^/])((\.[^./\s]+)?\.(gz|bz2|xz)|\.[^./\s]+)\Z", re.IGNORECASE)
 _WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from coseek.data.documents.reading import main; main()"
 
 
@@ -304,15 +305,21 @@ def _started() -> "subprocess.Popen[bytes]":
 
 def _distinct(files: Iterator[Member]) -> Iterator[Member]:
     """The same files, of which no two have one name: archives may hold a name twice."""
-    taken: set[str] = set()
+    taken = Counter[str]()
     for member in files:
-        folder, _, last = member.name.rpartition("/")
-        name, number = member.name, 1
-        while name in taken:
-            number += 1
-            name = f"{folder}/{number}-{last}"
-        taken.add(name)
-        yield replace(member, name=name)
+        yield replace(member, name=free_name(member.name, taken))
+
+
+def free_name(name: str, taken: Counter[str], is_folder: bool = False) -> str:
+    """Number a name that is taken, before the endings, which tell the kind of a file: the second `a.md` is `a 2.md`."""
+    match = None if is_folder else _ENDINGS.search(name)
+    stem, ending = (name, "") if match is None else (name[: match.start()], name[match.start() :])
+    free = name
+    while taken[free]:
+        taken[name] += 1
+        free = f"{stem} {taken[name]}{ending}"
+    taken[free] += 1
+    return free
 
 
 def _inside(name: str, head: bytes, file: IO[bytes], budget: Budget) -> Iterator[Member]:

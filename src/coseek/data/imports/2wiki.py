@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coseek.core.files import Json
-from coseek.data.gold_path import plain_name
 from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.imports.hotpotqa import contexts, own_gold, question_of
-from coseek.data.question import Question
+from coseek.data.question import Question, plain_name
 
 
 class Evidence(NamedTuple):

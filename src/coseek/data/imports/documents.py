@@ -13,7 +13,6 @@ reader); `source.json` lists all that were not read, each with its reasons.
 """
 
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,14 +23,13 @@ from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.documents.document import check_tokenizer, clean
-from coseek.data.documents.reading import DocumentReader, DocumentSettings
+from coseek.data.documents.reading import DocumentReader, DocumentSettings, free_name
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Passage
 
 SETTINGS = DocumentSettings
 _OURS = (("corpus.jsonl", "source.json"), ("index.json", "corpus.json"))
 """Files by which a data set and an index are known."""
-_ENDINGS = re.compile(r"(?<=[^/])((\.[^./\s]+)?\.(gz|bz2|xz)|\.[^./\s]+)\Z", re.IGNORECASE)
 _Fault: TypeAlias = tuple[str, str]
 """Outcome and reason of a file that is not read."""
 _JUNK = ("__MACOSX", "__pycache__", "Thumbs.db", "node_modules")
@@ -76,10 +74,10 @@ def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None]]
     tops, labels = Counter[str](), Counter[str]()
     for source in sources:
         is_folder = source.is_dir()
-        top = Path(_free(source.resolve().name or "root", tops, is_folder))
+        top = Path(free_name(source.resolve().name or "root", tops, is_folder))
         if not is_folder:
             odd = None if source.is_file() else ("left out", "it is no ordinary file")
-            yield source, _free(clean(str(top)), labels), odd
+            yield source, free_name(clean(str(top)), labels), odd
             continue
         closed: list[OSError] = []
         for folder, folders, names in os.walk(source, onerror=closed.append):
@@ -98,19 +96,7 @@ def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None]]
 
 def _label(path: Path, labels: Counter[str]) -> str:
     """The name of a file in passages and reports. Some differ only in characters that are cleaned away."""
-    return _free(" ".join(clean(path.as_posix().encode("utf-8", "replace").decode()).split()), labels)
-
-
-def _free(name: str, taken: Counter[str], is_folder: bool = False) -> str:
-    """Number a name that is taken, before the endings, which tell the kind of a file: the second `a.md` is `a 2.md`."""
-    match = None if is_folder else _ENDINGS.search(name)
-    stem, ending = (name, "") if match is None else (name[: match.start()], name[match.start() :])
-    free = name
-    while taken[free]:
-        taken[name] += 1
-        free = f"{stem} {taken[name]}{ending}"
-    taken[free] += 1
-    return free
+    return free_name(" ".join(clean(path.as_posix().encode("utf-8", "replace").decode()).split()), labels)
 
 
 def _not_read(path: Path, is_folder: bool) -> _Fault | None:

@@ -19,8 +19,7 @@ from coseek.agents.episode import shown_documents
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
-from coseek.data.gold_path import Step, plan_of
-from coseek.data.question import Question
+from coseek.data.question import Question, Step, plan_of
 from coseek.data.trajectory import Search, Trajectory
 from coseek.lab.world.lexicon import LAPTOP
 from coseek.lab.world.passages import spaced

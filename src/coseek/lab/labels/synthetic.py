@@ -13,9 +13,8 @@ from pydantic import Field
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.settings import Settings
-from coseek.data.gold_path import Step, plan_of
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.settings import LexiconName, WorldSettings

@@ -12,9 +12,8 @@ from itertools import islice, zip_longest
 
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import Json, JsonObject
-from coseek.data.gold_path import plain_name
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plain_name
 from coseek.graders.generator import Generator
 from coseek.lab.synthesis.gates import GateVerdict, closed_book, edge, follows, model_verdicts, one_search
 from coseek.lab.synthesis.graph import Chain, HopGraph
@@ -26,7 +25,7 @@ from coseek.lab.synthesis.question_text import question_of, reads_naturally, sin
 from coseek.lab.synthesis.settings import Split, SynthesisSettings
 from coseek.lab.synthesis.solver import Solver
 from coseek.retrieval.lexical.analyzer import has_words
-from coseek.training.encoder.data_labels import document_of
+from coseek.training.encoder.examples import document_of
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 _ROUNDS = 8

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from coseek.data.gold_path import plain_name
 from coseek.data.passage import Passage
+from coseek.data.question import plain_name
 from coseek.lab.synthesis.names import NameFinder, key_of, sentences
 from coseek.retrieval.lexical.analyzer import words
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
-from coseek.data.gold_path import gold_path, plain_name
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, gold_path, plain_name
 
 WORD = re.compile(r"\w+")
 

@@ -22,9 +22,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from coseek.core.settings import Settings
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plan_of
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.lab.training.examples import DRILL_FACTS, ExampleSampler, WorldSampler, drill_of

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from coseek.data.gold_path import Step, has_plan, plan_of
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, Step, has_plan, plan_of
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.lab.world.passages import spaced

@@ -14,9 +14,8 @@ from typing import cast
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json, shaped
 from coseek.core.settings import make_settings
-from coseek.data.gold_path import Step, plan_of
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon

@@ -1,8 +1,7 @@
 """What a laptop world's questions say of their plans: their kind, their constraints, and what a step looks up."""
 
 from coseek.core.files import JsonObject
-from coseek.data.gold_path import Step
-from coseek.data.question import Question
+from coseek.data.question import Question, Step
 
 
 def kind_of(question: Question) -> str:

@@ -11,8 +11,7 @@ from functools import partial, reduce
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.data.gold_path import Step
-from coseek.data.question import Question
+from coseek.data.question import Question, Step
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon
 from coseek.lab.world.passages import WrittenWorld, spaced

@@ -10,9 +10,8 @@ given values the passages are read in their order up to the one that states both
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coseek.data.gold_path import Step, plan_of
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.plan import answer_of, constraints_of, kind_of
 

@@ -13,9 +13,8 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.gold_path import plan_of
 from coseek.data.passage import Corpus
-from coseek.data.question import Question, save_questions, twins, withhold
+from coseek.data.question import Question, plan_of, save_questions, twins, withhold
 from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import make_facts
 from coseek.lab.world.oracle import Oracle

@@ -1,18 +1,33 @@
-"""Examples: label sets as training examples, and their order over the updates. Does not import torch."""
+"""Examples: label sets as training examples, and their order over the updates; label sets made from a data set alone,
+without a run or a model. Does not import torch.
+
+Of a question with a gold path (`coseek data synthesize`) every step is a search, asked as a question of its own and in
+the words `name phrase`, and the question itself is the search that opens: its positive is the first passage of the
+path. Of any other question each gold passage is a positive. A passage alone gives one query: a sentence or its heading,
+which the positive then lacks, so that finding it takes more than the same words (an inverse cloze task, Lee et al.
+2019). Negatives are what BM25 finds besides, without gold passages and without any that hold what the search is for.
+"""
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
+from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
-from coseek.data.passage import Passage
+from coseek.data.documents.reading import TITLE_STEP
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question, gold_path
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import LabelSet
+from coseek.labels.label_set import Candidate, LabelSet
+from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.hybrid import sentence_of
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 
 Seen: TypeAlias = Callable[[Query], str]
@@ -131,3 +146,99 @@ class ExampleOrder:
         places = sorted(rng.sample(range(len(row.negatives)), self.negatives))
         kept = tuple(row.negatives[place] for place in places)
         return TrainingExample(row.turn, row.question, row.query, row.positive, kept, row.candidates, row.targets)
+
+
+_LEAST_WORDS = 8
+"""Words that a passage must keep when its sentence is taken out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledSearch:
+    """A query, the passage that it is to find, and what no negative may hold."""
+
+    question: Question
+    number: int
+    """Its number among the searches of the question."""
+    query: str
+    positive: Passage
+    sought: tuple[str, ...] = ()
+
+
+def question_labels(questions: Sequence[Question], corpus: Corpus, bm25: Bm25, candidates: int) -> list[LabelSet]:
+    """The label sets of questions; those without gold passages give none."""
+    searches = [search for question in questions for search in _searches(question, corpus)]
+    return _labels(searches, bm25, candidates)
+
+
+def passage_labels(passages: Sequence[Passage], bm25: Bm25, candidates: int, seed: int) -> list[LabelSet]:
+    """At most one label set a passage, of its own words. Passages that are too short give none."""
+    headings = Counter(passage.title.rpartition(TITLE_STEP)[2] for passage in bm25.corpus)
+    searches = [found for one in passages if (found := _own_words(one, headings, seed)) is not None]
+    return _labels(searches, bm25, candidates)
+
+
+def is_held_out(passage: Passage, share: float, seed: int) -> bool:
+    """Whether the document of a passage is held out: that depends on its name and the seed alone."""
+    hashed = hashlib.blake2b(f"{seed}/{document_of(passage)}".encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, "big") < share * 2**64
+
+
+def document_of(passage: Passage) -> str:
+    """What a passage was cut from: its file, else its title, else itself."""
+    path = passage.meta.get("path")
+    return f"path {path}" if isinstance(path, str) else f"title {' '.join(words(passage.title)) or passage.id}"
+
+
+def _searches(question: Question, corpus: Corpus) -> Iterator[LabelledSearch]:
+    if not question.answerable or not question.gold_ids:
+        return
+    path = gold_path(question)
+    if not path:
+        for number, ident in enumerate(question.gold_ids):
+            yield LabelledSearch(question, number, question.question, corpus.by_id(ident), question.answers)
+        return
+    found = {question.question: (question.gold_ids[0], question.answers)}
+    for step in path:
+        for query in (step.question, *([f"{step.source} {step.phrase}"] if step.phrase else [])):
+            found.setdefault(query, (step.passage, (step.target,)))
+    for number, (query, (ident, sought)) in enumerate(found.items()):
+        yield LabelledSearch(question, number, query, corpus.by_id(ident), sought)
+
+
+def _own_words(passage: Passage, headings: Counter[str], seed: int) -> LabelledSearch | None:
+    rng = random.Random(f"{seed}/words of {passage.id}")
+    above, _, heading = passage.title.rpartition(TITLE_STEP)
+    telling = bool(above) and headings[heading] == 1 and len(heading.split()) > 1
+    if telling and rng.random() < 0.5:
+        query, less = heading, replace(passage, title=above)
+    else:
+        sentence = sentence_of(passage.text, rng)
+        query, less = " ".join(sentence.split()), replace(passage, text=passage.text.replace(sentence, " ", 1).strip())
+    if not words(query) or len(words(less.text)) < _LEAST_WORDS:
+        return None
+    return LabelledSearch(Question(f"words of {passage.id}", query, (), (passage.id,)), 0, query, less)
+
+
+def _labels(searches: Sequence[LabelledSearch], bm25: Bm25, candidates: int) -> list[LabelSet]:
+    found = bm25.search([search.query for search in searches], candidates + 1) if searches else []
+    return [_label(search, hits) for search, hits in zip(searches, found, strict=True)]
+
+
+def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
+    gold, good = {search.positive.id, *search.question.gold_ids}, search.positive
+    rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == good.id), 0)
+    others = [
+        Candidate(hit.passage, rank)
+        for rank, hit in enumerate(hits, start=1)
+        if hit.passage.id not in gold
+        and passage_text(hit.passage) != passage_text(good)
+        and not has_words(passage_text(hit.passage), *search.sought)
+    ]
+    return LabelSet(
+        turn=TurnId(search.question.id, 0, search.number),
+        question=search.question,
+        query=Query(search.query, search.question.question),
+        candidates=(Candidate(good, rank), *others),
+        positive=good.id,
+        negatives=tuple(other.passage.id for other in others),
+    )
