@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.hardware.device import Host
+from coseek.hardware.device import instructions
 from coseek.retrieval.vectors.exact import ExactSearch, fastest_method
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
 from coseek.retrieval.vectors.shortlist import ScanSearch
@@ -84,8 +84,7 @@ def main() -> int:
     queries_QD, whence = held_out(args)
     np.save(prepared(args, folder) / "queries.npy", queries_QD)
     print(f"{args.vectors}: {args.count:,} × {args.dim}, {args.queries} queries ({whence}), {args.threads} threads")
-    host = Host.here()
-    print(f"instructions: {host.instructions}; {host.cpu}")
+    print(f"instructions: {instructions()}; {torch.cpu.get_capabilities().get('cpu_name')}")
     store = VectorStore.open(folder / "vectors")
     ours: dict[str, Int8Search | ExactSearch] = {
         "exact": ExactSearch(store),
@@ -96,7 +95,7 @@ def main() -> int:
     others = baselines(store)
     passed = [compare(args, store, ours, taken, others, queries_QD, k) for k in args.k]
     remembered = memory(args, folder)
-    large = args.count >= JUDGED_FROM and "avx512_vnni" in host.features and not host.switches
+    large = args.count >= JUDGED_FROM and "avx512_vnni" in instructions()
     if not large:
         print(f"bars of int8 and of memory are judged from {JUDGED_FROM:,} rows on, with VNNI")
     return 0 if all(one.held and (one.int8_held or not large) for one in passed) and (remembered or not large) else 1

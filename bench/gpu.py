@@ -36,7 +36,7 @@ from coseek.agents.limits import Limits
 from coseek.core.errors import UserError
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.hardware.device import Host
+from coseek.hardware.device import instructions
 from coseek.models.model import EpisodeState, Model, Request
 from coseek.models.pretrained import DTYPES
 from coseek.models.sampler import Sampler, SamplerSettings
@@ -353,7 +353,7 @@ def race(shape: NetworkShape, device: torch.device, options: argparse.Namespace)
             if repeat:  # the first warms up
                 rates[name].append((tokens / seconds, tokens / (time.process_time() - busy)))
     shown = f"{len(rows)} rows, groups of {options.group}, {options.prompt_tokens} + {options.new_tokens} tokens"
-    where = f"{torch.get_num_threads()} threads, {Host.here().instructions}"
+    where = f"{torch.get_num_threads()} threads, {instructions()}"
     print(f"{shown}, {options.dtype}, {where}; {options.repeats} repeats in turn, the median")
     factors = []
     for clock, unit in enumerate(("tokens/s", "tokens/s of processor time")):

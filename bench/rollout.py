@@ -39,7 +39,7 @@ from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.hardware.device import Host
+from coseek.hardware.device import instructions
 from coseek.hardware.placement import FLOAT32, Placement
 from coseek.lab.agents.expert import ExpertAgent
 from coseek.lab.world.settings import WorldSettings
@@ -316,7 +316,7 @@ def main() -> int:
             side.go(protocol, retriever, questions, repeat)
             print(f"repeat {repeat + 1}, {side.name}: {side.rates[-1]:.1f} rollouts/s", file=sys.stderr, flush=True)
     print(f"{count} questions × {options.group}, {limits.max_tokens} tokens each at most, {options.dtype}, ", end="")
-    print(f"{torch.get_num_threads()} threads, {options.repeats} repeats taking turns, {Host.here().instructions}")
+    print(f"{torch.get_num_threads()} threads, {options.repeats} repeats taking turns, {instructions()}")
     ratio = report(sides, options.bar)
     if options.profile:
         for side in sides:

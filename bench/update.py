@@ -35,7 +35,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.hardware.device import Host
+from coseek.hardware.device import instructions
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, new_model
@@ -80,7 +80,7 @@ def main() -> int:
     experience, prompts = _step(policy, settings, options, int(model.config.vocab_size))
     tokens = int(experience.batch.lengths_B.sum())
     print(f"{options.runs} runs, {tokens} tokens, {int(experience.mask_BT.sum())} of them the agent's")
-    print(f"{options.threads} threads, instructions: {Host.here().instructions}")
+    print(f"{options.threads} threads, instructions: {instructions()}")
     with tempfile.TemporaryDirectory() as folder:
         side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
         theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in options.sizes}

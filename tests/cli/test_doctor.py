@@ -9,7 +9,7 @@ from tests.cli.conftest import Type
 from tests.hardware.paces import FAST, SLOW, begun_anew, kept
 
 from coseek.cli.commands.doctor import CHECKS, CheckStatus, check, exact_search, precision
-from coseek.hardware.device import Host
+from coseek.hardware.device import instructions
 from coseek.hardware.placement import Use
 
 
@@ -55,7 +55,7 @@ def test_the_doctor_names_what_auto_takes_and_why(
     for use in Use:
         assert f"{use} in {taken} (bfloat16 has {ratio:.2g} × the speed of float32)" in told
     assert f"auto is {way} for a million vectors" in found and f"{ratio:.2g} × the speed" in found
-    assert told.endswith(Host.here().instructions) and found.endswith(Host.here().instructions)
+    assert told.endswith(instructions()) and found.endswith(instructions())
 
 
 def test_a_probe_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coseek.hardware import placement
-from coseek.hardware.device import Host
+from coseek.hardware.device import host_digest
 
 FAST, SLOW = 2.5, 0.02
 """How many times as fast bfloat16 is on a processor that multiplies it, and on one that does not."""
@@ -20,7 +20,7 @@ def kept(
     stored = {"many_rows": many_rows, "few_rows": few_rows, "int8_search": int8_search}
     path = folder / "coseek" / placement.FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema": 2, "hosts": {Host.here().digest: stored}}))
+    path.write_text(json.dumps({"schema": 2, "hosts": {host_digest(): stored}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     begun_anew(monkeypatch)
     return path

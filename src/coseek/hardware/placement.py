@@ -6,7 +6,7 @@ Placement(device="cuda:1", precision="float32")
 A precision setting's type names its use. `resolve_precisions` replaces each `auto` by the fastest precision on this
 machine, so that stored settings name what was used.
 
-The speed of bfloat16 and int8 relative to float32 comes from one probe of a second, which is stored for each `Host` in
+The speed of bfloat16 and int8 relative to float32 comes from one probe of a second, which is stored for each host in
 `speed.json` in the user's cache folder. Without a writable cache every process probes again. Where the probe fails,
 `auto` is float32.
 
@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import Json, JsonObject, read_json, write_json
 from coseek.core.settings import Settings, dump_settings, group_of, make_settings
-from coseek.hardware.device import AUTO, Host, device_of, multiplies_bfloat16
+from coseek.hardware.device import AUTO, device_of, host_digest, instructions, multiplies_bfloat16
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 PrecisionSetting: TypeAlias = Literal["float32", "bfloat16", "auto"]
@@ -191,7 +191,7 @@ def warning(settings: Settings) -> str:
             _warned.set()
             return (
                 f"{'.'.join(place)}=bfloat16 is {1 / ratio:.2g} times slower than float32 on this machine "
-                f"({Host.here().instructions}); take auto"
+                f"({instructions()}); take auto"
             )
     return ""
 
@@ -215,7 +215,7 @@ _probing = threading.Lock()
 def speedups() -> Speedups | None:
     """The speed-ups of this machine, stored or probed; `None` when the probe failed."""
     with _probing:
-        return _speedups(cache_file(), Host.here().digest)
+        return _speedups(cache_file(), host_digest())
 
 
 def cache_file() -> Path | None:

@@ -153,7 +153,7 @@ def precision() -> str:
     """Time bfloat16 against float32, or read an earlier measurement: the choice of `auto`, and its reason."""
     import torch
 
-    from coseek.hardware.device import Host
+    from coseek.hardware.device import instructions
     from coseek.hardware.placement import WIDE, Use, described
 
     ones = torch.ones(64, 64, dtype=torch.bfloat16)
@@ -161,17 +161,17 @@ def precision() -> str:
         raise RuntimeError("a product of ones is wrong")
     told = [f"{use} in {choice.taken} ({choice.why})" for use, choice in ((use, described(use)) for use in Use)]
     narrow = f"models narrower than {WIDE} are sampled in float32"
-    return f"auto is {', '.join(told)}; {narrow}; {Host.here().instructions}"
+    return f"auto is {', '.join(told)}; {narrow}; {instructions()}"
 
 
 def exact_search() -> str:
     """Time exact search against int8, or read an earlier measurement."""
-    from coseek.hardware.device import Host
+    from coseek.hardware.device import instructions
     from coseek.retrieval.vectors.exact import chosen
 
     importlib.import_module("torch")
     taken, why = chosen(10**6, 384, "float32", "auto")
-    return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {Host.here().instructions}"
+    return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {instructions()}"
 
 
 def dense() -> str:
