@@ -20,7 +20,7 @@ from coseek.core.settings import make_settings
 from coseek.data.run import Run
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.agent_results import files_of, measure, write_results
+from coseek.pipelines.agent_results import answer_cells, files_of, scores_of, write_results
 from coseek.pipelines.audit import audit_run
 from coseek.training.trainer.checkpoint import RunState
 from coseek.view.run_source import open_sources
@@ -51,7 +51,8 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = trained(AgentTraining(tiny(), tmp_path / "run"))
-    table = write_results(training, measure(training))
+    answer_cells(training)
+    table = write_results(training, scores_of(training))
     assert table.columns == ("em", "dev", "test", "unseen")
     assert [row[0] for row in table.rows] == ["before", "after", "before, T=1", "after, T=1", "direct", "naive RAG"]
     assert all(Path(path).exists() for path in files_of(training))
@@ -84,7 +85,8 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     before = (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns
     again.begin(resume=True)
     again.train()
-    assert write_results(again, measure(again)) == table
+    answer_cells(again)
+    assert write_results(again, scores_of(again)) == table
     assert (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns == before
 
     example = Path(__file__).parents[2] / "examples" / "grpo.py"

@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 
 from coseek.agents.factory import limits_for, settings_for
-from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError
 from coseek.core.files import SUMS, JsonObject, read_jsonl, read_yaml, write_jsonl, write_yaml
 from coseek.data.digests import write_digests
@@ -17,7 +16,6 @@ from coseek.data.token_data import FILE, TokenData, agent_spans
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import World, make_world
 from coseek.labels.label_folder import LabelFolder
-from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.pipelines.agent_run import RunSettings, run_agent
 from coseek.pipelines.audit import Audit, audit_labels, audit_run, audits_of
 from coseek.pipelines.labelling import label_runs, label_settings
@@ -176,25 +174,6 @@ def test_a_run_without_digests_was_stopped(home: Path, tmp_path: Path) -> None:
     with Run(folder).open_for_append():
         pass
     assert audit_run(folder).count == 0 and audit_run(folder).bound
-
-
-def test_an_altered_log_probability_is_found_by_the_model_that_sampled_it(
-    home: Path, world: World, tmp_path: Path
-) -> None:
-    policy, tokens = tmp_path / "policy", load_protocol("search-r1").grammar.special_tokens
-    shape = LaptopSettings(hidden=32, layers=("conv", "full_attention"), feed_forward=48, vocabulary=400)
-    make_policy(shape, [passage.contents for passage in world.corpus], tokens, policy, seed=0)
-    answer(home, str(policy), tmp_path / "run")
-    assert audit_run(tmp_path / "run", model=str(policy)).count == 0
-
-    def edit(rows: list[JsonObject]) -> None:
-        part = next(part for part in parts(rows[0], "segments") if part.get("logprobs"))
-        cast(list[float], part["logprobs"])[0] -= 0.1
-
-    assert altered(tmp_path / "run", tmp_path / "altered", edit).count == 0
-    (violation,) = audit_run(tmp_path / "altered", model=str(policy)).violations
-    assert "token 0 has the log-probability" in violation.what and violation.segment == 1
-    assert "the agent has changed" in audit_run(home / "run", model=str(policy)).left_out["log-probabilities"]
 
 
 def test_files_that_have_gone_since_are_named_and_are_no_fault_of_the_run(

@@ -55,20 +55,18 @@ def test_a_training_that_cannot_fit_ends_before_its_folder_is_written(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_dry_run_counts_the_processes_it_was_started_with(
+def test_a_dry_run_is_of_the_recipe_s_devices_and_only_the_first_process_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    alone = dry_run(load_recipe("r1", ["threads=1"]))
-    [look] = alone.looks
-    assert alone.processes == 1 and look.memory.needed / GIB > 100 and look.meant is not None
-    assert look.meant.needed / GIB < 80 and "torchrun" in look.way_out
-    assert "GiB with 8 processes" in str(alone.table().rows)
+    found = dry_run(load_recipe("r1", ["threads=1"]))
+    [look] = found.looks
+    assert look.memory.needed / GIB < 80 and not look.way_out
+    assert "--nproc-per-node 8" in str(found.table().rows)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there
-    tree = json.loads(capsys.readouterr().out)
-    [stage] = tree["looks"]
-    assert tree["processes"] == 8 and not stage["way_out"] and stage["needed"] == pytest.approx(look.meant.needed)
+    [stage] = json.loads(capsys.readouterr().out)["looks"]
+    assert not stage["way_out"] and stage["needed"] == pytest.approx(look.memory.needed)
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "agent", "r1", "--dry-run"]) == 0 and not capsys.readouterr().out

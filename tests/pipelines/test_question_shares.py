@@ -17,7 +17,7 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.scoring import dev_metrics
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
-from coseek.pipelines.agent_results import headline, measure
+from coseek.pipelines.agent_results import answer_cells, headline, scores_of
 from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
@@ -141,7 +141,8 @@ def test_the_closing_table_has_a_column_for_every_data_set(data: Path, tmp_path:
         "threads=1",
     )
     training = trained(AgentTraining(small, tmp_path / "run"))
-    table = headline(training, measure(training))
+    answer_cells(training)
+    table = headline(training, scores_of(training))
     assert table.columns[:3] == ("em", "dev", "test")
     assert [name for name in table.columns if name.startswith("test ")] == [
         "test bamboogle", "test hotpotqa", "test nq", "test macro",

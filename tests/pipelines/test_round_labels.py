@@ -19,12 +19,11 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
-from coseek.labels.maker import PACKAGE, RolloutMaker
+from coseek.labels.maker import PACKAGE, RolloutMaker, maker_module
 from coseek.labels.resources import LabelResources
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.together.labelling import label_round, labelled
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together_recipe import maker_module
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 

@@ -10,11 +10,11 @@ A module of `coseek.labels.makers` defines three names:
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 from coseek.agents.protocol import Protocol as AgentProtocol
 from coseek.agents.search_turns import SearchTurn, search_turns
-from coseek.core.plugins import PluginSpec
+from coseek.core.plugins import PluginSpec, find_plugin
 from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
@@ -108,3 +108,8 @@ class MakerModule(Protocol):
     def terms(self, settings: Settings) -> MakerRequirements: ...
 
     def open(self, settings: Settings, parts: "LabelResources") -> LabelMaker: ...
+
+
+def maker_module(method: str) -> MakerModule:
+    """A method of `coseek label`, by its name or file."""
+    return cast(MakerModule, find_plugin("method", PACKAGE, method, CONTRACT))

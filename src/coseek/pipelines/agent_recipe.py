@@ -245,8 +245,7 @@ class MachineSettings(Settings):
     """The machine that a dry run's estimates assume."""
 
     devices: int = Field(default=1, ge=1)
-    """Devices that share the work, with one process on each. A dry run counts the processes that it was started with,
-    and names this number where it is another."""
+    """Devices that share the work, with one process on each."""
     memory_gib: float = Field(default=8.0, gt=0.0)
     """Memory of one device (H100, A100: 80)."""
     tflops: float = Field(default=0.2, gt=0.0)

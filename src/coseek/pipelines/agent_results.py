@@ -97,12 +97,6 @@ def train_and_measure(
     return training, write_results(training, scores_of(training)) if training.workers.first else None
 
 
-def measure(training: AgentTraining) -> dict[str, Scores]:
-    """Run every agent on every set, skipping finished cells, and score: set → scores."""
-    answer_cells(training)
-    return scores_of(training)
-
-
 def answer_cells(training: AgentTraining) -> None:
     """Run every agent on every set, skipping finished cells. All workers call this and answer their share."""
     rows = rows_of(training)

@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 from coseek.agents.protocol import tool_files
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import SUMS, Json, JsonObject, parse_line, parse_row, read_byte_lines
-from coseek.core.plugins import find_plugin, is_plugin_path
+from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.digests import changed_files
 from coseek.data.question import Question
@@ -26,7 +26,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.data.trajectory_checks import Finding, check_trajectory
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
-from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule
+from coseek.labels.maker import maker_module
 from coseek.models.model import Tokenizer
 from coseek.pipelines.labelling import LabelSettings, label_runs
 from coseek.pipelines.run_checks import AGAIN, HITS, PLAYED, Check, RunChecks, near, wrong_reward
@@ -126,13 +126,13 @@ class Audit:
             self.add(path, "there is no digest file: the command was stopped before its end; --resume writes it")
 
 
-def audits_of(folder: Path, retriever: str | None = None, model: str | None = None) -> Iterator[Audit]:
-    """Audit every run and label folder below a folder. `retriever` and `model` are those of the runs, to search and to
-    compute log-probabilities with again. Raises `UserError` if there is none, or if one of these cannot be opened."""
+def audits_of(folder: Path, retriever: str | None = None) -> Iterator[Audit]:
+    """Audit every run and label folder below a folder. `retriever` is that of the runs, to search with again. Raises
+    `UserError` if there is none, or if it cannot be opened."""
     runs = sorted(path.parent for path in folder.rglob("run.yaml"))
     labels = sorted(path.parent for path in folder.rglob("labels.yaml"))
     for inner in runs or ([] if labels else [folder]):  # what is not a run folder is refused
-        yield audit_run(inner, retriever, model)
+        yield audit_run(inner, retriever)
     for inner in labels:
         yield audit_labels(inner, retriever)
 
@@ -140,7 +140,7 @@ def audits_of(folder: Path, retriever: str | None = None, model: str | None = No
 # --- runs
 
 
-def audit_run(folder: Path, retriever: str | None = None, model: str | None = None) -> Audit:
+def audit_run(folder: Path, retriever: str | None = None) -> Audit:
     """Audit a run folder; see `audits_of`."""
     run, audit = Run(folder), Audit(folder)
     opened = None if retriever is None else open_retriever(retriever)
@@ -149,7 +149,7 @@ def audit_run(folder: Path, retriever: str | None = None, model: str | None = No
     except DataError as error:
         audit.add(folder / "run.yaml", str(error))
         settings, record = {}, {}
-    parts = RunChecks(settings, record, opened, model)
+    parts = RunChecks(settings, record, opened)
     tokenizer = audit.opened(TEXT, lambda: parts.tokenizer)
     asked = audit.opened(QUESTIONS, parts.questions)
     reward = audit.opened(REWARDS, parts.reward)
@@ -323,7 +323,7 @@ def _check_local(settings: LabelSettings, own: JsonObject, retriever: str | None
     user's."""
     if is_plugin_path(settings.method):
         raise DataError(f"the method {settings.method} is a file of the user's, which is not run")
-    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, CONTRACT))
+    module = maker_module(settings.method)
     terms = module.terms(make_settings(module.SETTINGS, own))
     names = [settings.retriever] if settings.retriever != retriever else []
     names += [settings.scorer] if terms.scorer and settings.scorer else []

@@ -22,7 +22,6 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.maker import WorldGroup, world_maker
 from coseek.graders.factory import ORACLE
-from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -42,8 +41,7 @@ from coseek.pipelines.estimate import (
     shape_of,
     shown_gib,
     started_with,
-    way_out_here,
-    with_processes,
+    ways_out,
     work_of,
 )
 from coseek.pipelines.run_record import resolve_recipe
@@ -77,8 +75,6 @@ class StageEstimate:
     step: Mapping[str, float]
     way_out: str = ""
     """What would let the stage fit; empty if it does."""
-    meant: Memory | None = None
-    """Memory with as many processes as the recipe's machine has devices, where the dry run was started with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +88,6 @@ class DryRun:
     source: str
     """Where the shape was read."""
     looks: tuple[StageEstimate, ...]
-    processes: int = 1
-    """Processes that the dry run was started with."""
 
     @property
     def missing(self) -> list[tuple[RecipePath, str]]:
@@ -118,13 +112,14 @@ class DryRun:
         rows = [("path", named.setting, problem or f"{named.path}: there") for named, problem in self.paths]
         rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
         machine = self.recipe.machine
+        if machine.devices > 1:
+            rows.append(("machine", f"{machine.devices} devices", f"start it with {started_with(machine.devices)}"))
         for look in self.looks:
             stage = f" {look.name}" if look.name else ""
             needed = shown_gib(look.memory.needed)
             parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in look.memory.parts.items() if value)
             rows += [
-                (f"memory{stage}", f"{needed} GiB a device, of {machine.memory_gib:g}", f"{self._started}{parts}"),
-                *([self._meant(look.meant)] if look.meant is not None else []),
+                (f"memory{stage}", f"{needed} GiB a device, of {machine.memory_gib:g}", parts),
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
                 (f"time{stage}", f"{duration(look.work.total_s)} at most", _said_of(look.work)),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
@@ -134,22 +129,6 @@ class DryRun:
             f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
         )
         return Table(("part", "what", "detail"), tuple(rows), (note,))
-
-    @property
-    def _started(self) -> str:
-        """Which processes the memory is of, where that is not what the recipe's machine says."""
-        if self.processes == self.recipe.machine.devices:
-            return ""
-        return (
-            "in the one process that this was started with: "
-            if self.processes == 1
-            else f"in {self.processes} processes: "
-        )
-
-    def _meant(self, memory: Memory) -> tuple[str, str, str]:
-        devices = self.recipe.machine.devices
-        what = f"{shown_gib(memory.needed)} GiB with {devices} processes"
-        return "", what, f"machine.devices of the recipe; start it with {started_with(devices)}"
 
 
 def as_object(findings: object, *left_out: str) -> JsonObject:
@@ -190,13 +169,11 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
             paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
         steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
-    processes = processes_here()
-    looks: list[StageEstimate] = []
-    for (name, one), step in zip(whole, steps, strict=True):
-        here, way_out = with_processes(one, processes), way_out_here(one, shape, processes)
-        meant = None if processes == one.machine.devices else memory_of(one, shape)
-        looks.append(StageEstimate(name, memory_of(here, shape), work_of(here, shape), step, way_out, meant))
-    return DryRun(recipe, paths, shape, source, tuple(looks), processes)
+    looks = tuple(
+        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))
+        for (name, one), step in zip(whole, steps, strict=True)
+    )
+    return DryRun(recipe, paths, shape, source, looks)
 
 
 def _data_problem(recipe: AgentRecipe, folder: Path) -> str:

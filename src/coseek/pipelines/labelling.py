@@ -21,7 +21,7 @@ from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
-from coseek.core.plugins import find_plugin, is_plugin_path
+from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.dataset import draw
 from coseek.data.question import Question
@@ -30,7 +30,7 @@ from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import ClusterMaker, LabelJob, LabelSummary, check_distinct, digests_of, make_labels
-from coseek.labels.maker import CONTRACT, PACKAGE, LabelMaker, MakerModule, RolloutMaker, StoredTurns
+from coseek.labels.maker import LabelMaker, RolloutMaker, StoredTurns, maker_module
 from coseek.labels.makers.gold import unseen
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.models.model_folder import model_path, shipped_models
@@ -78,7 +78,7 @@ def label_settings(
     the fields of `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its
     `temperature`. `device` is that of all local models.
     """
-    module = cast(MakerModule, find_plugin("method", PACKAGE, str(named["method"]), CONTRACT))
+    module = maker_module(str(named["method"]))
     if not runs:
         raise SettingError("name a run folder to label; make one with `coseek run`")
     opened = [Run(Path(folder)) for folder in runs]
@@ -149,7 +149,7 @@ def open_maker(
     settings: LabelSettings, own: JsonObject, questions: Sequence[Question], cache: Path | None, folder: Path
 ) -> tuple[LabelMaker, LabelResources]:
     """Open a method with its parts, which keep their scores in `folder`."""
-    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, CONTRACT))
+    module = maker_module(settings.method)
     parts = open_parts(settings, folder, questions, cache)
     return module.open(make_settings(module.SETTINGS, own), parts), parts
 

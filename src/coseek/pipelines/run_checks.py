@@ -1,7 +1,7 @@
 """Run checks: what of a trajectory follows from the parts that the record of its run names.
 
 Prompt, masks, queries, answer and validity follow from the agent's tokens and the hits (`Derivation`), hits
-from the corpus and the retriever, the reward from the trajectory, log-probabilities from the model.
+from the corpus and the retriever, the reward from the trajectory.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 
 from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
-from coseek.agents.factory import AgentSettings, check_folder, content_of, is_scripted, stored_tokenizer, taken_by
+from coseek.agents.factory import AgentSettings, content_of, is_scripted, stored_tokenizer, taken_by
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import TakenAs
 from coseek.agents.protocol import Protocol, load_protocol
@@ -34,7 +34,6 @@ from coseek.data.token_data import TokenData, finite
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import Finding
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.model_folder import model_path
 from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.query import Query, QueryLike
@@ -252,10 +251,7 @@ def _short(value: object) -> str:
 
 NEAR = 1e-4
 """How far two scores of one passage may lie apart, relative to their size: kernels add in other orders."""
-LOGPROB_NEAR, ROUGHLY_NEAR = 0.001, 0.5
-"""How many nats a log-probability may differ that was sampled in float32, and in another precision: a sampler adds in
-another order than a pass over the whole context does."""
-PLAYED, HITS, AGAIN, LOGPROBS = "what follows", "hits", "searches", "log-probabilities"
+PLAYED, HITS, AGAIN = "what follows", "hits", "searches"
 """What is compared with what follows."""
 
 Check: TypeAlias = Callable[[Trajectory], Iterator[Finding]]
@@ -264,11 +260,9 @@ Check: TypeAlias = Callable[[Trajectory], Iterator[Finding]]
 class RunChecks:
     """Opens what the record of a run names. A part that has changed or gone raises an error, which says why."""
 
-    def __init__(
-        self, settings: JsonObject, record: JsonObject, retriever: Retriever | None, model: str | None
-    ) -> None:
-        """`retriever` and `model` are those to search and to compute log-probabilities with again."""
-        self.settings, self.retriever, self.model = settings, retriever, model
+    def __init__(self, settings: JsonObject, record: JsonObject, retriever: Retriever | None) -> None:
+        """`retriever` is the one to search with again."""
+        self.settings, self.retriever = settings, retriever
         identities = record.get(KEY)
         self._identities = identities if isinstance(identities, dict) else {}
 
@@ -277,9 +271,6 @@ class RunChecks:
         yield PLAYED, self.derivation
         yield HITS, self.passages
         yield AGAIN, self.searches
-        agent = self.settings.get("agent")
-        if self.model is not None or not (isinstance(agent, dict) and is_scripted(str(agent.get("name")))):
-            yield LOGPROBS, self.logprobs
 
     def _check_same(self, part: str, *now: str) -> None:
         """Raise `DataError` if a part had another identity; one without a record may be any."""
@@ -381,14 +372,6 @@ class RunChecks:
 
         return check
 
-    def logprobs(self) -> Check:
-        """Computes the agent's log-probabilities again."""
-        if self.model is None:
-            raise DataError("no --model is named to compute them again with")
-        self._check_same("agent", content_of(self.model))
-        check_folder(model_path(self.model))
-        return _logprob_check(self.model, self.agent)
-
     def reward(self) -> RewardFunction | None:
         """The reward of kept rollouts, if it needs no grader and no file of the user's."""
         spec = self.settings.get("reward")
@@ -400,34 +383,6 @@ class RunChecks:
         if reward.needs:
             raise DataError("they need grades, which are not stored with the run")
         return reward
-
-
-def _logprob_check(model: str, agent: AgentSettings) -> Check:
-    from coseek.models.pretrained import load_model  # torch, which other audits do not need
-    from coseek.training.trainer.batch import make_batch
-    from coseek.training.trainer.policy import Policy
-    from coseek.training.trainer.settings import LearnerSettings
-
-    # At temperature 0 the most likely token is taken, with its log-probability at temperature 1.
-    policy = Policy(load_model(model_path(model), agent), LearnerSettings(), 0, agent.temperature or 1.0)
-    margin = LOGPROB_NEAR if agent.precision == "float32" else ROUGHLY_NEAR
-
-    def check(run: Trajectory) -> Iterator[Finding]:
-        for context in (run.segments, *run.side_contexts) if run.exact else ():
-            if not any(segment.author is Author.AGENT for segment in context):
-                continue
-            batch = make_batch([replace(run, segments=context, side_contexts=())])
-            again_T, end = policy.forward(batch, batch.agent_BT)[0].tolist(), 0
-            for at, segment in enumerate(context):
-                start, end = end, end + len(segment.ids)
-                # The environment's segments have no log-probabilities.
-                for place, (stored, now) in enumerate(zip(segment.logprobs, again_T[start:end], strict=False)):
-                    if abs(stored - now) > margin:
-                        what = f"token {place} has the log-probability {stored:.6g}, and the model gives {now:.6g}"
-                        yield what, at if context is run.segments else None
-                        break
-
-    return check
 
 
 def wrong_reward(reward: RewardFunction, run: Trajectory, data: TokenData) -> Iterator[str]:

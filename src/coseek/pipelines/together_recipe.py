@@ -8,17 +8,17 @@ new one. The rounds set data, index, initial weights and labels of both.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.plugins import find_plugin, find_yaml
+from coseek.core.plugins import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.graders.judge import is_world
-from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, MakerRequirements
+from coseek.labels.maker import MakerRequirements, maker_module
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import METRICS, answers_itself
 from coseek.models.model_folder import missing, model_path, shipped_models
@@ -267,11 +267,6 @@ def check_demonstrated(recipe: TogetherRecipe) -> None:
             f"agent.warm_start.demonstrated={warm.demonstrated:g}: the rounds ask the demonstrated questions, too; "
             "leave it out"
         )
-
-
-def maker_module(method: str) -> MakerModule:
-    """A method of `coseek label`."""
-    return cast(MakerModule, find_plugin("method", PACKAGE, method, CONTRACT))
 
 
 def terms_of(labels: LabellingSettings) -> MakerRequirements:

@@ -91,10 +91,6 @@ def runs_(
     retriever: Annotated[
         str | None, typer.Option(help="The retriever of the runs, to search every query again and compare.")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model folder of the runs, to compute every log-probability again and compare."),
-    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Derive tokens, masks, hits, answers, rewards and labels again, and report differences.
@@ -102,7 +98,7 @@ def runs_(
     Ends with 1 when something differs. All violations are counted, and the first hundred of each folder are named with
     their file, line, question and segment. Says what could not be compared.
     """
-    audits = [audit for path in paths for audit in audits_of(path, retriever, model)]
+    audits = [audit for path in paths for audit in audits_of(path, retriever)]
     if as_json:
         print_json([as_object(audit) for audit in audits])
     else:

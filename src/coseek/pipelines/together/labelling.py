@@ -25,11 +25,11 @@ from coseek.graders.structured_output import FAULT, CallCounts
 from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder, absorb_lines
 from coseek.labels.labelling import check_distinct, digests_of, label_turns, summary, unlabelled
-from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns
+from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns, maker_module
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
-from coseek.pipelines.together_recipe import maker_module, own_settings, terms_of
+from coseek.pipelines.together_recipe import own_settings, terms_of
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.workers import Workers
 
