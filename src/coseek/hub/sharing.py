@@ -34,7 +34,7 @@ KINDS: tuple[RepoKind, ...] = ("model", "dataset")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 _TEXTS = {".json", ".txt", ".jinja", ".yaml", ".yml", ".md", ".py"}
 _DATA = re.compile(r"corpus\.jsonl|questions\.[\w-]+\.jsonl|world\.json|source\.json|README\.md")
-_STATE = re.compile(r"(checkpoint|optimizer|optimizer|scheduler|scaler|rng_state|trainer_state|training_args|\.).*")
+_STATE = re.compile(r"(checkpoint|optimizer|scheduler|scaler|rng_state|trainer_state|training_args|\.).*")
 """Names of files and folders with the state of a training, and hidden ones."""
 
 
