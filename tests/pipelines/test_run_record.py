@@ -77,10 +77,6 @@ def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -
         now = {"policy.folder": "one", "data.train": "one", changed: "another"}
         with pytest.raises(SettingError, match=rf"what differs: {changed}\)"):
             begin(tmp_path, Plan(), resume=True, identities=now)
-    text = (tmp_path / FILE).read_text()
-    (tmp_path / FILE).write_text(text[: text.index("identities:")] + text[text.index("created:") :])  # as 0.2 wrote it
-    with pytest.raises(DataError, match=r"add the line `identities: \{\}`"):
-        begin(tmp_path, Plan(), resume=True, identities={"policy.folder": "one"})
     begin(tmp_path, Plan(), resume=True)  # a recipe that names nothing has nothing that could be replaced
 
 

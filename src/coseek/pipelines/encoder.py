@@ -12,7 +12,6 @@ A part whose result exists is skipped, so a stopped run resumes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
@@ -32,7 +31,6 @@ from coseek.data.digests import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.placement import Use, precision_of
-from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
@@ -346,21 +344,10 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
         """Write the model card of the encoder `name`, with the table of figures once there is one."""
-        given, card = self.recipe.encoder, EncoderCard.of(folder)
-        known = self.model_card("encoder", "retriever recipe.yaml", given)
-        replace(
-            known,
-            title=f"{known.title}: {name}",
-            about=ABOUT[name],
-            facts={
-                "recipe": self.recipe.about,
-                **{name: str(value) for name, value in dump_settings(card).items() if value},
-                **known.facts,
-            },
-            figures="" if table is None else shown_table(table),
-            limits=LIMITS,
-            base_model=None if given is None else base_model_of(given, self.start_folder),
-        ).write(folder)
+        card = dump_settings(EncoderCard.of(folder))
+        facts = {"recipe": self.recipe.about, **{setting: str(value) for setting, value in card.items() if value}}
+        command, given = "retriever recipe.yaml", self.recipe.encoder
+        self.model_card("encoder", command, name, ABOUT[name], LIMITS, given, facts, table=table).write(folder)
 
     def held_out_metrics(self, encoder: Path) -> dict[str, float]:
         """The means of an encoder over held-out turns, by metric; empty where nothing is held out."""

@@ -383,16 +383,6 @@ def started_with(processes: int) -> str:
     return f"torchrun --standalone --nproc-per-node {processes} -m coseek train …"
 
 
-def way_out_here(recipe: AgentRecipe, shape: Shape, processes: int) -> str:
-    """A sentence that names what lets the recipe fit with these processes; empty if it fits."""
-    here = with_processes(recipe, processes)
-    if share_of(here, shape) <= FULL:
-        return ""
-    if processes < recipe.machine.devices and share_of(recipe, shape) <= FULL:
-        return f"it fits with {recipe.machine.devices} processes: {started_with(recipe.machine.devices)}"
-    return ways_out(here, shape)
-
-
 def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> None:
     """Refuse a training in this process that needs more memory than there is, by the estimate; not where the shape of
     the model is unknown, or where another program trains it."""
@@ -403,9 +393,12 @@ def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> Non
             continue
         with suppress(DataError):  # an unknown shape
             shape, _ = shape_of(stage)
-            needed = memory_of(with_processes(stage, processes), shape).needed
+            here, devices = with_processes(stage, processes), stage.machine.devices
+            needed = memory_of(here, shape).needed
             if needed > available_gib * GIB:
-                way = way_out_here(stage, shape, processes) or "take a machine with more memory"
+                way = ways_out(here, shape) or "take a machine with more memory"
+                if processes < devices and share_of(stage, shape) <= FULL < share_of(here, shape):
+                    way = f"it fits with {devices} processes: {started_with(devices)}"
                 raise SettingError(
                     f"with {counted(processes, 'process')} the training needs about {shown_gib(needed)} GiB on each "
                     f"device, and there are {available_gib:.3g}: {way} (machine.check=false trains all the same)"

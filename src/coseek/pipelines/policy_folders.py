@@ -10,7 +10,7 @@ from coseek.core.files import atomic_folder
 from coseek.core.fingerprint import file_digest
 from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
-from coseek.hub.card import base_model_of, inert, shown_table
+from coseek.hub.card import inert
 from coseek.measure.table import Table
 from coseek.models.laptop import make_policy
 from coseek.models.model_folder import model_path
@@ -48,6 +48,7 @@ def write_start(
 HEALTHY = "-healthy"
 """Ending of a policy that was saved before the monitor stopped the training."""
 LEARNT = {"rl": "reinforcement learning", "rejection": "rejection sampling", "demonstrations": "nothing more"}
+ABOUT = "A language model that searches before it answers, trained by coseek."
 LIMITS = (
     "The figures hold for these questions, this retriever and these budgets; other text, languages and retrievers were "
     "not measured. It speaks the protocol above and follows no other instructions. Answers may be wrong, also where "
@@ -68,7 +69,7 @@ def write_policy_card(
     given = recipe.policy.folder
     splits = (recipe.data.train, recipe.data.dev, recipe.data.test)
     files = [path for split in splits if (path := data / f"questions.{split}.jsonl").is_file()]
-    card = run.model_card("policy", "agent recipe.yaml", given, {path.name: file_digest(path) for path in files})
+    digests = {path.name: file_digest(path) for path in files}
     searched = recipe.data.index or recipe.data.retriever
     engine = recipe.data.training_retriever
     facts = {
@@ -77,18 +78,10 @@ def write_policy_card(
         "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
         "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
     }
-    figures = "" if table is None else shown_table(table)
-    if row and figures:
-        figures = f"This model is the row {inert(row)}.\n\n{figures}"
-    replace(
-        card,
-        title=f"{card.title}: {name}",
-        about="A language model that searches before it answers, trained by coseek.",
-        facts={**facts, **card.facts},
-        figures=figures,
-        limits=LIMITS,
-        base_model=None if given is None else base_model_of(given, model_path(given)),
-    ).write(folder)
+    card = run.model_card("policy", "agent recipe.yaml", name, ABOUT, LIMITS, given, facts, digests, table)
+    if row and card.figures:
+        card = replace(card, figures=f"This model is the row {inert(row)}.\n\n{card.figures}")
+    card.write(folder)
 
 
 def _taught(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:

@@ -40,8 +40,17 @@ from coseek.data.question import load_questions
 from coseek.data.run import provenance
 from coseek.hardware.device import AUTO
 from coseek.hardware.placement import Place, Use, named, resolve_here, warning
-from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
+from coseek.hub.card import (
+    UNKNOWN,
+    ModelCard,
+    ModelKind,
+    base_model_of,
+    setting_words,
+    shared_text,
+    shown_table,
+)
 from coseek.labels.label_folder import LabelFolder
+from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings
 from coseek.models.model_folder import hidden_size, model_path
 from coseek.pipelines.agent_check import RecipePath, paths_of
@@ -107,23 +116,35 @@ class TrainingRun(Generic[R]):
         """Called on resume with the stored recipe and the new one; may raise."""
 
     def model_card(
-        self, kind: ModelKind, command: str, start: str | None = None, data: Mapping[str, str] = EMPTY
+        self,
+        kind: ModelKind,
+        command: str,
+        name: str,
+        about: str,
+        limits: str,
+        start: str | None = None,
+        facts: Mapping[str, str] = EMPTY,
+        data: Mapping[str, str] = EMPTY,
+        table: Table | None = None,
     ) -> ModelCard:
-        """A card with what the record of the folder tells: versions, seed, settings, digests of what was read.
+        """The card of the model `name`, with what the record of the folder tells: versions, seed, settings, digests of
+        what was read.
 
         `command` is what stands behind `coseek train`; the settings follow it, or stand in a file for `recipe.yaml`.
-        `start` is the model that training began with, and `data` are more digests.
+        `start` is the model that training began with, `data` are more digests, `table` holds the figures.
         """
         record = read_yaml(self.folder / FILE, "record of a training") if (self.folder / FILE).exists() else {}
         versions = cast(dict[str, str | None], record.get("versions") or {"coseek": __version__})
         digests = {**cast(dict[str, str], record.get(KEY) or {}), **data}
         recipe, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
         given = () if in_file else setting_words(recipe)
+        opened = encoder_folder if kind == "encoder" else model_path
         return ModelCard(
             kind=kind,
-            title=self.folder.resolve().name,
-            about="",
+            title=f"{self.folder.resolve().name}: {name}",
+            about=about,
             facts={
+                **facts,
                 "seed": str(getattr(self.recipe, "seed", "")),
                 "begins with": "" if start is None else shared_text(start),
                 "coseek": " ".join(filter(None, (versions.get("coseek"), cast("str | None", record.get("commit"))))),
@@ -132,6 +153,9 @@ class TrainingRun(Generic[R]):
             },
             command=shlex.join(["coseek", "train", *command.split(), *given, "--out", "OUT"]),
             recipe=recipe if in_file else None,
+            figures="" if table is None else shown_table(table),
+            limits=limits,
+            base_model=None if start is None else base_model_of(start, opened(start)),
             license=str(getattr(self.recipe, "license", UNKNOWN)),
         )
 

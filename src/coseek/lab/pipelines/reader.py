@@ -42,7 +42,6 @@ from coseek.graders.generator import (
 )
 from coseek.hardware.placement import Precision
 from coseek.hub.card import FILE as MODEL_CARD
-from coseek.hub.card import shown_table
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe
 from coseek.lab.training.examples import ExampleSampler, ExampleWriter, WorldSampler
 from coseek.lab.world.world import World, make_world
@@ -148,16 +147,10 @@ class ReaderTraining(TrainingRun[R], ABC):
 
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
         """Write the model card of the folder `name`, with the table of figures once there is one."""
-        card = self.model_card("generator", self.NAME)
-        if name == "start" and self.recipe.start is None:
-            card = replace(card, facts={"learnt by": "nothing: an untrained model", **card.facts})
-        replace(
-            card,
-            title=f"{card.title}: {name}",
-            about=f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}.",
-            figures="" if table is None else shown_table(table),
-            limits=LIMITS,
-        ).write(folder)
+        untrained = name == "start" and self.recipe.start is None
+        facts = {"learnt by": "nothing: an untrained model"} if untrained else {}
+        about = f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}."
+        self.model_card("generator", self.NAME, name, about, LIMITS, facts=facts, table=table).write(folder)
 
     @property
     def start_folder(self) -> Path:

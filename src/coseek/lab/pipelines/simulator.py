@@ -9,7 +9,6 @@ wrong run what a noisy one does. The prompts are those of the retriever `simulat
 """
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 from coseek.core.errors import DataError
@@ -20,7 +19,6 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.hardware.placement import Placement
-from coseek.hub.card import base_model_of
 from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import HfTokenizer
@@ -36,6 +34,11 @@ from coseek.training.trainer.workers import ALONE
 
 BATCH = 256
 """Runs scored at once."""
+ABOUT = "A language model that plays a search engine, useful or noisy, for training search agents."
+LIMITS = (
+    "What it writes is invented: no document it shows exists. Whether it looks like a search engine's answers was not "
+    "measured."
+)
 
 
 class SimulatorTraining(TrainingRun[SimulatorRecipe]):
@@ -71,14 +74,7 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
 
         sft = self.recipe.sft.model_copy(update={"seed": seed})
         train_sft(policy, draw, sft, self.folder / "training", resume=True, progress=self.progress)
-        card = replace(
-            self.model_card("simulator", "simulator", self.recipe.model),
-            title=f"{self.folder.resolve().name}: simulator",
-            about="A language model that plays a search engine, useful or noisy, for training search agents.",
-            limits="What it writes is invented: no document it shows exists. Whether it looks like a search engine's "
-            "answers was not measured.",
-            base_model=base_model_of(self.recipe.model, start),
-        )
+        card = self.model_card("simulator", "simulator", "simulator", ABOUT, LIMITS, self.recipe.model)
 
         def extra(part: Path) -> None:
             tokenizer.save(part)
