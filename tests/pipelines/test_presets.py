@@ -101,13 +101,6 @@ def test_what_was_typed_beside_a_preset_wins_and_outlives_the_record(tmp_path: P
     assert load_recipe(str(tmp_path / "recipe.yaml")) == typed
 
 
-def test_of_several_recipes_each_lies_over_those_before(tmp_path: Path) -> None:
-    (tmp_path / "size.yaml").write_text("policy: {folder: base}\nrl: {steps: 3}\n")
-    (tmp_path / "mine.yaml").write_text("extends: [search-r1-ppo, size.yaml]\nrl: {group_size: 2}\n")
-    mine = load_recipe(str(tmp_path / "mine.yaml"))
-    assert (mine.policy.folder, mine.rl.algorithm, mine.rl.steps, mine.rl.group_size) == ("base", "ppo", 3, 2)
-
-
 def test_a_file_that_extends_a_recipe_may_choose_the_preset_and_go_on_from_it(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: s3\npreset: code\nlimits: {max_turns: 5}\n")
     mine = load_recipe(str(tmp_path / "mine.yaml"))

@@ -433,7 +433,7 @@ def _read(path: Path, above: Sequence[Path]) -> JsonObject:
 
 
 def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
-    """Merge the settings in the file `path` over the recipes that they extend, each of them over those before it."""
+    """Merge the settings in the file `path` over the recipe that they extend."""
     base = tree.get("extends")
     if base is None:
         return tree
