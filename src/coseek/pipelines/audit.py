@@ -20,7 +20,7 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.digests import changed_files
 from coseek.data.question import Question
-from coseek.data.run import RowKey, Run, installed_version
+from coseek.data.run import RowKey, Run
 from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import Trajectory
 from coseek.data.trajectory_checks import Finding, check_trajectory
@@ -36,7 +36,7 @@ from coseek.rewards.reward import RewardFunction
 SHOWN = 100
 """Violations that an audit keeps; all are counted."""
 TEXT, QUESTIONS, REWARDS = "ids against text", "questions and rows", "rewards"
-LABELS, DIGESTS = "labels made again", "digests"
+LABELS = "labels made again"
 """What may not be compared, besides the checks of a run."""
 
 LabelKey: TypeAlias = tuple[str, ...]
@@ -110,9 +110,9 @@ class Audit:
                 else:
                     yield number, row
 
-    def check_digests(self, record: JsonObject) -> None:
+    def check_digests(self) -> None:
         """Compare the files with their digests."""
-        path, versions = self.folder / SUMS, record.get("versions")
+        path = self.folder / SUMS
         self.bound = path.exists()
         if self.bound:
             try:
@@ -120,8 +120,6 @@ class Audit:
                     self.add(file, what)
             except DataError as error:
                 self.add(path, str(error))
-        elif not isinstance(versions, dict) or versions.get("coseek") != installed_version("coseek"):
-            self.left_out[DIGESTS] = f"an earlier version made this folder, without a {SUMS}"
         else:
             self.add(path, "there is no digest file: the command was stopped before its end; --resume writes it")
 
@@ -159,7 +157,7 @@ def audit_run(folder: Path, retriever: str | None = None) -> Audit:
     rows = _Rows(audit, tokenizer, asked, reward, [check for check in checks.values() if check is not None])
     rows.derives = checks[PLAYED] is not None
     rows.check(run)
-    audit.check_digests(record)
+    audit.check_digests()
     return audit
 
 
@@ -253,7 +251,7 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
     if audit.count:
         audit.left_out[LABELS] = "its files are broken"
     elif not (folder / SUMS).exists():
-        audit.left_out[LABELS] = "the folder was not closed by this version"
+        audit.left_out[LABELS] = "the folder was not closed"
     elif (made := audit.opened(LABELS, lambda: _made_again(labels, record, retriever))) is not None:
         for key in {**stored, **made}:
             path, line, row = stored.get(key, (labels.sets_path if key[-1] else labels.dropped_path, None, None))
@@ -265,7 +263,7 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
             else:
                 continue
             audit.add(path, f"{what} from the runs, the retriever and the scores", line, key[0])
-    audit.check_digests(record)
+    audit.check_digests()
     return audit
 
 
