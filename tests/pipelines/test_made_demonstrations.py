@@ -14,7 +14,7 @@ from coseek.lab.synthesis.renaming import rename
 from coseek.library import make_world
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.demonstrations import demonstrate, demonstrated, left_to_ask, made_questions
+from coseek.pipelines.demonstrations import demonstrate, made_questions
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 MADE = "warm_start.made={count: 30, dev: 0.1, test: 0.1}"
@@ -44,32 +44,6 @@ def test_no_question_is_made_by_default(tmp_path: Path) -> None:
 def test_who_does_not_demonstrate_made_questions_is_refused_them(other: str) -> None:
     with pytest.raises(SettingError, match="only the expert demonstrates made questions"):
         load_recipe("from-nothing", [MADE, other])
-
-
-def test_reinforcement_learning_asks_what_was_not_demonstrated(tmp_path: Path) -> None:
-    data = make_world(tmp_path / "w", size="tiny", train=20, dev=0, test=0)
-    asked = data.questions("train")
-    half = load_recipe("from-nothing", ["warm_start.worlds=0", "warm_start.demonstrated=0.5"])
-    shown, left = demonstrated(half, asked), left_to_ask(half, asked)
-    assert len(shown) == len(left) == 10 and {one.id for one in [*shown, *left]} == {one.id for one in asked}
-    protocol = half.load_protocol()
-    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    runs = demonstrate(half, protocol, tokenizer, Bm25.over(data.corpus), data, NoProgress())
-    assert not {run.question.id for run in runs} & {one.id for one in left}
-
-
-def test_all_questions_are_demonstrated_and_asked_by_default(tmp_path: Path) -> None:
-    asked = make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=0).questions("train")
-    recipe = load_recipe("from-nothing", ["warm_start.worlds=0"])
-    assert demonstrated(recipe, asked) == asked == left_to_ask(recipe, asked)
-
-
-@pytest.mark.parametrize(
-    "other", ["warm_start.worlds=2", "warm_start={demonstrator: runs, runs: [r], demonstrated: 0.5}"]
-)
-def test_a_share_of_questions_that_are_not_demonstrated_is_refused(other: str) -> None:
-    with pytest.raises(SettingError, match="set worlds=0 and a demonstrator other than runs"):
-        load_recipe("from-nothing", ["warm_start.demonstrated=0.5", other])
 
 
 def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:

@@ -141,7 +141,6 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
         ("labels=!replace {method: replug}", "labels.likelihood"),
         ("retriever.loss.kind=kl", "labels.method=agentic-r gives none"),
         ("labels.settings={}", "take labels.settings.gac=false"),
-        ("agent.warm_start.demonstrated=0.5", "demonstrated=0.5: the rounds ask the demonstrated questions, too"),
     ],
 )
 def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:

@@ -38,7 +38,7 @@ from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.agent_run import share_run
 from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
-from coseek.pipelines.demonstrations import demonstrate, left_to_ask
+from coseek.pipelines.demonstrations import demonstrate
 from coseek.pipelines.estimate import check_fits
 from coseek.pipelines.policy_folders import HEALTHY, take_weights, write_policy_card, write_start
 from coseek.pipelines.run_record import (
@@ -325,7 +325,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
         """The training questions of a stage."""
         recipe, seed = stage.recipe, stage.seed("select")
-        questions = left_to_ask(recipe, self.questions(recipe.data.train))
+        questions = self.questions(recipe.data.train)
         if recipe.select.naive_rag == "any":
             return select(questions, recipe.select, accuracy_of(recipe), None, seed, self.progress.say)
         if (known := stage.chosen()) is not None:

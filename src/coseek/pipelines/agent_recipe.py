@@ -145,11 +145,8 @@ class WarmStartSettings(Settings):
     made: SynthesisGroup | None = None
     """How questions are made from the corpus: the expert demonstrates those of their train split, too, beside
     the training questions (`worlds: 0`)."""
-    demonstrated: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Share of the training questions that are demonstrated (`worlds: 0`). Below 1, reinforcement learning asks the
-    others: what was demonstrated is soon known by heart, and then every run of a group has the same reward."""
     renamed: int = Field(default=0, ge=0)
-    """Copies of the demonstrated training questions in which names have changed places (`worlds: 0`, expert): few
+    """Copies of the training questions in which names have changed places (`worlds: 0`, expert): few
     questions are else known by heart, and what is not yet copied then stays so."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
@@ -175,9 +172,6 @@ class WarmStartSettings(Settings):
             raise ValueError(
                 "renamed: only the expert demonstrates renamed questions, and not in throw-away worlds; set worlds=0"
             )
-        if self.demonstrated < 1 and (self.uses_worlds or self.demonstrator == "runs"):
-            why = "a share of the training questions is left out only where they are demonstrated"
-            raise ValueError(f"demonstrated: {why}; set worlds=0 and a demonstrator other than runs")
         return self
 
     @property

@@ -188,7 +188,7 @@ def demonstrate(
         progress.stage("demonstrations", settings.worlds)
     else:
         progress.stage("demonstrations", 1 + settings.renamed)
-        own = demonstrated(recipe, dataset.questions(recipe.data.train))
+        own = dataset.questions(recipe.data.train)
         here = (retriever, [*own, *made_questions(recipe, dataset)])
         places = chain([here], renamed_places(recipe, dataset.corpus, own))
     for number, (place, asked) in enumerate(places, start=1):
@@ -264,18 +264,6 @@ def prompted(question: Question, protocol: str, asked: str, reply: str, tokenize
         Segment(Author.AGENT, "", tokenizer.decode(written), written, (0.0,) * len(written)),
     )
     return Trajectory(question, protocol, segments, (), StopReason.COMPLETE)
-
-
-def demonstrated(recipe: AgentRecipe, questions: Sequence[Question]) -> Sequence[Question]:
-    """Those of the training questions that the warm start demonstrates."""
-    share = 1.0 if recipe.warm_start is None else recipe.warm_start.demonstrated
-    return questions if share == 1 else draw(questions, round(share * len(questions)), recipe.seed)
-
-
-def left_to_ask(recipe: AgentRecipe, questions: Sequence[Question]) -> list[Question]:
-    """Those of the training questions that reinforcement learning asks: all, or what was not demonstrated."""
-    shown = {one.id for one in demonstrated(recipe, questions)}
-    return [one for one in questions if one.id not in shown] or [*questions]
 
 
 def renamed_places(

@@ -251,22 +251,11 @@ def check_together(recipe: TogetherRecipe) -> None:
     wrong = ErrorList()
     wrong.of(check_recipe, recipe.agent)
     wrong.of(check_labels, recipe)
-    wrong.of(check_demonstrated, recipe)
     for name in recipe.retriever.track:
         wrong.of(find_tracker, name)
     if recipe.start.encoder is not None:
         wrong.of(check_encoder, recipe.start.encoder)
     wrong.refuse()
-
-
-def check_demonstrated(recipe: TogetherRecipe) -> None:
-    """Refuse to leave training questions for the rounds, which have no warm start and ask all of them."""
-    warm = recipe.agent.warm_start
-    if warm is not None and warm.demonstrated < 1:
-        raise SettingError(
-            f"agent.warm_start.demonstrated={warm.demonstrated:g}: the rounds ask the demonstrated questions, too; "
-            "leave it out"
-        )
 
 
 def terms_of(labels: LabellingSettings) -> MakerRequirements:
