@@ -21,7 +21,7 @@ from coseek.training.rl.callbacks import CheckpointWriter, StepReport
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.settings import MonitorSettings, RlSettings
-from coseek.training.trainer.checkpoint import RunState, keep_healthy, load_healthy
+from coseek.training.trainer.checkpoint import SCHEMA, RunState, keep_healthy, load_healthy
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 
@@ -264,7 +264,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     def written(step: int, alarm: bool = False) -> int | None:
         folder = tmp_path / f"step-{step:06d}"
         folder.mkdir(exist_ok=True)
-        (folder / "manifest.json").write_text(json.dumps({"step": step}))
+        (folder / "manifest.json").write_text(json.dumps({"schema": SCHEMA, "step": step}))
         for _ in range(2):  # a resumed run decides again
             keep_healthy(tmp_path, step, alarm, patience=5)
         shutil.rmtree(folder)
@@ -274,7 +274,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     assert [written(step) for step in (3, 6, 9, 12, 15)] == [None, None, 3, 3, 9]
     assert written(18, alarm=True) == 9  # 15 was waiting, and is not to be trusted
     assert [written(step) for step in (21, 24, 27)] == [9, 9, 21]
-    assert load_healthy(tmp_path) is None  # a checkpoint without its sum is none
+    assert load_healthy(tmp_path) is None  # a checkpoint without its files is none
 
 
 def test_an_alarm_between_two_checkpoints_drops_the_candidate(tmp_path: Path) -> None:
