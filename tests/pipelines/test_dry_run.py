@@ -60,13 +60,13 @@ def test_a_dry_run_is_of_the_recipe_s_devices_and_only_the_first_process_makes_i
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = dry_run(load_recipe("r1", ["threads=1"]))
-    [look] = found.looks
+    [look] = found.stages
     assert look.memory.needed / GIB < 80 and not look.way_out
     assert "--nproc-per-node 8" in str(found.table().rows)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there
-    [stage] = json.loads(capsys.readouterr().out)["looks"]
+    [stage] = json.loads(capsys.readouterr().out)["stages"]
     assert not stage["way_out"] and stage["needed"] == pytest.approx(look.memory.needed)
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "agent", "r1", "--dry-run"]) == 0 and not capsys.readouterr().out

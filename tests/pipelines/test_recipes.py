@@ -407,8 +407,8 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
     kept = tmp_path_factory.mktemp("rehearsal")
     found = dry_run(recipe, kept)
     found.refuse()
-    assert len(found.looks) == max(1, len(recipe.stages))
-    for look in found.looks:
+    assert len(found.stages) == max(1, len(recipe.stages))
+    for look in found.stages:
         assert look.step.get("faults", 0.0) == 0.0
         assert look.step.get("logprob_gap", 0.0) < 0.05
         assert look.step["grad_norm"] > 0
@@ -417,7 +417,7 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
     ends = ["warm", *(stage.ends for stage in stages_of(recipe, kept / "run"))]
     policies = [kept / "model", *(kept / "run" / "policy" / end for end in ends)]
     weights = [load_file(path / "model.safetensors") for path in policies if path.exists()]
-    assert len(weights) > len(found.looks)
+    assert len(weights) > len(found.stages)
     for before, after in itertools.pairwise(weights):
         assert any(not torch.equal(before[part], after[part]) for part in before)
     assert {path.name for path in there.iterdir()} == {"data", "indexes", "models", "runs"}  # nothing else is written
@@ -432,7 +432,7 @@ def test_a_dry_run_says_what_is_missing_and_still_looks_at_the_rest(
     assert main(["train", "agent", "search-r1-grpo", "threads=1", "--dry-run", "--json"]) == 2
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)
-    assert tree["shape"]["hidden"] == 3584 and tree["looks"][0]["step"]["runs"] == 4
+    assert tree["parameters"] == PUBLISHED["7b"] and tree["stages"][0]["step"]["runs"] == 4
     assert [*tree["missing"].values()] == [
         "there is no data/wiki-18",
         "there is no indexes/wiki-18-e5",

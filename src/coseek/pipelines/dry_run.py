@@ -87,7 +87,7 @@ class DryRun:
     shape: Shape
     source: str
     """Where the shape was read."""
-    looks: tuple[StageEstimate, ...]
+    stages: tuple[StageEstimate, ...]
 
     @property
     def missing(self) -> list[tuple[RecipePath, str]]:
@@ -102,8 +102,9 @@ class DryRun:
     def to_json(self) -> JsonObject:
         """The findings in bytes and seconds."""
         tree = as_object(self, "paths")
-        for row, look in zip(cast("list[JsonObject]", tree["looks"]), self.looks, strict=True):
+        for row, look in zip(cast("list[JsonObject]", tree["stages"]), self.stages, strict=True):
             row |= {"needed": look.memory.needed, "total_s": look.work.total_s}
+        tree["parameters"] = self.shape.parameters
         tree["missing"] = {named.setting: problem for named, problem in self.missing}
         return tree
 
@@ -114,7 +115,7 @@ class DryRun:
         machine = self.recipe.machine
         if machine.devices > 1:
             rows.append(("machine", f"{machine.devices} devices", f"start it with {started_with(machine.devices)}"))
-        for look in self.looks:
+        for look in self.stages:
             stage = f" {look.name}" if look.name else ""
             needed = shown_gib(look.memory.needed)
             parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in look.memory.parts.items() if value)
@@ -169,11 +170,11 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
             paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
         steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
-    looks = tuple(
+    stages = tuple(
         StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))
         for (name, one), step in zip(whole, steps, strict=True)
     )
-    return DryRun(recipe, paths, shape, source, looks)
+    return DryRun(recipe, paths, shape, source, stages)
 
 
 def _data_problem(recipe: AgentRecipe, folder: Path) -> str:
