@@ -40,7 +40,7 @@ def test_other_instructions_are_another_host(monkeypatch: pytest.MonkeyPatch) ->
     here = host_digest()
     assert here == host_digest()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2_VNNI")
-    assert host_digest() != here and instructions().endswith("ONEDNN_MAX_CPU_ISA=AVX2_VNNI")
+    assert host_digest() != here and "ONEDNN_MAX_CPU_ISA=AVX2_VNNI" in instructions()
 
 
 @pytest.mark.parametrize(
