@@ -4,7 +4,7 @@
     python -m bench.methods --show --seeds 0 1 2            the tables of what is there already
 
 Runs the recipe of each method, one after the other; what is there already is kept, and a run that was stopped is gone
-on with. All lie under `preset=laptop`. Methods of one protocol start from one warm policy: the one that
+on with. All have `preset=laptop`. Methods of one protocol start from one warm policy: the one that
 `search-r1-grpo` makes for that seed, or `s3`. `sft` is that policy itself. QAgent and s3 ask a generator: `coseek train
 generator` first.
 

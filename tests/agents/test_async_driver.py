@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.agents.async_playing import Improviser, OneRow, asked, ledger, no_pause, play_async, shelf_for
 from tests.agents.playing import OURS, QUESTION, WIDE, Shelf, script, typist
 from tests.agents.test_tools import ECHO, tool, with_tool
+from tests.models.networks import network
 
 from coseek.agents.drivers import Agent, AsyncDriver, Generate, Sampled, Sampling, rollout
 from coseek.agents.episode import Episode
@@ -22,6 +23,7 @@ from coseek.core.errors import ModelError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.models.model import Model, Request, TurnEnd
+from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike
 
@@ -277,3 +279,18 @@ def test_the_version_that_sampled_a_turn_stands_in_the_ledger() -> None:
     assert {segment.version for segment in written if segment.logprobs} == {3}
     assert {segment.version for segment in written if not segment.logprobs} == {None}
     assert Trajectory.from_json(run.to_json()) == run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["search-o1", "qagent"])
+def test_a_network_writes_the_same_tokens_and_logprobs_in_both_drivers(name: str, temperature: float) -> None:
+    few = Limits(max_turns=2, max_turn_tokens=24, max_observation_tokens=60, max_tokens=1500)
+    protocol, module = protocol_of(name), network("lfm2")
+
+    def sampler() -> Sampler:
+        tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+        return Sampler(module, tokenizer, protocol.grammar.stops, SamplerSettings(temperature=temperature, max_rows=8))
+
+    expected = batch_ledgers(protocol, sampler(), 6, few, concurrency=1)
+    assert async_ledgers(protocol, sampler(), 6, few) == expected

@@ -256,3 +256,17 @@ def test_a_protocol_with_notes_says_that_it_needs_two_rows() -> None:
         rollout(one_row, FixedRetriever(CORPUS, {}), [QUESTION], [0], WIDE)
     with pytest.raises(SettingError, match="raise max_rows"):
         Branching(one_row, FixedRetriever(CORPUS, {}), WIDE, lambda wait: None, lambda branch, run: None)
+
+
+def test_the_text_of_every_segment_is_the_decoding_of_its_ids() -> None:
+    for segment in run(LOOK, SAY).segments:
+        assert TOKENIZER.decode(segment.ids) == segment.text
+
+
+def test_a_passage_can_neither_close_a_tag_nor_forge_an_answer() -> None:
+    trajectory = run(LOOK, SAY)
+    block = next(segment for segment in trajectory.segments if segment.tag == "information")
+    closing, opening = TOKENIZER.encode("</information>"), TOKENIZER.encode("<answer>")
+    assert [token for token in block.ids if token in closing] == closing and opening[0] not in block.ids
+    assert trajectory.answer == "1815"
+    assert trajectory.searches[0].hits[0].passage.text == ADA.text  # kept as it was; only its rendering is disarmed

@@ -1,5 +1,6 @@
 """Hostile texts have no effect where they are printed."""
 
+import ast
 import json
 import re
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
+from tests.source_tree import PACKAGE, dotted, nodes
 
 from coseek.cli.terminal import stdout_console, training_bar
 from coseek.core.text import HIDDEN, visible, visible_json
@@ -57,3 +59,16 @@ def test_colours_are_ours_and_escapes_of_a_text_are_shown(
     assert "a line ⟨U+001B⟩]0" in err and "EM ⟨U+001B⟩[5m" in err
     for raw in ("\x1b]", "\x1b[31m", "\x1b[2J", "\x1b[5m", "\x9b", "\u202e", "\x07"):
         assert raw not in out + err
+
+
+def test_nothing_is_printed_past_the_function_that_shows_controls() -> None:
+    safe = {"visible", "visible_json", "json.dumps"}
+    found = [
+        f"{path.relative_to(PACKAGE)}, line {node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and dotted(node.func, {}) in ("print", "typer.echo", "Console", "traceback.print_exc", "sys.stdout.write")
+        and not (node.args and isinstance(node.args[0], ast.Call) and dotted(node.args[0].func, {}) in safe)
+    ]
+    assert not found

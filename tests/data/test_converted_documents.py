@@ -111,3 +111,13 @@ def test_a_word_document_keeps_headings_tables_changes_and_notes(tmp_path: Path)
         assert kept in passages[0].text
     assert "old" not in passages[0].text
     assert (passages[0].meta["author"], passages[0].meta["date"]) == ("Ada Stone", "2026-01-02")
+
+
+@pytest.mark.slow
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for number in range(6):
+            file.writestr(f"xl/{number}.xml", bytes(100 << 20))
+    made, _ = imported(tmp_path, bomb__xlsx=bomb.getvalue(), note__txt=b"Herons fish at dawn.")
+    assert "it unpacks to 600 MB" in reasons(made)

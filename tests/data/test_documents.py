@@ -343,3 +343,17 @@ def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_
     assert sum("Straße führt früh über" in one.text for one in passages) == 6
     assert made.report["guessed_encodings"] == {"windows-1252": 4}
     assert unread(made) == {"notes/f.txt": "in part: 1 bytes are no utf-8 text"}
+
+
+def test_a_zip_that_lies_about_sizes_is_not_believed(tmp_path: Path) -> None:
+    data = bytearray(zipped({"a.txt": b"x " * 2_000_000}))
+    true = (4_000_000).to_bytes(4, "little")
+    while (place := data.find(true)) >= 0:
+        data[place : place + 4] = (10).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(data)
+    (tmp_path / "b.txt").write_text("words")
+    made = import_data(
+        "documents", [tmp_path / "a.zip", tmp_path / "b.txt"], tmp_path / "out", settings={"max_file_mb": 1}
+    )
+    assert made.passages == 1
+    assert len(unread(made)) == 1

@@ -332,3 +332,8 @@ def test_a_row_that_is_placed_beside_others_finds_its_slot() -> None:
     for one in (alone, beside):
         one.start(request(2, [50, 51], 4))
     assert beside.step()[0].ids == alone.step()[0].ids
+
+
+def test_only_the_whole_softmax_is_on_policy() -> None:
+    assert SamplerSettings(temperature=0.6).on_policy
+    assert not SamplerSettings(temperature=0.0).on_policy

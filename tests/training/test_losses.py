@@ -15,6 +15,7 @@ from coseek.training.rl.losses import (
     gae,
     group_advantages,
     kl_estimate,
+    last_token_rewards,
     loss_weights,
     policy_loss,
     value_loss,
@@ -228,3 +229,20 @@ def test_a_normaliser_says_what_it_lacks() -> None:
         loss_weights(mask_BT, "seq-mean-token-sum-norm")
     with pytest.raises(SettingError, match="come in groups"):
         loss_weights(mask_BT, "group-mean")
+
+
+def test_the_reward_is_on_the_last_policy_token_not_the_last_token() -> None:
+    mask_BT = torch.tensor([[False, True, True, False, False], [False, False, False, False, False]])
+    assert last_token_rewards(torch.tensor([2.0, 3.0]), mask_BT).tolist() == [[0, 0, 2, 0, 0], [0, 0, 0, 0, 0]]
+
+
+def test_a_huge_ratio_stays_finite() -> None:
+    new_BT = torch.tensor([[0.0]], requires_grad=True)
+    found = policy_loss(new_BT, torch.tensor([[-500.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
+    (gradient,) = torch.autograd.grad(found.sum(), new_BT)
+    assert torch.isfinite(found).all() and torch.isfinite(gradient).all()
+
+
+def test_a_kl_estimate_can_be_cut() -> None:
+    everywhere = torch.tensor([[True]])
+    assert float(kl_estimate(torch.tensor([[-9.0]]), torch.tensor([[0.0]]), everywhere, "k3", clamp=10.0)) == 10.0

@@ -218,3 +218,10 @@ def test_a_step_in_which_everything_failed_is_recorded_and_changes_no_weight(tmp
     assert last["faults"] == 32 and last["updates"] == 0 and "reward" not in last
     for name, weight in policy.module.state_dict().items():
         assert torch.equal(weight, before[name])
+
+
+def test_groups_of_one_are_paid_their_raw_reward() -> None:
+    found = experience_of(
+        [fixed(QUESTIONS[0]), fixed(QUESTIONS[1], right=False)], [0, 1], settings_of("grpo", group_size=1)
+    )
+    assert found.advantages_BT[:, 1].tolist() == [1.0, 0.0] and found.lone == 0

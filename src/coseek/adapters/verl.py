@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Hosts = dict[str, "asyncio.Future[EpisodeHost]"]
 _HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionary()
-"""The hosts of each event loop by settings file: verl makes an `SearchAgentLoop` for every episode."""
+"""The hosts of each event loop by settings file: verl makes a `SearchAgentLoop` for every episode."""
 
 
 class SearchAgentLoop(AgentLoopBase):  # type: ignore[misc]

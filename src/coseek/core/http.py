@@ -13,6 +13,7 @@ import random
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -296,18 +297,29 @@ class HttpClient:
         if text is None:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
         answer = _Answer(text, response.headers)
-        if answer.header("content-encoding") is not None:  # some servers compress without being asked
-            try:
-                text = httpx.Response(response.status, headers=[*response.headers], content=text).content
-            except httpx.DecodingError:
-                raise _TransientFault("its answer is compressed otherwise than it says") from None
-            if len(text) > self._most_bytes:
-                raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        if coding := (answer.header("content-encoding") or "identity").strip().lower().replace("identity", ""):
+            text = self._decoded(text, coding)
             answer = replace(answer, text=text)
         if 200 <= response.status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
             return replace(answer, text=redacted(text, [*sent, self._key or ""]))
         raise self._refusal(response.status, answer.header("retry-after"), text)
+
+    def _decoded(self, text: bytes, coding: str) -> bytes:
+        """Decompress a body, since some servers compress without being asked. At most `most_bytes` are unpacked, which
+        httpx cannot promise; a longer body is refused."""
+        if coding not in ("gzip", "x-gzip", "deflate"):
+            raise self._failed(f"it answered in the encoding {coding[:40]!r}, which was not asked for")
+        unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by the header
+        try:
+            whole = unpacking.decompress(text, self._most_bytes + 1)
+        except zlib.error:
+            raise _TransientFault(f"its answer is not {coding}, as it says") from None
+        if len(whole) > self._most_bytes:
+            raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        if text and not unpacking.eof:
+            raise _TransientFault(f"its answer is {coding} that breaks off")
+        return whole
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The error of a status that is no success."""

@@ -1,8 +1,8 @@
 """Locks of output folders and files: one process writes at a time.
 
 The operating system keeps the lock, so a killed process leaves a hidden file and no lock; the parts that it left in a
-folder with a record are removed by the next process that locks the folder. A folder's lock file lies inside it; that of
-a file, or of a folder that is replaced as a whole, lies beside it. Reading takes no lock. Locks are reentrant within a
+folder with a record are removed by the next process that locks the folder. A folder's lock file is inside it; that of
+a file, or of a folder that is replaced as a whole, is beside it. Reading takes no lock. Locks are reentrant within a
 process.
 """
 

@@ -30,8 +30,8 @@ _BEGINS = b"\x93NUMPY"
 def read_array(
     path: Path, kind: Literal["i", "f"], columns: int | None = None, *, mapped: Literal["r", "c"] | None = None
 ) -> NDArray[np.generic]:
-    """The array of a file: integers (`i`) or floats (`f`), one-dimensional or of so many columns. `mapped` leaves it on
-    disk, read-only or copied on write. Raises `DataError` for anything else."""
+    """The array of a file: integers (`i`) or floats (`f`), one-dimensional or of `columns` columns. `mapped` leaves it
+    on disk, read-only or copied on write. Raises `DataError` for anything else."""
     try:
         with path.open("rb") as file:
             if file.read(len(_BEGINS)) != _BEGINS:  # numpy would propose to unpickle it

@@ -4,7 +4,7 @@ An unanswerable twin is the same question over a corpus that lacks some of the p
 a data set share its corpus, so a withheld passage makes every question unanswerable that needs it. Such a question has
 `meta.unanswerable`, the ids in `meta.withheld`, and no gold answers; others are as they were.
 
-The gold path of a question are the steps that lead to its answer, each one fact of one passage. 2Wiki's triples and
+The gold path of a question is the steps that lead to its answer, each one fact of one passage. 2Wiki's triples and
 questions made from passages have one as `meta.path`. A laptop world's questions have theirs as `meta.plan`, which names
 relations. `plan_of` reads either.
 """

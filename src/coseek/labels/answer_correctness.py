@@ -30,11 +30,12 @@ from coseek.models.model import ServedModel
 # continuation per candidate, and most continuations cannot change the result:
 #
 # 1. A candidate with an LR below 60 is never the positive. It ranks first only if no candidate with an LR of 60 or more
-# has a GAC of 1, and then there is no positive. It need not be continued. 2. Of the others, the positive is the first
-# with a GAC of 1 by descending LR. Candidates after it rank below it,    whatever their GAC. They need not be
-# continued. 3. Under the `code` rule the positives are the first three candidates that equal the first one in both
-# scores. They have    the same LR, so they follow in the same order. Candidates after the last one with that LR, or
-# after the third    positive, need not be continued.
+#    has a GAC of 1, and then there is no positive. It need not be continued.
+# 2. Of the others, the positive is the first with a GAC of 1 by descending LR. Candidates after it rank below it,
+#    whatever their GAC. They need not be continued.
+# 3. Under the `code` rule the positives are the first three candidates that equal the first one in both scores. They
+#    have the same LR, so they follow in the same order. Candidates after the last one with that LR, or after the third
+#    positive, need not be continued.
 #
 # Negatives are drawn from all other candidates, so they need no GAC. A test compares the labels with those of
 # continuing every candidate.

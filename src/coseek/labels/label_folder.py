@@ -115,11 +115,11 @@ class TextStore:
         with self._lock:
             span = self._index().get(key)
             if span is None:
-                raise DataError(f"{self.path} lacks the text {key}, which a row names; make the labels anew")
+                raise DataError(f"{self.path} lacks the text {key}, which a row names; make the labels again")
             with self.path.open("rb") as file:
                 file.seek(span[0])
                 line = file.read(span[1] - span[0])
-        with shaped(self.path, "make the labels anew"):
+        with shaped(self.path, "make the labels again"):
             return str(parse_line(line, str(self.path))["text"])
 
     def _index(self) -> dict[str, tuple[int, int]]:
@@ -132,13 +132,13 @@ class TextStore:
                     for number, line in enumerate(lines, start=1):
                         if line.endswith(b"\n") and line.strip():
                             where = f"{self.path}, line {number}"
-                            with shaped(where, "make the labels anew"):
+                            with shaped(where, "make the labels again"):
                                 self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)
                         at += len(line)
         return self._spans
 
     def _forget(self) -> None:
-        """Read the file anew at the next use."""
+        """Read the file again at the next use."""
         if self._file is not None:
             self._file.close()
         self._file = self._spans = None

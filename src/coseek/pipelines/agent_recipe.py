@@ -262,8 +262,8 @@ class AgentRecipe(Placement):
     generated world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU); `strict` ends Search-R1's
     episodes at a turn without an action. The record of a run holds the settings that it stands for."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
-    """Presets by name, each with the settings that it replaces, and with `extends` where they lie over those of another
-    preset or recipe; empty once one is chosen."""
+    """Presets by name, each with the settings that it replaces, and with `extends` the preset or recipe whose settings
+    come before; empty once one is chosen."""
     seed: int = 0
     """Seed of everything but the worlds, which have their own."""
     license: License = UNKNOWN

@@ -211,7 +211,7 @@ class _Play:
 
 
 def _of_segments(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
-    """The first segment that differs: those behind it follow from it."""
+    """The first segment that differs: the later ones follow from it."""
     for at, (ours, theirs) in enumerate(zip_longest(derived, stored)):
         if ours is None or theirs is None:
             yield f"it has {len(stored)} segments, and {len(derived)} follow from what the agent wrote", None

@@ -329,7 +329,7 @@ def _settings(module: IndexModule, given: Settings | Mapping[str, object] | None
 
 # Update: an index over a changed corpus, made with what the old index holds of it.
 #
-# Passages are told apart by digests of their ids and contents, so that only new and changed texts are encoded. The
+# Passages are compared by digests of their ids and contents, so that only new and changed texts are encoded. The
 # results are those of a rebuild. The old index stays in place until the new one is complete.
 
 Rows = NDArray[np.int64]

@@ -48,8 +48,6 @@ def about_all() -> JsonObject:
     """What one types → what it is."""
     rows: JsonObject = {}
     for name in recipe_names():
-        rows[name] = about = load_recipe(name).about
-        for preset in preset_names(name):
-            own = load_recipe(name, [f"preset={preset}"]).about
-            rows[f"{name} preset={preset}"] = own if own != about else "the same"
+        for words in ([name], *([name, f"preset={preset}"] for preset in preset_names(name))):
+            rows[" ".join(words)] = load_recipe(words[0], words[1:]).about
     return rows | {f"{TOGETHER}{name}": load_together_recipe(name).about for name in together_recipe_names()}
