@@ -9,6 +9,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, fault, found, run
 
 from coseek.core.errors import SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
+from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardFault, RewardSpec, make_reward, reward_names
@@ -191,3 +192,27 @@ def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
     once = reward(first)
     reward(run(found("b", MIRA), valid=False, answer="Zun"))
     assert reward(first) == once
+
+
+def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None:
+    assert make_reward({"exact_match": 1.0, "format": 1.0}).needs == frozenset()
+    assert make_reward({"gbr": 1.0}).needs == {"component", "baseline", "judge"}
+    assert make_reward({"gbr": {"accuracy": "cover_match"}}).needs == {"component", "baseline"}
+    assert make_reward({"component": {"accuracy": "judge"}}).needs == {"component", "judge"}
+    assert make_reward({"gen_acc": {"of": "own"}}).needs == {"judge"}
+
+
+@pytest.mark.parametrize(
+    ("reward", "named"),
+    [
+        ({"gbr": 1.0}, ["river"]),  # the baseline's has a matching span
+        ({"gbr": {"accuracy": "cover_match"}}, []),
+        ({"component": {"accuracy": "judge"}}, ["river"]),
+        ({"gen_acc": {"of": "own"}}, ["lake"]),
+        ({"gen_acc": {"of": "component"}}, ["river"]),
+    ],
+)
+def test_only_answers_that_no_span_decides_go_to_the_judge(reward: RewardSpec, named: list[str]) -> None:
+    run = Trajectory(Question("q", "Where?", ("sea",)), "search-r1", (), (), StopReason.ANSWERED, "lake")
+    written, plain = (GeneratedAnswer("q", 0, "", answer) for answer in ("river", "the sea"))
+    assert make_reward(reward).to_judge(run, Grades(written, plain, {})) == named
