@@ -56,6 +56,35 @@ def test_a_run_is_scored_by_its_own_answers_and_as_a_component(
 
 
 @pytest.mark.slow
+def test_a_stored_run_is_served_again_and_every_serving_is_paired_with_the_first(
+    world: Path, index: Path, model: Path, tmp_path: Path, coseek: Type
+) -> None:
+    run = tmp_path / "searcher"
+    agent = ("--agent", "expert", "--protocol", "s3-think", "--retriever", index)
+    assert coseek("run", world, "--split", "test", "--count", 12, *agent, "--out", run).code == 0
+    words = ("score", run, "--answer-with", model, "--judge", world, "--metrics", "gen_acc,em", "--json")
+    names = ("selected", "all", "no-opening", "no-opening-all", "rounds:1")
+    outcome = coseek(*words, "--serve", ",".join(names))
+    assert outcome.code == 0, outcome.err
+    tree = json.loads(outcome.out)
+    tokens = {row["run"]: row["metrics"]["context_tokens"]["mean"] for row in tree["servings"]["summaries"]}
+    selected, every, later, later_all, first = (tokens[f"{run}, {name}"] for name in names)
+    assert every > later_all > later and every > selected > later and every > first
+    assert tree["component"]["summaries"][0]["metrics"]["context_tokens"]["mean"] == selected
+    paired = [(one["run"], one["against"], set(one["metrics"])) for one in tree["servings"]["comparisons"]]
+    measured = {"gen_acc", "em", "context_passages", "context_tokens"}
+    assert paired == [(f"{run}, {name}", f"{run}, selected", measured) for name in names[1:]]
+    (sheet,) = run.glob("reply.*.jsonl")
+    written = sheet.read_bytes()
+    again = coseek(*words, "--serve", "no-opening,all")  # nothing is asked twice
+    assert sheet.read_bytes() == written
+    rows = {row["run"]: row["metrics"] for row in json.loads(again.out)["servings"]["summaries"]}
+    assert rows[f"{run}, all"]["context_tokens"]["mean"] == every
+    assert "--answer-with" in coseek("score", run, "--serve", "all").sentence
+    assert "'most' cannot be served" in coseek(*words, "--serve", "most").sentence
+
+
+@pytest.mark.slow
 def test_judges_are_compared(runs: list[Path], model: Path, world: Path, coseek: Type) -> None:
     outcome = coseek("score", runs[0], "--judge", world, "--judge", model)
     assert "Cohen's κ" in outcome.out

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import numbered_documents
+from coseek.core.errors import SettingError
 from coseek.core.text import as_written, counted, has_loop, sentence_spans
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Author, StopReason, Trajectory, evidence_of, met_passages
+from coseek.data.trajectory import Author, Search, StopReason, Trajectory, Visit, evidence_of, met_passages, ranked
 from coseek.retrieval.lexical.analyzer import has_words
 
 CITED = "cited"
@@ -108,27 +109,71 @@ def first_with(passage: Passage, wanted: Sequence[str]) -> str:
     return ""
 
 
-def served_context(trajectory: Trajectory) -> list[Passage]:
+SELECTED, ALL_FOUND, ROUNDS = "selected", "all", "rounds:"
+SERVINGS = (SELECTED, ALL_FOUND, "no-opening", "no-opening-all", f"{ROUNDS}N")
+"""What a stored run can serve: the agent's selection; all that it found; either without the search that opens a run
+(s3, table 6); the first N rounds alone (QAgent, figure 5)."""
+
+
+def check_serving(serving: str) -> None:
+    """Raise `SettingError` for a serving that is not among `SERVINGS`."""
+    rounds = serving.removeprefix(ROUNDS)
+    if serving not in SERVINGS[:-1] and (rounds == serving or not (rounds.isdecimal() and int(rounds) > 0)):
+        known = ", ".join(SERVINGS)
+        raise SettingError(f"{serving!r} cannot be served; choose some of {known}, with a whole number above 0 for N")
+
+
+def served_context(trajectory: Trajectory, serving: str = SELECTED) -> list[Passage]:
     """Return the union of the passages that the agent selected, in the order served (s3, appendix A.5).
 
     A search without a selection contributes all its passages, one with an empty selection none. Passages with equal
     title and text are one. A trajectory without any selection serves its `selected_ids` if it has some (rule-based
     agents rank afterwards), else its evidence, best first.
+
+    Other servings (`SERVINGS`) apply this rule to a part of the run, so that a stored run answers what the generator
+    would have read: `all` ignores selections and serves what was found in the order of the searches; `no-opening` and
+    `no-opening-all` leave out the search that opens a run (turn 0), where there is one; `rounds:N` keeps the first N
+    turns that found anything, the opening search counting as one. Raises `SettingError` for any other.
     """
+    check_serving(serving)
+    searches, visits = _part_of(trajectory, serving)
     unique: dict[tuple[str, str], Passage] = {}
-    for passage in _chosen(trajectory):
+    found = _found(searches, visits) if serving.endswith(ALL_FOUND) else _chosen(trajectory, searches, visits)
+    for passage in found:
         unique.setdefault((passage.title, passage.text), passage)
     return list(unique.values())
 
 
-def _chosen(trajectory: Trajectory) -> Iterator[Passage]:
+def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Sequence[Visit]]:
+    """The searches and visits of a run that a serving draws on."""
+    if serving.startswith("no-opening"):
+        return [search for search in trajectory.searches if search.turn != 0], trajectory.visits
+    if not serving.startswith(ROUNDS):
+        return trajectory.searches, trajectory.visits
+    # Runs that are older than `Search.turn` have one search per turn.
+    asked = [place if search.turn is None else search.turn for place, search in enumerate(trajectory.searches)]
+    turns = sorted({*asked, *(visit.turn for visit in trajectory.visits)})[: int(serving.removeprefix(ROUNDS))]
+    return (
+        [search for search, turn in zip(trajectory.searches, asked, strict=True) if turn in turns],
+        [visit for visit in trajectory.visits if visit.turn in turns],
+    )
+
+
+def _found(searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
+    yield from (hit.passage for search in searches for hit in search.hits)
+    yield from (passage for visit in visits for passage in visit.passages)
+
+
+def _chosen(trajectory: Trajectory, searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
     if all(search.selected is None for search in trajectory.searches):
-        found = met_passages((), trajectory.visits)
-        found |= {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
+        found = met_passages((), visits)
+        found |= {hit.passage.id: hit.passage for search in searches for hit in search.hits}
         best = trajectory.selected_ids or evidence_of(trajectory)
+        if best == ranked(trajectory.searches, (), trajectory.visits):  # no ranking of its own: as the part retrieved
+            best = ranked(searches, (), visits)
         yield from (found[ident] for ident in best if ident in found)
         return
-    for search in trajectory.searches:
+    for search in searches:
         for hit in search.hits:
             if search.selected is None or hit.passage.id in search.selected:
                 yield hit.passage

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from coseek.agents.sources import SELECTED, SERVINGS
 from coseek.cli.terminal import progress_bar, resumable, say
 from coseek.core.cluster import Cluster
 from coseek.core.errors import SettingError
@@ -33,6 +34,13 @@ AnswerWith: TypeAlias = Annotated[
     typer.Option(
         help="A frozen generator (a shipped model, model folder, URL or YAML file) that answers from each run's "
         "passages: the agent as a component."
+    ),
+]
+Serve: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help=f"What the generator reads of each run, comma-separated, of: {', '.join(SERVINGS)}. Each is compared with "
+        "the first."
     ),
 ]
 BudgetTokens: TypeAlias = Annotated[
@@ -118,9 +126,13 @@ class ScoredBothWays:
     component: ScoredRun | None
     verdicts: tuple[Verdicts, ...] = field(default=())
     """One mapping a judge, over both kinds of answers."""
+    servings: tuple[ScoredRun, ...] = field(default=())
+    """The component by each serving, where another than the selection was asked for; the first is `component`."""
 
 
-def ask(run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY) -> ScoredBothWays:
+def ask(
+    run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY, servings: Sequence[str] = (SELECTED,)
+) -> ScoredBothWays:
     """Score a run: the generator answers from its passages, the judges judge all answers. Cached results are reused.
 
     Without generator and judges the trajectories are read once and not kept in memory.
@@ -129,22 +141,25 @@ def ask(run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY) -
     if parts.generator is None and not parts.judges:
         return ScoredBothWays(score_run(name, _chosen(run, select), budget=budget), None)
     trajectories = list(_chosen(run, select))
-    answers: Answers = {}
+    answers: dict[str, Answers] = {}
     if parts.generator is not None:
         sheet = answer_cache(run.folder, parts.generator)
-        with _told(f"{name}: answers") as tell:
-            answers = generate_answers(parts.generator, trajectories, sheet, tell, parts.size)
+        for one in servings:
+            with _told(f"{name}: answers" if one == SELECTED else f"{name}: answers, {one}") as tell:
+                answers[one] = generate_answers(parts.generator, trajectories, sheet, tell, parts.size, one)
         warn_of_cuts(parts.generator)
-    claims = claims_of(trajectories, answers)
+    claims = claims_of(trajectories, *answers.values())
     verdicts: list[Verdicts] = []
     for judge in parts.judges:
         with _told(f"{name}: verdicts") as tell:
             verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell, parts.size))
     first = verdicts[0] if verdicts else None
+    served = [component_run(f"{name}, {one}", trajectories, found, first, budget) for one, found in answers.items()]
     return ScoredBothWays(
         score_run(name, trajectories, first, budget),
-        component_run(name, trajectories, answers, first, budget) if parts.generator is not None else None,
+        replace(served[0], name=name) if served else None,
         tuple(verdicts),
+        tuple(served) if tuple(servings) != (SELECTED,) else (),
     )
 
 
@@ -157,11 +172,12 @@ def _chosen(run: Run, select: QuestionFilter) -> Iterator[Trajectory]:
     return (one for one in run.trajectories() if one.question.id in chosen)
 
 
-def claims_of(trajectories: Sequence[Trajectory], answers: Answers) -> list[Claim]:
+def claims_of(trajectories: Sequence[Trajectory], *answers: Answers) -> list[Claim]:
     """Every answer to judge: the agent's own and the generator's."""
     own = [Claim(run.question, run.answer) for run in trajectories if run.answer is not None and run.fault is None]
     questions = {run.question.id: run.question for run in trajectories}
-    return own + [Claim(questions[entry.question_id], entry.answer) for entry in answers.values() if entry.answer]
+    entries = (entry for found in answers for entry in found.values())
+    return own + [Claim(questions[entry.question_id], entry.answer) for entry in entries if entry.answer]
 
 
 def agreements_over(asked: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:

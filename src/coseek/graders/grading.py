@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from coseek.agents.sources import served_context
+from coseek.agents.sources import SELECTED, served_context
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput, ReadingInput
@@ -54,13 +54,15 @@ def generate_answers(
     cache: GradeCache[GeneratedAnswer],
     tell: Tell = no_progress,
     size: int = BATCH,
+    serving: str = SELECTED,
 ) -> dict[tuple[str, int], GeneratedAnswer]:
-    """The generator's answers from the passages of each run, by question id and seed.
+    """The generator's answers from what each run serves (`SERVINGS`), by question id and seed.
 
-    Runs with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at once.
+    Runs with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at once. The
+    cache knows an answer by its context, so servings of equal passages share one.
     """
     wanted = [
-        (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run)))))
+        (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run, serving)))))
         for run in trajectories
         if run.fault is None
     ]

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 
 from coseek.core.files import Json, JsonObject
 from coseek.data.grade_cache import GeneratedAnswer
+from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.plots import Series, Svg, line_plot
@@ -23,6 +25,7 @@ from coseek.measure.score import (
     comparable_values,
     macro_summaries,
     score_trajectory,
+    summaries_of,
     summarise,
 )
 from coseek.measure.table import Table, dataset_table, interval_json, left_out, metrics_json, scores_json, show
@@ -99,6 +102,17 @@ def component_table(
         cells += [show(part.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
         rows.append(tuple(cells))
     return Table(tuple(columns), tuple(rows), tuple(left_out(parts, metrics)))
+
+
+def serving_scores(
+    runs: Sequence[Sequence[ScoredRun]], questions: Iterable[Question], metrics: Sequence[str], seed: int
+) -> Scores:
+    """Scores of the servings of each run (s3, table 6): every serving against the run's first, and those of later runs
+    against the same serving of the first run."""
+    pairs = [(one, servings[0]) for servings in runs for one in servings[1:]]
+    pairs += [pair for servings in runs[1:] for pair in zip(servings, runs[0], strict=True)]
+    wanted = [*metrics, "context_passages", "context_tokens"]
+    return summaries_of(list(chain(*runs)), questions, (), wanted, seed, pairs=pairs)
 
 
 # Combination gain: a generator's accuracy with an agent's passages against naive RAG with as many passages.

@@ -1,11 +1,13 @@
 """Score runs: means, intervals, groups, paired differences."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from coseek.agents.sources import SELECTED, check_serving
 from coseek.cli.grader_options import (
     AnswerWith,
     BudgetTokens,
@@ -13,6 +15,7 @@ from coseek.cli.grader_options import (
     JudgePromptFile,
     PromptFile,
     ScoredBothWays,
+    Serve,
     agreements_over,
     ask,
     intended,
@@ -37,7 +40,7 @@ from coseek.core.lock import lock_if_named
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
-from coseek.measure.component_scores import SUFFIX, component_table
+from coseek.measure.component_scores import SUFFIX, component_table, serving_scores
 from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.report import ROWS, SUMMARY, write_scores
 from coseek.measure.score import JUDGED, METRICS, ScoredRun, Scores, questions_of, summaries_of
@@ -81,6 +84,7 @@ def score(
         ),
     ] = "",
     answer_with: AnswerWith = None,
+    serve: Serve = SELECTED,
     budget: BudgetTokens = 2048,
     prompt: PromptFile = None,
     judge: SomeJudges = None,
@@ -106,11 +110,12 @@ def score(
         check_output_folder(out, SUMMARY, own=(ROWS,))
     answer_with, *judges = at_servers(answer_with, *(judge or ()))
     chosen = chosen_metrics(metrics, bool(judges))
+    servings = chosen_servings(serve, answer_with is not None)
     check_groups(split_names(by))
     some = question_filter(select)
     with cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
-        asked = [ask(Run(run), str(run), parts, some) for run in runs]
+        asked = [ask(Run(run), str(run), parts, some, servings) for run in runs]
         questions = intended([Run(run) for run in runs], some)
         board = ScoreReport(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
         if out is not None:
@@ -127,6 +132,16 @@ def chosen_metrics(names: str | None, judged: bool) -> list[str]:
     if not chosen:
         raise SettingError(f"no metric is named; choose some of {', '.join(METRICS)}")
     return chosen
+
+
+def chosen_servings(names: str, answered: bool) -> list[str]:
+    """What the generator reads of each run; names are checked. Raises `SettingError` also without a generator."""
+    servings = list(dict.fromkeys(split_names(names))) or [SELECTED]
+    for one in servings:
+        check_serving(one)
+    if servings != [SELECTED] and not answered:
+        raise SettingError(f"--serve {names} needs a generator that reads it: name one with --answer-with")
+    return servings
 
 
 class ScoreReport:
@@ -157,8 +172,13 @@ class ScoreReport:
         if components:
             wanted = [*metrics_of(metrics), "context_passages", "context_tokens"]
             self.component = summaries_of(components, questions, by, wanted, seed, in_domain)
+        self.servings: Scores | None = None
+        served = [one.servings for one in asked if one.servings]
+        if served:
+            self.servings = serving_scores(served, questions, shown_of(metrics), seed)
         self.agreements = agreements_over(asked, parts)
         self.runs: list[ScoredRun] = own + [replace(run, name=run.name + SUFFIX) for run in components]
+        self.runs += chain(*served)
 
     def tables(self) -> dict[str, Table]:
         """Heading → table."""
@@ -186,12 +206,21 @@ class ScoreReport:
             found["Run against run"] = comparison_table(self.own, self.metrics)
         if self.component is not None and self.component.comparisons:
             found["Run against run, as a component"] = comparison_table(self.component, shown_of(self.metrics))
+        if self.servings is not None:
+            shown = [*shown_of(self.metrics), "context_passages", "context_tokens"]
+            found["By what is served"] = main_table(self.servings, shown)
+            by_set = grouped_tables(self.servings, shown[0])
+            found |= {f"{heading}, by what is served": one for heading, one in by_set.items()}
+            if self.servings.comparisons:
+                found["Served against served"] = comparison_table(self.servings, shown)
         return found
 
     def to_json(self) -> JsonObject:
         found = {**scores_json(self.own), **self.parts.to_json()}
         if self.component is not None:
             found["component"] = scores_json(self.component)
+        if self.servings is not None:
+            found["servings"] = scores_json(self.servings)
         if self.agreements:
             found["agreement"] = [{"judges": list(pair), **one.to_json()} for pair, one in self.agreements.items()]
         return found
