@@ -45,6 +45,7 @@ LAYERS = {
     "training": 9,
     "pipelines": 10,
     "lab": 11,
+    "studies": 11,
     "serve": 12,
     "view": 12,
     "cli": 12,

@@ -133,7 +133,7 @@ def test_a_leaderboard_has_a_line_for_each_system(runs: list[Path], tmp_path: Pa
 def test_the_combination_gain_is_at_equal_passages(
     runs: list[Path], model: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:
-    words = ("study", "combination-gain", runs[0], "--retriever", index, "--answer-with", model, "--ks", "1,3")
+    words = ("combination-gain", runs[0], "--retriever", index, "--answer-with", model, "--ks", "1,3")
     outcome = coseek(*words, "--metric", "recall", "--out", tmp_path / "gain", "--json")
     assert outcome.code == 0, outcome.err
     tree = json.loads(outcome.out)

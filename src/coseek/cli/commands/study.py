@@ -1,174 +1,189 @@
-"""Repeat the papers' analyses on your own runs and indexes."""
+"""Run the papers' experiments: each a file of commands whose results are compared with what the paper says."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import chain
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
-from coseek.agents.sources import served_context
-from coseek.cli.grader_options import (
-    BudgetTokens,
-    GraderSet,
-    JudgePromptFile,
-    OneJudge,
-    PromptFile,
-    claims_of,
-    intended,
-    open_parts,
-    warn_of_cuts,
-)
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
-from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables
-from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject, write_json
-from coseek.core.lock import lock_if_named
-from coseek.data.passage import Hit
-from coseek.data.run import Run
-from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
-from coseek.measure.component_scores import CombinationGain, component_run
-from coseek.measure.question_groups import datasets_of
-from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
-from coseek.measure.score import METRICS, ScoredRun
-from coseek.measure.searched import Answered, SearchedQuestion, search_questions
-from coseek.pipelines.agent_run import check_gold
-from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.retriever import Retriever
+from coseek.cli.options import split_names
+from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
+from coseek.core.errors import RunError, SettingError, nearest
+from coseek.core.files import Json, JsonObject
+from coseek.studies.arms import Plan, Step, carry_out, trainings
+from coseek.studies.page import StudyResult, listed, title_of
+from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
+from coseek.studies.verdict import compare
 
 GROUP = "Results"
 app = new_app()
-
-KEPT = "naive-rag"
-"""The folder in a run that keeps a generator's answers from naive RAG."""
-
-
-@app.callback()
-def study() -> None:
-    """Repeat an analysis of the papers."""
+EVERY = "all"
+LIST = "list"
 
 
-@app.command(
-    "combination-gain",
-    epilog="Example: `coseek study combination-gain runs/mine --retriever INDEX --answer-with MODEL`",
-)
-@takes_servers
-def combination_gain(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
-    retriever: Annotated[str, typer.Option(help="Retriever of naive RAG: an index folder, a URL, a YAML file.")],
-    answer_with: Annotated[str, typer.Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
-    ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
-    metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "cover_em",
-    budget: BudgetTokens = 2048,
-    prompt: PromptFile = None,
-    judge: OneJudge = None,
-    judge_prompt: JudgePromptFile = "judge",
-    device: DeviceName = None,
-    cache: CacheFile = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for combination-gain.json and .html (with the plot).")
-    ] = None,
-    seed: BootstrapSeed = 0,
+@app.command(epilog="Example: `coseek study search-r1/format-weight --seeds 0,1,2`")
+def study(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="`list`; or studies by name, or YAML files; or `all`, cheapest first."),
+    ],
+    at: Annotated[
+        str, typer.Option(help="laptop, real (SmolLM2 on real questions), or paper (checks and prints the commands).")
+    ] = "laptop",
+    seeds: Annotated[str, typer.Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
+    smoke: Annotated[bool, typer.Option(help="Carry out every command in a tiny world, which tells nothing.")] = False,
+    budget: Annotated[str, typer.Option(help="Begin no study that would end later, such as 8h or 90m.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/studies"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare naive RAG at rising k with the agent's passages, all answered by one generator.
+    """Run the papers' tables, figures and claims, and say which hold here.
 
-    The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
-    agent's paired lead over each line. Of several trajectories of a question the first sets the number.
+    A command that several studies need is run once. What was stopped goes on where it was, with the same line.
     """
-    writer, *judges = at_servers(answer_with, *([judge] if judge else ()))
-    counts = whole_numbers(ks)
-    parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)
-    with lock_if_named(out):
-        gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
-        tree = {**gain.to_json(), **parts.to_json()}
-        if out is not None:
-            write_gain(out, gain, parts, tree)
+    road = road_named("smoke" if smoke else at)
+    if names == [LIST]:
+        table = listed(out)
+        rows: list[Json] = [{**dict(zip(table.columns, row, strict=True))} for row in table.rows]
+        if as_json:
+            print_json(rows)
+        else:
+            show_tables({"Studies": table})
+        return
+    chosen = {name: load_study(name) for name in (study_names() if names == [EVERY] else names)}
+    if road == "paper":
+        launch(chosen, whole_numbers(seeds))
+        return
+    found: list[Json] = [one.to_json() for one in results(chosen, road, whole_numbers(seeds), seconds(budget), out)]
     if as_json:
-        print_json(tree)
-    else:
-        show_tables(gain.tables())
+        print_json(found)
 
 
-def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
-    """Write the numbers, and a page with their plot."""
-    write_json(out / "combination-gain.json", tree)
-    text = "\n\n".join(parts.notes())
-    plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
-    sections: list[ReportSection] = [*(TableSection(name, table, text) for name, table in gain.tables().items()), plot]
-    write_report(out / "combination-gain.html", "Combination gain", sections)
+def results(
+    chosen: dict[str, Study], road: Road, seeds: Sequence[int], budget: float | None, out: Path
+) -> Iterator[StudyResult]:
+    """Carry out the studies that have this road, cheapest first; those beyond the budget are left. Raises `RunError` at
+    the end for those of several that failed."""
+    failed: list[str] = []
+    for name, one in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
+        if road != "smoke" and road not in one.at:
+            if len(chosen) == 1:
+                raise SettingError(f"{name} has no size {road!r}; it has {', '.join(one.at)}")
+            continue
+        used = seeds or range(1 if road == "smoke" else one.seeds)
+        minutes = cost(one, road) * len(used)
+        if budget is not None:
+            if minutes > budget:
+                note(f"{name} is left: {minutes:.0f} minutes, {budget:.0f} are left")
+                continue
+            budget -= minutes
+        try:
+            result = carried_out(name, one, road, list(used), out)
+        except RunError as error:
+            if len(chosen) == 1:
+                raise
+            note(f"{name}: {error}")
+            failed.append(name)
+            continue
+        if result is not None:
+            yield result
+    if failed:
+        raise RunError("these did not go through: " + ", ".join(failed))
 
 
-def measured(
-    run: Run, index: Retriever, name: str, counts: Sequence[int], parts: GraderSet, metric: str, seed: int
-) -> CombinationGain:
-    """Search once, at the largest depth; answer from each cut-off, and from the agent's passages."""
-    trajectories = list(run.trajectories())
-    questions = list({one.id: one for one in (*intended([run]), *(row.question for row in trajectories))}.values())
-    check_gold(questions, index, name)
-    served: dict[str, int] = {}
-    for trajectory in trajectories:
-        if trajectory.fault is None:
-            served.setdefault(trajectory.question.id, len(served_context(trajectory)))
-    depth = max([*counts, *served.values()])
-    found = searched(chain.from_iterable(search_questions(index, questions, depth)))
-    matched = [cut(row, served[row.question.id]) for row in found if row.question.id in served]
-    beside = run.folder / KEPT  # the run's own files hold answers to its own trajectories
-    return CombinationGain(
-        metric=metric,
-        rag={k: answered(f"naive RAG, k = {k}", [cut(row, k) for row in found], beside, parts) for k in counts},
-        matched=answered("naive RAG, as many as the agent", matched, beside, parts),
-        agent=answered("agent", trajectories, run.folder, parts),
-        idents=[question.id for question in questions],
-        seed=seed,
-        datasets=datasets_of(questions),
-    )
+def cost(one: Study, road: Road) -> float:
+    """Minutes of a seed; unknown ones are taken for an hour."""
+    return one.at.get("laptop" if road == "smoke" else road) or 60.0
+
+
+def carried_out(name: str, one: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
+    """Run a study's commands, compare their results, and write and show what was found; not in a tiny world."""
+    from coseek.studies.results import values_of  # torch
+
+    plan = Plan(Commands(one, road), out / ("smoke" if road == "smoke" else "arms"))
+    sources = sources_of(one, plan.commands)
+    steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
+    carry_out(steps, lambda line: note(f"{title_of(name)} {line}"))
+    values = {
+        arm: [values_of(each, plan.step(sources[arm], seed).folder) for seed in seeds] for arm, each in one.arms.items()
+    }
+    if road == "smoke":
+        note(f"{name} went through")
+        return None
+    found = [compare(each, each.metric or one.metrics[0], values[each.one], values[each.other]) for each in one.expect]
+    typed = readable(name, one, road, seeds)
+    result = StudyResult(name, one, road, seeds, values, found, steps, typed)
+    page = result.write(out)
+    show_tables({"Arms": result.means(), "Comparisons": result.comparisons()})
+    tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
+    return result
+
+
+def readable(name: str, one: Study, road: Road, seeds: Sequence[int]) -> list[Step]:
+    """A study's commands in folders with the names of its arms."""
+    plan = Plan(Commands(one, road), Path("runs", title_of(name)), readable=True)
+    return plan.steps([*sources_of(one, plan.commands).values()], seeds)
+
+
+def sources_of(one: Study, commands: Commands) -> dict[str, str]:
+    """Arm → the command that makes what it reads."""
+    return {arm: commands.key(each.of) if each.of else ARM + arm for arm, each in one.arms.items()}
+
+
+def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> None:
+    """Check every training of the studies by its dry run, and print their commands in order."""
+    checked: dict[tuple[str, ...], str] = {}
+    wrong = []
+    for name, one in chosen.items():
+        if "paper" not in one.at:
+            continue
+        steps = readable(name, one, "paper", seeds or range(one.seeds))
+        tell(f"# {name}: {one.place}")
+        for step in trainings(steps):
+            key = tuple(word for word in step.words if not word.startswith(("seed=", "runs/")))
+            if key not in checked:
+                note(f"dry run of {step.name}")
+                checked[key] = dry_run(step)
+            if checked[key]:
+                wrong.append(f"{name}, {step.name}: {checked[key]}")
+        tell("\n".join(step.line() for step in steps))
+    if wrong:
+        raise RunError("\n".join(dict.fromkeys(wrong)))
+
+
+def dry_run(step: Step) -> str:
+    """What keeps a training from being carried out at paper size; empty where only its inputs are missing."""
+    words = [sys.executable, "-m", "coseek", *step.words, "--dry-run", "--json"]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    try:
+        told = cast(JsonObject, json.loads(ended.stdout))
+    except json.JSONDecodeError:
+        return ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else f"ended with {ended.returncode}"
+    stages = cast(list[JsonObject], told.get("stages") or [])
+    return "; ".join(str(stage["way_out"]) for stage in stages if stage.get("way_out"))
+
+
+def road_named(name: str) -> Road:
+    if name not in get_args(Road):
+        raise SettingError(f"--at {name!r} is no size{nearest(name, get_args(Road))}")
+    return cast(Road, name)
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Parse a list of numbers of passages; sorted, without repetition."""
-    names = split_names(text)
-    if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
-        raise SettingError(f"--ks {text!r} is not a list of whole numbers above 0; write for example 1,2,3,5,8")
-    return sorted(set(map(int, names)))
+    """`0,1,2` as numbers; none for an empty text."""
+    names = split_names(text) if text else []
+    if not all(name.isdecimal() for name in names):
+        raise SettingError(f"--seeds {text!r} is not a list of whole numbers; write for example 0,1,2")
+    return list(dict.fromkeys(map(int, names)))
 
 
-def searched(answers: Iterable[Answered]) -> list[Trajectory]:
-    """Trajectories with one search for each question and no answer."""
-    return [
-        Trajectory(
-            question=question,
-            protocol="rag",
-            segments=(),
-            searches=(Search(question.question, hits_of(found), found.fault),),
-            stop=StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR,
-            stop_detail=found.fault or "",
-        )
-        for question, found in answers
-    ]
-
-
-def hits_of(found: SearchedQuestion) -> tuple[Hit, ...]:
-    return tuple(Hit(passage, score) for passage, score in zip(found.passages or (), found.scores, strict=True))
-
-
-def cut(row: Trajectory, k: int) -> Trajectory:
-    """The same with only its first `k` passages."""
-    (search,) = row.searches
-    return replace(row, searches=(replace(search, hits=search.hits[:k]),))
-
-
-def answered(name: str, rows: Sequence[Trajectory], folder: Path, parts: GraderSet) -> ScoredRun:
-    """Score the generator's answers from the passages of these trajectories, judged where there is a judge. They are
-    kept in `folder`."""
-    note(f"{name}: {len(rows)} questions")
-    assert parts.generator is not None
-    answers = generate_answers(parts.generator, rows, answer_cache(folder, parts.generator))
-    warn_of_cuts(parts.generator)
-    verdicts = None
-    if parts.judges:
-        own = [replace(row, answer=None) for row in rows]
-        verdicts = judge_claims(parts.judges[0], claims_of(own, answers), verdict_cache(folder, parts.judges[0]))
-    return component_run(name, rows, answers, verdicts)
+def seconds(text: str) -> float | None:
+    """`8h` or `90m` in minutes; `None` for an empty text."""
+    if not text:
+        return None
+    number, unit = text[:-1], text[-1]
+    if unit not in "hm" or not number.replace(".", "", 1).isdecimal():
+        raise SettingError(f"--budget {text!r} is no time; write for example 8h or 90m")
+    return float(number) * (60 if unit == "h" else 1)

@@ -1,0 +1,166 @@
+"""Naive RAG at rising k beside an agent's passages, answered by one generator (paper 001, figure 5)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.agents.sources import served_context
+from coseek.cli.grader_options import (
+    BudgetTokens,
+    GraderSet,
+    JudgePromptFile,
+    OneJudge,
+    PromptFile,
+    claims_of,
+    intended,
+    open_parts,
+    warn_of_cuts,
+)
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
+from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject, write_json
+from coseek.core.lock import lock_if_named
+from coseek.data.passage import Hit
+from coseek.data.run import Run
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.measure.component_scores import CombinationGain, component_run
+from coseek.measure.question_groups import datasets_of
+from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
+from coseek.measure.score import METRICS, ScoredRun
+from coseek.measure.searched import Answered, SearchedQuestion, search_questions
+from coseek.pipelines.agent_run import check_gold
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.retriever import Retriever
+
+GROUP = "Results"
+app = new_app()
+
+KEPT = "naive-rag"
+"""The folder in a run that keeps a generator's answers from naive RAG."""
+
+
+@app.command(epilog="Example: `coseek combination-gain runs/mine --retriever INDEX --answer-with MODEL`")
+@takes_servers
+def combination_gain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
+    retriever: Annotated[str, typer.Option(help="Retriever of naive RAG: an index folder, a URL, a YAML file.")],
+    answer_with: Annotated[str, typer.Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
+    ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
+    metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "cover_em",
+    budget: BudgetTokens = 2048,
+    prompt: PromptFile = None,
+    judge: OneJudge = None,
+    judge_prompt: JudgePromptFile = "judge",
+    device: DeviceName = None,
+    cache: CacheFile = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for combination-gain.json and .html (with the plot).")
+    ] = None,
+    seed: BootstrapSeed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare naive RAG at rising k with the agent's passages, all answered by one generator.
+
+    The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
+    agent's paired lead over each line. Of several trajectories of a question the first sets the number.
+    """
+    writer, *judges = at_servers(answer_with, *([judge] if judge else ()))
+    counts = whole_numbers(ks)
+    parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)
+    with lock_if_named(out):
+        gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
+        tree = {**gain.to_json(), **parts.to_json()}
+        if out is not None:
+            write_gain(out, gain, parts, tree)
+    if as_json:
+        print_json(tree)
+    else:
+        show_tables(gain.tables())
+
+
+def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
+    """Write the numbers, and a page with their plot."""
+    write_json(out / "combination-gain.json", tree)
+    text = "\n\n".join(parts.notes())
+    plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
+    sections: list[ReportSection] = [*(TableSection(name, table, text) for name, table in gain.tables().items()), plot]
+    write_report(out / "combination-gain.html", "Combination gain", sections)
+
+
+def measured(
+    run: Run, index: Retriever, name: str, counts: Sequence[int], parts: GraderSet, metric: str, seed: int
+) -> CombinationGain:
+    """Search once, at the largest depth; answer from each cut-off, and from the agent's passages."""
+    trajectories = list(run.trajectories())
+    questions = list({one.id: one for one in (*intended([run]), *(row.question for row in trajectories))}.values())
+    check_gold(questions, index, name)
+    served: dict[str, int] = {}
+    for trajectory in trajectories:
+        if trajectory.fault is None:
+            served.setdefault(trajectory.question.id, len(served_context(trajectory)))
+    depth = max([*counts, *served.values()])
+    found = searched(chain.from_iterable(search_questions(index, questions, depth)))
+    matched = [cut(row, served[row.question.id]) for row in found if row.question.id in served]
+    beside = run.folder / KEPT  # the run's own files hold answers to its own trajectories
+    return CombinationGain(
+        metric=metric,
+        rag={k: answered(f"naive RAG, k = {k}", [cut(row, k) for row in found], beside, parts) for k in counts},
+        matched=answered("naive RAG, as many as the agent", matched, beside, parts),
+        agent=answered("agent", trajectories, run.folder, parts),
+        idents=[question.id for question in questions],
+        seed=seed,
+        datasets=datasets_of(questions),
+    )
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Parse a list of numbers of passages; sorted, without repetition."""
+    names = split_names(text)
+    if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
+        raise SettingError(f"--ks {text!r} is not a list of whole numbers above 0; write for example 1,2,3,5,8")
+    return sorted(set(map(int, names)))
+
+
+def searched(answers: Iterable[Answered]) -> list[Trajectory]:
+    """Trajectories with one search for each question and no answer."""
+    return [
+        Trajectory(
+            question=question,
+            protocol="rag",
+            segments=(),
+            searches=(Search(question.question, hits_of(found), found.fault),),
+            stop=StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR,
+            stop_detail=found.fault or "",
+        )
+        for question, found in answers
+    ]
+
+
+def hits_of(found: SearchedQuestion) -> tuple[Hit, ...]:
+    return tuple(Hit(passage, score) for passage, score in zip(found.passages or (), found.scores, strict=True))
+
+
+def cut(row: Trajectory, k: int) -> Trajectory:
+    """The same with only its first `k` passages."""
+    (search,) = row.searches
+    return replace(row, searches=(replace(search, hits=search.hits[:k]),))
+
+
+def answered(name: str, rows: Sequence[Trajectory], folder: Path, parts: GraderSet) -> ScoredRun:
+    """Score the generator's answers from the passages of these trajectories, judged where there is a judge. They are
+    kept in `folder`."""
+    note(f"{name}: {len(rows)} questions")
+    assert parts.generator is not None
+    answers = generate_answers(parts.generator, rows, answer_cache(folder, parts.generator))
+    warn_of_cuts(parts.generator)
+    verdicts = None
+    if parts.judges:
+        own = [replace(row, answer=None) for row in rows]
+        verdicts = judge_claims(parts.judges[0], claims_of(own, answers), verdict_cache(folder, parts.judges[0]))
+    return component_run(name, rows, answers, verdicts)

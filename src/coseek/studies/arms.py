@@ -1,0 +1,150 @@
+"""The commands of studies: each runs once for all studies that need the same, in a folder named after its content."""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coseek.core.errors import RunError, SettingError
+from coseek.core.files import make_folder, read_json_object, write_json
+from coseek.core.fingerprint import digest_of
+from coseek.core.lock import lock_beside
+from coseek.studies.study import ARM, NAME, Commands, as_words
+
+RESUMED = ("train agent", "train retriever", "train together", "train generator", "run", "label")
+"""Commands that go on with what is in their folder when they are told to."""
+LINES = 12
+"""Last lines of a failed command's log that its error shows."""
+_SLUG = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command of a study under one seed, with every name in it resolved."""
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+    needs: tuple["Step", ...]
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".log")
+
+    @property
+    def record(self) -> Path:
+        """Written once the command has ended well: `{"command", "seconds"}`."""
+        return self.folder.with_name(self.folder.name + ".json")
+
+    @property
+    def is_done(self) -> bool:
+        return self.record.exists()
+
+    @property
+    def seconds(self) -> float:
+        """What the command took, over all its attempts."""
+        return float(str(read_json_object(self.record)["seconds"])) if self.is_done else 0.0
+
+    def line(self) -> str:
+        """As it is typed."""
+        return shlex.join(("coseek", *self.words))
+
+
+@dataclass
+class Plan:
+    """The steps of a study on its road, in folders below `root`."""
+
+    commands: Commands
+    root: Path
+    readable: bool = False
+    """Name folders after arms, not after content: for commands that are written down and not run."""
+    _steps: dict[tuple[str, int], Step] = field(default_factory=dict, init=False)
+
+    def step(self, name: str, seed: int, around: tuple[str, ...] = ()) -> Step:
+        """The step that makes `name`. Raises `SettingError` where commands need each other in a circle."""
+        if name in around:
+            raise SettingError(f"these need each other: {', '.join((*around, name))}")
+        if (name, seed) not in self._steps:
+            self._steps[name, seed] = self._make(name, seed, around)
+        return self._steps[name, seed]
+
+    def _make(self, name: str, seed: int, around: tuple[str, ...]) -> Step:
+        command = self.commands.of(name)
+        if "{out}" not in command:
+            command += " --out {out}"
+        needs = {
+            each: self.step(self.commands.key(each), seed, (*around, name)) for each in self.commands.needed(command)
+        }
+        folders = {each: shlex.quote(str(step.folder)) for each, step in needs.items()} | {"seed": str(seed)}
+        named = NAME.sub(lambda found: folders.get(found[1], found[0]), command)
+        folder = self.root / self._folder_name(name, seed, command, named)
+        words = as_words(named.replace("{out}", shlex.quote(str(folder))))
+        return Step(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()))
+
+    def _folder_name(self, name: str, seed: int, command: str, named: str) -> str:
+        """Of equal content for equal commands over equal needs; a seed counts only where it is used."""
+        if self.readable:
+            return slug(name.removeprefix(ARM)) + (f"-{seed}" if "{seed}" in command else "")
+        head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
+        return f"{slug(' '.join(head))}-{digest_of(named)[:10]}"
+
+    def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[Step]:
+        """All steps that make these names under these seeds, each behind what it needs, once for each folder."""
+        ordered: dict[Path, Step] = {}
+
+        def add(step: Step) -> None:
+            for each in step.needs:
+                add(each)
+            ordered.setdefault(step.folder, step)
+
+        for seed in seeds:
+            for name in names:
+                add(self.step(name, seed))
+        return list(ordered.values())
+
+
+def slug(text: str) -> str:
+    """A name as a path of lower-case ASCII words."""
+    plain = text.lower().replace("λ", "lambda-").replace("=", "-")
+    return _SLUG.sub("-", plain).strip("-") or "arm"
+
+
+def carry_out(steps: Sequence[Step], say: Callable[[str], None]) -> None:
+    """Run the commands that have not ended well before. Raises `RunError` for one that fails."""
+    waiting = [step for step in steps if not step.is_done]
+    for number, step in enumerate(waiting, start=1):
+        say(f"{number}/{len(waiting)} {step.name}: {step.line()}")
+        make_folder(step.folder.parent)
+        with lock_beside(step.record):  # the command locks its folder itself
+            run_step(step)
+
+
+def run_step(step: Step) -> None:
+    """Run one command to its end; its output goes to its log."""
+    words = [*step.words]
+    if step.folder.exists() and any(step.line().startswith(f"coseek {head} ") for head in RESUMED):
+        words.append("--resume")
+    before = time.monotonic()
+    with step.log.open("a", encoding="utf-8") as log:
+        program = subprocess.Popen([sys.executable, "-m", "coseek", *words], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            code = program.wait()
+        except KeyboardInterrupt:  # the command has it, too, and saves what it has
+            program.wait()
+            raise
+    if code:
+        raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(last_lines(step.log)))
+    write_json(step.record, {"command": step.line(), "seconds": round(time.monotonic() - before, 1)})
+
+
+def last_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
+
+
+def trainings(steps: Sequence[Step]) -> Iterator[Step]:
+    """Those that train, whose dry run tells whether they fit."""
+    yield from (step for step in steps if step.words[0] == "train" and step.words[1] in ("agent", "together"))

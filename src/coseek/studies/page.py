@@ -1,0 +1,162 @@
+"""A study's result: its JSON, its page in Markdown, and the list of all studies."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from coseek.core.files import JsonObject, atomic_write, read_json_object, write_json
+from coseek.core.text import counted
+from coseek.measure.intervals import Interval, bootstrap_mean
+from coseek.measure.plots import BarSeries, Svg, bar_plot
+from coseek.measure.report import PlotSection, ReportSection, TableSection, TextSection, write_report
+from coseek.measure.table import Table, show
+from coseek.studies.arms import Step
+from coseek.studies.study import PAPERS, Road, Study, load_study, study_names
+from coseek.studies.verdict import Finding, Values, Verdict, overall
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """The numbers of all arms under all seeds, and what they say."""
+
+    name: str
+    study: Study
+    road: Road
+    seeds: Sequence[int]
+    values: Mapping[str, Sequence[Values]]
+    """Arm → its numbers under each seed."""
+    found: Sequence[Finding]
+    steps: Sequence[Step]
+    """All commands, for their time."""
+    typed: Sequence[Step]
+    """The same in folders with the names of the arms, to be read."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return overall(self.found)
+
+    @property
+    def minutes(self) -> float:
+        """Of all commands, those included that another study had run already."""
+        return sum(step.seconds for step in self.steps) / 60
+
+    def means(self) -> Table:
+        """A line for each arm: its metrics over the questions of all seeds, and the paper's number."""
+        printed = self.study.printed
+        beside = str(printed.get("metric", ""))
+        rows = []
+        for arm, seeds in self.values.items():
+            cells = [show(self._mean(seeds, metric)) for metric in self.study.metrics]
+            rows.append((arm, *cells, *([str(printed.get(arm, "–"))] if beside else [])))
+        return Table(("arm", *self.study.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows))
+
+    def _mean(self, seeds: Sequence[Values], metric: str) -> Interval | None:
+        by_question: dict[str, list[float]] = {}
+        for values in seeds:
+            for ident, row in values.items():
+                if metric in row:
+                    by_question.setdefault(ident, []).append(row[metric])
+        return bootstrap_mean([fmean(each) for each in by_question.values()], np.random.default_rng(0))
+
+    def comparisons(self) -> Table:
+        rows = []
+        for each in self.found:
+            needed = f", {counted(each.needed, 'question')} would" if each.needed else ""
+            rows.append((
+                str(each.expected), f"{each.metric} {show(each.difference)}",
+                ", ".join(f"{mean:+.3f}" for mean in each.seeds), str(each.difference.n), f"{each.verdict}{needed}",
+            ))  # fmt: skip
+        return Table(("expected", "difference", "by seed", "questions", "verdict"), tuple(rows))
+
+    def plot(self) -> Svg:
+        metric = self.study.metrics[0]
+        bars = [BarSeries(metric, tuple(self._mean(seeds, metric) for seeds in self.values.values()))]
+        return bar_plot([*self.values], bars, metric)
+
+    def lines(self) -> list[str]:
+        """Paper, claim and verdict, as sentences."""
+        paper = PAPERS.get(self.name.partition("/")[0], "")
+        source = f"{paper}, {self.study.place}" if paper else self.study.place
+        size = counted(len(self.seeds), "seed")
+        return [
+            f"{source}: {self.study.claim}",
+            f"**{str(self.verdict).capitalize()}** ({self.road} size, {size}, {self.minutes:.0f} minutes).",
+            *filter(None, [self.study.notes]),
+        ]
+
+    def to_json(self) -> JsonObject:
+        return {
+            "study": title_of(self.name),
+            "at": self.road,
+            "seeds": list(self.seeds),
+            "verdict": str(self.verdict),
+            "minutes": round(self.minutes, 1),
+            "comparisons": [
+                {
+                    "expected": str(each.expected),
+                    "metric": each.metric,
+                    "difference": each.difference.mean,
+                    "low": each.difference.low,
+                    "high": each.difference.high,
+                    "seeds": list(each.seeds),
+                    "questions": each.difference.n,
+                    "verdict": str(each.verdict),
+                    "questions_that_would_tell": each.needed,
+                }
+                for each in self.found
+            ],
+            "commands": [step.line() for step in self.typed],
+        }
+
+    def markdown(self) -> str:
+        commands = "\n".join(step.line() for step in self.typed)
+        parts = [
+            f"# {title_of(self.name)}", *self.lines(), self.means().markdown(), self.comparisons().markdown(),
+            f"Written by `coseek study {self.name} --at {self.road}`, whose commands are:", f"```sh\n{commands}\n```",
+        ]  # fmt: skip
+        return "\n\n".join(parts) + "\n"
+
+    def write(self, folder: Path) -> Path:
+        """`NAME-ROAD.json`, `.md` and `.html`. Returns the path of the page in Markdown."""
+        page = result_path(folder, self.name, self.road, ".md")
+        write_json(page.with_suffix(".json"), self.to_json())
+        with atomic_write(page) as file:
+            file.write(self.markdown())
+        sections: list[ReportSection] = [
+            TextSection("Claim", "\n\n".join(self.lines()).replace("**", "")),
+            TableSection("Arms", self.means()),
+            PlotSection("Figure", self.plot(), "95 % bootstrap intervals over questions."),
+            TableSection("Comparisons", self.comparisons()),
+        ]
+        write_report(page.with_suffix(".html"), title_of(self.name), sections)
+        return page
+
+
+def result_path(folder: Path, name: str, road: str, suffix: str) -> Path:
+    """Where a study's result is; that of a file of one's own is named as the file."""
+    return folder / f"{title_of(name).replace('/', '.')}-{road}{suffix}"
+
+
+def title_of(name: str) -> str:
+    """The name of a study, of a file of one's own without its path."""
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
+
+
+def listed(folder: Path) -> Table:
+    """All studies: where the paper says it, the claim, minutes on two cores, and what was found below `folder`."""
+    rows = []
+    for name in study_names():
+        study = load_study(name)
+        found = [f"{road}: {known['verdict']}" for road in study.at if (known := stored(folder, name, road))]
+        costs = [f"{road} {'?' if minutes is None else f'{minutes:g}'}" for road, minutes in study.at.items()]
+        rows.append((name, study.place, study.claim, ", ".join(costs), "; ".join(found) or "–"))
+    return Table(("study", "place", "claim", "minutes a seed", "found"), tuple(rows))
+
+
+def stored(folder: Path, name: str, road: str) -> JsonObject | None:
+    """The result of an earlier run of a study."""
+    path = result_path(folder, name, road, ".json")
+    return read_json_object(path) if path.exists() else None

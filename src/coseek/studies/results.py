@@ -1,0 +1,67 @@
+"""The numbers of an arm, read from the folder that its command left, whatever command that was."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from coseek.core.errors import DataError
+from coseek.core.files import read_jsonl
+from coseek.data.run import Run
+from coseek.measure.report import ROWS
+from coseek.measure.score import ScoredRun, score_run
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_results import cell_folder, scored
+from coseek.pipelines.table_rows import rows_of
+from coseek.studies.study import Arm
+from coseek.studies.verdict import Values
+
+
+def values_of(arm: Arm, folder: Path) -> Values:
+    """Question → metrics. The questions of a trained agent are those of all sets of its table."""
+    if arm.curve:
+        return dict(steps_of(folder))
+    if arm.part:
+        return of_run(score_run(arm.part, Run(folder / arm.part).trajectories()))
+    if (folder / ROWS).exists():
+        return dict(rows_in(folder / ROWS, arm.row))
+    if (folder / "recipe.yaml").exists():
+        return dict(of_table(folder, arm.row))
+    return of_run(score_run(folder.name, Run(folder).trajectories()))
+
+
+def of_run(run: ScoredRun) -> Values:
+    return {ident: dict(row.metrics) for ident, row in run.questions.items() if row.metrics}
+
+
+def rows_in(path: Path, name: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """The rows of one run in a file of scores; of the only one, where none has that name."""
+    rows = [row for _, row in read_jsonl(path)]
+    runs = dict.fromkeys(str(row["run"]) for row in rows)
+    wanted = name if name in runs or len(runs) != 1 else next(iter(runs))
+    if wanted not in runs:
+        raise DataError(f"{path} has no run {name!r}; it has {', '.join(runs)}")
+    for row in rows:
+        if row["run"] == wanted and row["metrics"]:
+            yield str(row["id"]), cast(dict[str, float], row["metrics"])
+
+
+def of_table(folder: Path, name: str) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """A row of a trained agent's table, greedily decoded, on all of its sets."""
+    training = AgentTraining(load_recipe(str(folder / "recipe.yaml")), folder)
+    row = next((row for row in rows_of(training) if row.name == name and row.temperature == 0), None)
+    if row is None:
+        known = ", ".join(dict.fromkeys(row.name for row in rows_of(training)))
+        raise DataError(f"the table of {folder} has no row {name!r}; it has {known}")
+    for column in training.sets:
+        run = scored(training, row.label, cell_folder(training, row, column))
+        yield from ((f"{column.name}/{ident}", values) for ident, values in of_run(run).items())
+
+
+def steps_of(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Training step → its numbers."""
+    files = sorted(folder.glob("rl/**/metrics.jsonl")) or sorted(folder.glob("**/metrics.jsonl"))
+    if not files:
+        raise DataError(f"{folder} holds no metrics.jsonl")
+    for number, (_, row) in enumerate(read_jsonl(files[0]), start=1):
+        yield f"step {number}", {name: value for name, value in row.items() if isinstance(value, int | float)}

@@ -1,0 +1,233 @@
+"""A study as a file: the claim of a paper, the arms that are compared, and what is expected of them.
+
+The text of an arm is a coseek command, with names in braces: of other arms and of what `make` makes (their folder),
+of `seed` and `out`, and of what the road says in `roads.yaml`. So one file is a study on a laptop (`laptop`), on real
+questions with a small language model (`real`), and of the paper's size (`paper`).
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from coseek.core.errors import DataError, SettingError, UnknownName, nearest
+from coseek.core.files import read_yaml
+from coseek.core.settings import Settings, load_settings
+from coseek.measure.score import METRICS
+
+FOLDER = Path(__file__).parent
+PAPERS = {
+    "search-r1": "An Empirical Study on Reinforcement Learning for Reasoning-Search Interleaved LLM Agents (Search-R1)",
+    "qagent": "QAgent: A modular Search Agent with Interactive Query Understanding",
+    "s3": "s3: You Don't Need That Much Data to Train a Search Agent via RL",
+    "agentic-r": "Agentic-R: Learning to Retrieve for Agentic Search",
+    "agentir": "AgentIR: Reasoning-Aware Retrieval for Deep Research Agents",
+}
+"""Folder of the studies of a paper → its title."""
+Road: TypeAlias = Literal["laptop", "real", "paper", "smoke"]
+ARM = "arm "
+"""In front of an arm's name among those of commands."""
+NAME = re.compile(r"\{([^{}:,]+)\}")
+"""A name in a command. Braces with a colon or a comma are YAML."""
+_EXPECTED = re.compile(r"(?P<one>.+?) (?P<sign>[<>~]) (?P<other>.+?)(?: within (?P<margin>[\d.]+))?")
+
+
+class Comparison(Settings):
+    """What is expected of two arms: `A > B`, `A < B`, or `A ~ B within .03`; `searches: A < B` in another metric."""
+
+    one: str
+    """An arm."""
+    sign: Literal["<", ">", "="]
+    """Whether it is expected to lie below, above, or as near as `margin`."""
+    other: str
+    """The arm that it is compared with."""
+    metric: str = ""
+    """Of the study's first where empty."""
+    margin: float = Field(default=0.02, gt=0)
+    """The smallest difference that matters, in the metric's unit."""
+
+    def __str__(self) -> str:
+        metric = f"{self.metric}: " if self.metric else ""
+        return f"{metric}{self.one} {self.sign.replace('=', '≈')} {self.other}"
+
+
+def _comparison(given: object) -> object:
+    metric, text = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", given)
+    if not isinstance(text, str):
+        return given
+    found = _EXPECTED.fullmatch(text)
+    if found is None:
+        raise SettingError(f"{text!r} compares no two arms; write `A > B`, `A < B` or `A ~ B within .03`")
+    named = {name: value for name, value in found.groupdict().items() if value is not None}
+    return {"metric": metric, **named, "sign": named["sign"].replace("~", "=")}  # in settings `~` is a home folder
+
+
+class Arm(Settings):
+    """One line of a study's table: a command, or another reading of what another arm made."""
+
+    run: str | dict[Road, str] = ""
+    """The command without `coseek`; one for each road where they differ."""
+    of: str = ""
+    """Another arm or a name of `make`, whose result is read in another way."""
+    row: str = "after"
+    """Of a trained agent's table: the row. Of scores of several runs: the run's name."""
+    part: str = ""
+    """A run folder inside the folder, such as a pair of a co-training."""
+    curve: bool = False
+    """The numbers of each training step (metrics.jsonl), in place of each question's."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Arm":
+        if bool(self.run) == bool(self.of):
+            raise SettingError("an arm is a command (run), or a reading of another arm (of); give one of them")
+        return self
+
+
+def _arm(given: object) -> object:
+    return {"run": given} if isinstance(given, str) else given
+
+
+ArmText: TypeAlias = Annotated[Arm, BeforeValidator(_arm)]
+ComparisonText: TypeAlias = Annotated[Comparison, BeforeValidator(_comparison)]
+
+
+class Study(Settings):
+    """One table, figure or claim of a paper."""
+
+    claim: str
+    """What the paper says, in one sentence of ours."""
+    place: str
+    """Where: its table, figure or section."""
+    at: dict[Road, float | None]
+    """The roads that it has → minutes that a seed takes there on two cores, measured; null where that is not known."""
+    seeds: int = Field(default=3, ge=1)
+    """How many, from 0 on, where none are named. One where nothing is drawn."""
+    metrics: tuple[str, ...] = ("em", "recall", "searches")
+    """Columns of the table; the first is compared where an expectation names none."""
+    printed: dict[str, float | str] = Field(default_factory=dict)
+    """The paper's own numbers: arm → number; `metric`: what they are."""
+    make: dict[str, str | dict[Road, str]] = Field(default_factory=dict)
+    """What arms need besides: name → command."""
+    arms: dict[str, ArmText]
+    """What is compared: name → command, or what else is read of another."""
+    expect: tuple[ComparisonText, ...]
+    """What the claim says of the arms; all of it must hold."""
+    notes: str = ""
+    """How it differs from the paper's, beyond the size."""
+
+    @model_validator(mode="after")
+    def _names(self) -> "Study":
+        for each in self.expect:
+            for arm in (each.one, each.other):
+                if arm not in self.arms:
+                    raise SettingError(f"expect names no arm {arm!r}{nearest(arm, self.arms)}")
+        curves = any(arm.curve for arm in self.arms.values())
+        for metric in (*self.metrics, *(each.metric for each in self.expect if each.metric)):
+            if metric not in METRICS and not curves:
+                raise SettingError(f"{metric!r} is no metric{nearest(metric, METRICS)}")
+        return self
+
+
+def study_names() -> list[str]:
+    """`PAPER/NAME` of every study that comes with coseek."""
+    return [f"{paper}/{path.stem}" for paper in PAPERS for path in sorted((FOLDER / paper).glob("*.yaml"))]
+
+
+def load_study(name: str) -> Study:
+    """A study by name or path. Raises `UnknownName`, `DataError` or `SettingError`."""
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise DataError(f"there is no study file {name}; check the path")
+        return load_settings(Study, Path(name))
+    if name not in study_names():
+        raise UnknownName("study", name, study_names())
+    return load_settings(Study, FOLDER / f"{name}.yaml")
+
+
+class RoadSettings(Settings):
+    """What the common words of the studies mean on one road."""
+
+    extends: str = ""
+    """The road whose words and commands it has, too."""
+    let: dict[str, str] = Field(default_factory=dict)
+    """Name → words in its place."""
+    make: dict[str, str] = Field(default_factory=dict)
+    """Name → command."""
+    append: dict[str, str] = Field(default_factory=dict)
+    """Beginning of a command → words behind it, which win over those before."""
+
+
+@cache
+def road_of(road: Road) -> RoadSettings:
+    """A road, merged with the one that it extends."""
+    tree = read_yaml(FOLDER / "roads.yaml", "file of roads")
+    own = RoadSettings.model_validate(tree[road])
+    if not own.extends:
+        return own
+    below = RoadSettings.model_validate(tree[own.extends])
+    return own.model_copy(
+        update={name: {**getattr(below, name), **getattr(own, name)} for name in ("let", "make", "append")}
+    )
+
+
+class Commands:
+    """The commands of a study on one road, each with its names still in braces."""
+
+    def __init__(self, study: Study, road: Road) -> None:
+        self.study, self.road, self.common = study, road, road_of(road)
+        makes: Mapping[str, str | dict[Road, str]] = {**self.common.make, **study.make}
+        arms = {ARM + name: arm.run for name, arm in study.arms.items() if arm.run}
+        self._commands = {name: self._here(text) for name, text in {**makes, **arms}.items()}
+
+    def _here(self, text: str | dict[Road, str]) -> str:
+        if isinstance(text, str):
+            return text
+        return text.get(self.road) or text.get("laptop" if self.road == "smoke" else "paper") or ""
+
+    def known(self) -> set[str]:
+        """Every name that may stand in braces."""
+        return {*(name.removeprefix(ARM) for name in self._commands), *self.common.let, "seed", "out"}
+
+    def key(self, name: str) -> str:
+        """The name in braces as `of` takes it: what is made for all, before an arm of the same name."""
+        return name if name in self._commands else ARM + name
+
+    def of(self, name: str) -> str:
+        """The command of a name, with the road's words in it and behind it."""
+        text = self._commands.get(name, "")
+        if not text:
+            at = "" if self.road == "smoke" else f" at {self.road} size"
+            raise SettingError(
+                f"the study has nothing named {name.removeprefix(ARM)!r}{at}{nearest(name, self.known())}"
+            )
+        words = self._worded(text)
+        more = [added for start, added in self.common.append.items() if words.startswith(start)]
+        return " ".join([words, *more])
+
+    def _worded(self, text: str) -> str:
+        """Put the road's words in place of their names, which may hold names again."""
+        for _ in range(8):
+            for name in NAME.findall(text):
+                if name not in self.known():
+                    raise SettingError(f"{{{name}}} in {text!r} names nothing{nearest(name, self.known())}")
+            worded = NAME.sub(lambda found: self.common.let.get(found[1], found[0]), text)
+            if worded == text:
+                break
+            text = worded
+        return text
+
+    def needed(self, command: str) -> Iterator[str]:
+        """The names of a command that other commands make."""
+        yield from (name for name in dict.fromkeys(NAME.findall(command)) if self.key(name) in self._commands)
+
+
+def as_words(command: str) -> list[str]:
+    """A command as its words. Raises `SettingError` for quotes that do not close."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise SettingError(f"{command!r} cannot be read as a command: {error}") from None

@@ -1,0 +1,108 @@
+"""What a study finds: paired comparisons of its arms over questions and seeds, and a verdict in fixed words.
+
+*Holds here*: the 95 % interval of the difference, over the questions of all seeds, lies on the side that the paper
+says, and so does the mean of every seed. An interval over questions says nothing of how another training would have
+ended; the seeds do. *Does not hold here*: the interval excludes the smallest difference that matters (`margin`) on that
+side. Everything else *cannot be told at this size*.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+from typing import TypeAlias
+
+import numpy as np
+
+from coseek.core.errors import DataError
+from coseek.measure.intervals import Interval, bootstrap_mean
+from coseek.studies.study import Comparison
+
+LEAST = 30
+"""Questions without which nothing is told: the bootstrap of a few equal differences has no width."""
+Values: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Question, or training step → metric → number."""
+
+
+class Verdict(StrEnum):
+    """The fixed words."""
+
+    HOLDS = "holds here"
+    FAILS = "does not hold here"
+    OPEN = "cannot tell at this size"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One comparison: `one` − `other`."""
+
+    expected: Comparison
+    metric: str
+    difference: Interval
+    seeds: tuple[float, ...]
+    """The mean difference of each seed."""
+
+    @property
+    def verdict(self) -> Verdict:
+        low, high, margin = self.difference.low, self.difference.high, self.expected.margin
+        if low is None or high is None or self.difference.n < LEAST:
+            return Verdict.OPEN
+        if self.expected.sign == "=":
+            if -margin < low and high < margin:
+                return Verdict.HOLDS
+            return Verdict.FAILS if low > margin or high < -margin else Verdict.OPEN
+        if self.expected.sign == "<":
+            low, high = -high, -low
+        one_way = all((mean > 0) == (self.expected.sign == ">") and mean != 0 for mean in self.seeds)
+        if low > 0:
+            return Verdict.HOLDS if one_way else Verdict.OPEN
+        return Verdict.FAILS if high < margin else Verdict.OPEN
+
+    @property
+    def needed(self) -> int | None:
+        """How many questions would tell, if the difference is what it is here: at least as many as shrink the interval
+        until it excludes 0, or the margin. `None` where it is told, or seeds disagree."""
+        low, high, mean = self.difference.low, self.difference.high, self.difference.mean
+        if self.verdict is not Verdict.OPEN or low is None or high is None:
+            return None
+        half, margin = (high - low) / 2, self.expected.margin
+        if self.expected.sign == "=":
+            gap = abs(margin - abs(mean))
+        else:
+            signed = mean if self.expected.sign == ">" else -mean
+            gap = max(signed, margin - signed)
+            if low > 0 or high < 0:  # told by the questions alone: more of them decide nothing
+                return None
+        return max(LEAST, math.ceil(self.difference.n * max(1.0, half / gap) ** 2)) if gap > 0 else None
+
+
+def overall(found: Sequence[Finding]) -> Verdict:
+    """Of a study: all of its comparisons must hold."""
+    verdicts = {each.verdict for each in found}
+    if Verdict.FAILS in verdicts:
+        return Verdict.FAILS
+    return Verdict.HOLDS if verdicts == {Verdict.HOLDS} else Verdict.OPEN
+
+
+def compare(expected: Comparison, metric: str, one: Sequence[Values], other: Sequence[Values]) -> Finding:
+    """Compare two arms, each under the same seeds, on the questions that both have. A question's difference is the mean
+    over the seeds that have it. Raises `DataError` where they share none."""
+    by_seed = [paired(a, b, metric) for a, b in zip(one, other, strict=True)]
+    differences: dict[str, list[float]] = {}
+    for values in by_seed:
+        for ident, value in values.items():
+            differences.setdefault(ident, []).append(value)
+    interval = bootstrap_mean([fmean(values) for values in differences.values()], np.random.default_rng(0))
+    if interval is None:
+        raise DataError(f"{expected}: the two share no question with {metric}; see the logs of their commands")
+    return Finding(expected, metric, interval, tuple(fmean(values.values()) for values in by_seed if values))
+
+
+def paired(one: Values, other: Values, metric: str) -> dict[str, float]:
+    """one − other, by question."""
+    return {
+        ident: values[metric] - other[ident][metric]
+        for ident, values in one.items()
+        if metric in values and metric in other.get(ident, {})
+    }
