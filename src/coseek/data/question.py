@@ -29,6 +29,9 @@ KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
 """Keys that are read."""
 UNANSWERABLE = "unanswerable"
 """Key of a question's `meta`: true where the corpus lacks a passage that the answer needs."""
+KNOWN = "known"
+"""Key of a question's `meta`: true where the models of a laptop world are taught every fact that it needs. Also the
+split of the questions that teach these facts."""
 OWN_PASSAGE = "own_passage"
 """Key of a question's `meta`: true where the corpus passage of the same id is the question itself (ArguAna, Quora)."""
 NEAR = 0.85

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from coseek.core.errors import UnknownName
-from coseek.data.question import Question
+from coseek.data.question import KNOWN, Question
 
 ALL = "all"
 """Name of the group of all questions."""
@@ -30,6 +30,7 @@ GROUPS: dict[str, Callable[[Question], str | None]] = {
     "hops": _by_hops,
     "chain": _by_chain,
     "kind": lambda question: question.kind,
+    "known": lambda question: "known" if question.meta.get(KNOWN) else "not known",
     "dataset": lambda question: question.dataset,
 }
 """Functions that group questions; `None`: only in the group `all`."""

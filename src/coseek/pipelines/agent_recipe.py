@@ -154,6 +154,9 @@ class WarmStartSettings(Settings):
     """Share of the drills that ask for facts one by one, and find some of them missing."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the questions that are also demonstrated in `direct` and `rag`, the table's baselines."""
+    known: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """Share of the examples that are of facts to be known without a search, where the data set has such (a laptop world
+    with `known`): the questions of its split `known` and the marked training questions, demonstrated by the expert."""
     reading: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the questions that are also read as a frozen generator reads: gold passages among others, in the prompt
     `generator`. The policy can then serve as `graders.generator.model`."""
@@ -260,7 +263,8 @@ class AgentRecipe(Placement):
     preset: str | None = None
     """`paper` (the recipe's own settings); `code`, where a paper's published program differs; `laptop` (two cores and a
     generated world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU); `strict` ends Search-R1's
-    episodes at a turn without an action. The record of a run holds the settings that it stands for."""
+    episodes at a turn without an action; `long-form` trains for long answers. The record of a run holds the settings
+    that it stands for."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
     """Presets by name, each with the settings that it replaces, and with `extends` the preset or recipe whose settings
     come before; empty once one is chosen."""

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 
 from coseek.agents.drivers import Agent, Limits, rollout
@@ -29,7 +29,7 @@ from coseek.core.prompt_file import ROLE_MARK
 from coseek.data.dataset import Dataset, draw
 from coseek.data.maker import MadeData, question_synthesis, world_maker
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question
+from coseek.data.question import KNOWN, Question
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
@@ -208,7 +208,19 @@ def demonstrate(
             seed = derive_seed(recipe.seed, name, number)
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
+    if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
+        own = [one for one in dataset.questions(recipe.data.train) if one.meta.get(KNOWN)]
+        asked, seed = [*dataset.questions(KNOWN), *own], derive_seed(recipe.seed, KNOWN)
+        runs = _written(demonstrator, protocol, tokenizer, retriever, asked, recipe.limits, seed)
+        shown += _repeated(runs, round(len(shown) * settings.known / (1 - settings.known)), seed)
     return shown
+
+
+def _repeated(runs: Sequence[Trajectory], count: int, seed: int) -> Iterator[Trajectory]:
+    """`count` demonstrations, each as often as the others; of unknown hops, so that they keep their share of the draws
+    beside a curriculum."""
+    several = random.Random(seed).sample(runs, len(runs))
+    return islice(cycle(replace(run, question=replace(run.question, hops=None)) for run in several), count)
 
 
 def _demonstrator(settings: WarmStartSettings, corpus: Corpus) -> ScriptedAgent:

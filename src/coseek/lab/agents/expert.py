@@ -19,7 +19,7 @@ from coseek.agents.episode import shown_documents
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
-from coseek.data.question import Question, Step, plan_of
+from coseek.data.question import KNOWN, Question, Step, plan_of
 from coseek.data.trajectory import Search, Trajectory
 from coseek.lab.world.lexicon import LAPTOP
 from coseek.lab.world.passages import spaced
@@ -38,8 +38,8 @@ class Shown:
     """A passage as the agent saw it."""
 
     title: str
-    number: int
-    """Its number among those of the turn, from 1."""
+    number: int | None
+    """Its number among those of the turn, from 1; `None` for what is known without a passage."""
 
 
 class ExpertSettings(Settings):
@@ -56,6 +56,8 @@ class ExpertSettings(Settings):
     """Share of searches with an underspecified query."""
     blind_guess: float = Field(default=0.04, ge=0, le=1)
     """Share of questions that it answers without searching."""
+    recall: float = Field(default=0.75, ge=0, le=1)
+    """Share of the questions marked as known (a world with `known`) that it answers from memory, without a search."""
     give_up: float = Field(default=0.5, ge=0, le=1)
     """Probability of giving up after a search that missed, instead of searching again with another query."""
     retries: int = Field(default=2, ge=0)
@@ -72,7 +74,7 @@ SETTINGS = ExpertSettings
 PROMPT_TEMPLATE = "laptop"
 NEEDS = "the plan of a laptop world's question, or a gold path (questions made from passages, or 2Wiki's)"
 
-PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
+PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, recall=0, give_up=0)
 
 
 class ExpertAgent:
@@ -94,6 +96,8 @@ class ExpertAgent:
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from what was found so far, at least with the title found first."""
         plan = plan_of(so_far.question)
+        if so_far.question.meta.get(KNOWN) and not so_far.searches:
+            return self._recall(so_far.question, plan)
         found, _ = progress(plan, so_far.searches)
         if len(found) == len(plan):
             return self._conclude(so_far.question, plan, found)
@@ -104,6 +108,8 @@ class ExpertAgent:
         plan = plan_of(question)
         found, misses = progress(plan, searches)
         done = len(found)
+        if not searches and question.meta.get(KNOWN) and rng.random() < self.settings.recall:
+            return self._recall(question, plan)
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
         first = self.settings.question_first
@@ -147,6 +153,17 @@ class ExpertAgent:
         answer = answer_of(question, plan[-1])
         left = f"{NOW}{spaced(answer)} ." if self.settings.restate else ""
         return Move(f"{facts[-1]}{left}", answer=spaced(answer))
+
+    def _recall(self, question: Question, plan: Sequence[Step]) -> Move:
+        """State every fact from memory, and answer."""
+        found = [Shown(step.entity, None) for step in plan]
+        end = self._conclude(question, plan, found)
+        if kind_of(question) == "comparison":
+            return end
+        before = [
+            _fact(question, step, one, self.settings.restate) for step, one in zip(plan, found[:-1], strict=False)
+        ]
+        return replace(end, thought="".join([*before, end.thought]))
 
 
 def make(settings: ExpertSettings = PERFECT) -> ExpertAgent:

@@ -29,7 +29,7 @@ from coseek.data.answers import exact_match
 from coseek.data.dataset import draw
 from coseek.data.digests import Identities
 from coseek.data.passage import Hit, Passage
-from coseek.data.question import Question
+from coseek.data.question import KNOWN, Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.generator import (
     OWN_PROMPT,
@@ -54,7 +54,8 @@ from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.text_model import LocalTextModel
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.run_record import TrainingRun, write_tables
+from coseek.pipelines.data_folder import check_data_folder
+from coseek.pipelines.run_record import TrainingRun, data_set_identities, write_tables
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import Draw
 from coseek.training.trainer.data_order import derive_seed
@@ -272,9 +273,20 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
 
     NAME, TITLE = "generator", "A laptop generator"
 
+    def check(self) -> None:
+        super().check()
+        if self.recipe.known is not None:
+            check_data_folder(self.recipe.known, "known", KNOWN)
+
+    def identities(self) -> Identities:
+        found, known = super().identities(), self.recipe.known
+        return found if known is None else {**found, **data_set_identities("known", known)}
+
     def draw(self, generator: Generator) -> Draw:
         recipe = self.recipe
-        return ExampleWriter(self.samplers, generator, self.tokenizer, recipe.sft.curriculum, recipe.passages).draw
+        known = None if recipe.known is None else WorldSampler(World.load(Path(recipe.known)), KNOWN)
+        phases = recipe.sft.curriculum
+        return ExampleWriter(self.samplers, generator, self.tokenizer, phases, recipe.passages, known).draw
 
     @cached_property
     def samplers(self) -> list[WorldSampler]:

@@ -75,6 +75,9 @@ class GeneratorRecipe(ReaderRecipe):
     passages: tuple[int, int] = (1, 12)
     """Fewest and most passages of an example: gold ones, and others unless it is one passage. What agents serve has to
     lie between: trained on 2 to 6, it answered .055 from nine where it answered .30 from three."""
+    known: str | None = None
+    """Folder of a laptop world with `known`: its known facts are a third of the examples, without passages or with
+    those that do not state them."""
     sft: SftSettings = SftSettings(
         steps=1500,
         repeat_steps=0,

@@ -18,7 +18,7 @@ from coseek.data.question import Question, Step, has_plan, plan_of
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.lab.world.passages import spaced
-from coseek.lab.world.rationales import StatedFact, fact_of, line, rationale
+from coseek.lab.world.rationales import StatedFact, fact_of, line, rationale, recalled
 from coseek.lab.world.world import World
 from coseek.models.model import Tokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -30,6 +30,8 @@ DRILL_FACTS = 6
 """Maximum number of facts in a drill."""
 GROWN = 0.4
 """Share of training after which examples may have the maximum number of passages."""
+KNOWN_SHARE = 1 / 3
+"""Share of a generator's examples that are of known facts, where there are some."""
 OF_ANOTHER_KIND = 0.3
 """Share of drills in which the kind of one entity is drawn again."""
 
@@ -124,6 +126,12 @@ class WorldSampler(ExampleSampler):
     world: World
     split: str
 
+    def recalled(self, most: int, rng: random.Random) -> SyntheticExample:
+        """An example of a known question, with at most `most` passages, none of which is gold."""
+        question = rng.choice(self.questions)
+        others = [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
+        return SyntheticExample(question, tuple(others[:most]), recalled(question))
+
     @property
     def corpus(self) -> Corpus:
         return self.world.corpus
@@ -165,6 +173,8 @@ class ExampleWriter:
     phases: Sequence[Phase]
     passages: tuple[int, int]
     """Minimum and maximum number of passages in an example."""
+    known: WorldSampler | None = None
+    """Questions that are answered from no passage."""
 
     @cached_property
     def by_hops(self) -> dict[int, list[tuple[WorldSampler, Question]]]:
@@ -181,6 +191,8 @@ class ExampleWriter:
 
     def draw(self, done: float, rng: random.Random) -> Trajectory:
         """Draw an example at the share `done` of training."""
+        if self.known is not None and rng.random() < KNOWN_SHARE:
+            return self.write(self.known.recalled(rng.randint(0, self.most(done)), rng))
         hops = hops_at(self.phases, done, self.by_hops, rng)
         count = rng.randint(self.passages[0], self.most(done))
         if hops == 0:

@@ -6,12 +6,13 @@ in two splits; other entities are shared.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.data.question import Question, Step
+from coseek.data.question import KNOWN, Question, Step, plan_of
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon
 from coseek.lab.world.passages import WrittenWorld, spaced
@@ -37,6 +38,30 @@ def make_questions(
     anchors = split_anchors(told.facts, list(wanted), rng)
     asker = _Asker(told, settings, lexicon, rng)
     return {split: asker.ask(split, anchors[split], count) for split, count in wanted.items()}
+
+
+def make_known(
+    told: WrittenWorld,
+    settings: WorldSettings,
+    lexicon: Lexicon,
+    rng: random.Random,
+    questions: Mapping[str, Sequence[Question]],
+) -> dict[str, list[Question]]:
+    """The questions with those marked that known facts answer, and the split `known`, which asks for each of these
+    facts in `paraphrases` wordings. A constraint question leads from values to a name, so no fact of a name answers
+    it."""
+    every = [(entity, fact) for entity in told.facts.values() for fact in entity.facts]
+    facts = [one for one in every if rng.random() < settings.known for _ in range(settings.paraphrases)]
+    asker = _Asker(told, settings, lexicon, rng)
+    drawn = (asker.along(f"w{settings.seed}-{KNOWN}-{number:05}", [fact]) for number, fact in enumerate(facts))
+    asked = [question for question in drawn if question is not None]
+    known = {(step.gold_id, step.relation) for question in asked for step in plan_of(question)}
+
+    def marked(question: Question) -> Question:
+        whole = all((step.gold_id, step.relation) in known for step in plan_of(question))
+        return replace(question, meta={**question.meta, KNOWN: True}) if whole else question
+
+    return {split: [*map(marked, some)] for split, some in {**questions, KNOWN: asked}.items() if some}
 
 
 def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
@@ -151,20 +176,23 @@ class _Asker:
     # Compositions
 
     def _composition(self, name: str, anchors: list[Entity], hops: int) -> Question | None:
-        anchor = self._rng.choice(anchors)
-        path = self._walk(anchor, hops)
-        if not path:
+        path = self._walk(self._rng.choice(anchors), hops)
+        if not path or (made := self.along(name, path)) is None:
             return None
-        mentions = [self._mention(anchor, path[0][1].noun), *(fact.value for _, fact in path[:-1])]
+        return made if self._is_new(path[0][0].id, *(fact.noun for _, fact in path)) else None
+
+    def along(self, name: str, path: Path) -> Question | None:
+        """The question whose answer a path leads to; `None` where its words give a value away."""
+        mentions = [self._mention(path[0][0], path[0][1].noun), *(fact.value for _, fact in path[:-1])]
         texts = self._chain_texts(mentions, [fact.relation for _, fact in path])
         text = texts[0]
-        if self._gives_away(path, text) or not self._is_new(anchor.id, *(fact.noun for _, fact in path)):
+        if self._gives_away(path, text):
             return None
         plan = [
             self._step(entity, mention, fact, rest)
             for (entity, fact), mention, rest in zip(path, mentions, [*map(spaced, texts[1:]), ""], strict=True)
         ]
-        return _question(name, "composition", text, self._answers(path[-1][1]), plan, [anchor.id], hops)
+        return _question(name, "composition", text, self._answers(path[-1][1]), plan, [path[0][0].id], len(path))
 
     def _walk(self, anchor: Entity, hops: int) -> Path | None:
         """A random chain without repeated entities; `None` for a dead end."""

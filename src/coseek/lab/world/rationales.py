@@ -77,10 +77,11 @@ def _read_in_order(
         yield line(passage.title, number, *((one, stated[one]) for one in wanted if one in stated))
 
 
-def line(title: str, number: int, *facts: tuple[str, str]) -> str:
-    """The line of one passage with its (relation, value) facts."""
+def line(title: str, number: int | None, *facts: tuple[str, str]) -> str:
+    """The line of one passage with its (relation, value) facts; without a number they are known from no passage."""
     told = " ,".join(f" {relation} : {value}" for relation, value in facts)
-    return f" {title.strip()} # {number} ,{told} ."
+    place = "" if number is None else f" # {number}"
+    return f" {title.strip()}{place} ,{told} ."
 
 
 def fact_of(step: Step, title: str) -> tuple[str, str]:
@@ -89,7 +90,17 @@ def fact_of(step: Step, title: str) -> tuple[str, str]:
     return step.relation, step.mention if step.sub_answer == title.strip() else step.sub_answer
 
 
-def step_line(step: Step, number: int, title: str) -> str:
+def recalled(question: Question) -> str:
+    """The rationale of a composition or comparison whose facts are known: the same lines, without passages."""
+    plan = plan_of(question)
+    lines = [step_line(step, None, step.entity) for step in plan]
+    if kind_of(question) != "comparison":
+        return conclusion(lines, answer_of(question, plan[-1]))
+    verdict, answer = compared(question, plan, [step.entity for step in plan])
+    return conclusion([*lines, verdict], answer)
+
+
+def step_line(step: Step, number: int | None, title: str) -> str:
     """The line of a step of a plan, and what is asked behind it."""
     fact = line(title, number, fact_of(step, title))
     return f"{fact}{NOW}{step.rest}" if step.rest else fact

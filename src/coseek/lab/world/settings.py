@@ -69,6 +69,9 @@ class WorldSettings(Settings):
     """Share of changeable facts (mayor, employer …) with an outdated value in the text, marked as such."""
     unanswerable: float = Field(default=0.0, ge=0, lt=1)
     """Share of questions that lose a passage they need: it is in no corpus, and they are marked as unanswerable."""
+    known: float = Field(default=0.0, ge=0, le=1)
+    """Share of facts that models are to know without a search: the split `known` asks for each of them, for warm starts
+    and generators to learn from, and questions that need no other fact are marked."""
     short_names: float = Field(default=0.30, ge=0, le=1)
     """Probability that a question omits the type of an ambiguous title where the relation disambiguates."""
 
@@ -78,6 +81,8 @@ class WorldSettings(Settings):
             raise ValueError(f"hop_mix needs 1 to {MAX_HOPS} weights, none below 0 and not all 0")
         if self.comparison + self.constraint > 1:
             raise ValueError("comparison and constraint are shares of one whole; lower one of them")
+        if self.known and self.unanswerable:
+            raise ValueError("what is known needs no passage to be answered; set known or unanswerable to 0")
         return self
 
     def questions_in(self, split: Split) -> int:

@@ -14,16 +14,16 @@ from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
-from coseek.data.question import Question, plan_of, save_questions, twins, withhold
+from coseek.data.question import KNOWN, Question, plan_of, save_questions, twins, withhold
 from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import make_facts
 from coseek.lab.world.oracle import Oracle
 from coseek.lab.world.passages import write_passages
-from coseek.lab.world.questions import make_questions
+from coseek.lab.world.questions import make_known, make_questions
 from coseek.lab.world.reference import reference_worlds
 from coseek.lab.world.settings import SPLITS, WorldSettings
 
-_FILES = re.compile(rf"world\.json|corpus\.jsonl|questions\.({'|'.join(SPLITS)})\.jsonl")
+_FILES = re.compile(rf"world\.json|corpus\.jsonl|questions\.({'|'.join((*SPLITS, KNOWN))})\.jsonl")
 SCHEMA = 1
 """Version of `world.json`."""
 
@@ -43,7 +43,8 @@ class World:
     @property
     def digest(self) -> str:
         """SHA-256 over all passages and questions."""
-        asked = (json.dumps(one.to_json(), sort_keys=True) for split in SPLITS for one in self.questions.get(split, ()))
+        every = (one for split in (*SPLITS, KNOWN) for one in self.questions.get(split, ()))
+        asked = (json.dumps(one.to_json(), sort_keys=True) for one in every)
         return digest_of(self.corpus.digest, *asked)
 
     def save(self, folder: Path) -> None:
@@ -57,6 +58,8 @@ class World:
         for split, questions in self.questions.items():
             save_questions(folder / f"questions.{split}.jsonl", questions)
         settings = dump_settings(self.settings)
+        if not self.settings.known:
+            del settings["known"]  # the file of a world without it stays as earlier versions write it
         write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
 
     @classmethod
@@ -68,7 +71,7 @@ class World:
         settings = row.get("settings") if isinstance(row, dict) and row.get("schema") == SCHEMA else None
         if not isinstance(settings, dict):
             raise DataError(f"{path} is not a world of schema {SCHEMA}; write it again with `coseek world make`")
-        splits = (split for split in SPLITS if split in files.splits)
+        splits = (split for split in (*SPLITS, KNOWN) if split in files.splits)
         questions: dict[str, list[Question]] = {split: files.questions(split) for split in splits}
         return cls(make_settings(WorldSettings, settings), files.corpus, questions, Oracle.load(folder))
 
@@ -100,6 +103,8 @@ def make_world(settings: WorldSettings) -> World:
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
     told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
     questions = make_questions(told, settings, lexicon, _stage(settings, "questions"))
+    if settings.known:
+        questions = make_known(told, settings, lexicon, _stage(settings, "known"), questions)
     withheld = _withheld(questions, settings)
     passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
     # Ties in a ranking keep corpus order, so the order must carry no information.
