@@ -42,6 +42,19 @@ def test_the_format_reward_is_equation_3(lambda_f: float) -> None:
     assert value(spec, answer=None, valid=False) == 0
 
 
+@pytest.mark.parametrize(("outcome", "share"), [("f1", 2 / 3), ("cover", 1.0), ("em", 0.0)])
+def test_an_answer_that_is_right_in_part_earns_that_part_of_what_a_right_one_earns(outcome: str, share: float) -> None:
+    spec: RewardSpec = {"format": {"outcome": outcome, "lambda_f": 0.2}}
+    assert value(spec, answer="in Velora", valid=True) == pytest.approx(0.8 * share + 0.2)
+    assert value(spec, answer="in Velora", valid=False) == pytest.approx(0.8 * share)
+    assert value(spec, answer="Velora", valid=True) == 1
+    assert value(spec, answer="Zun", valid=False) == 0
+    found: RewardSpec = {"retrieval": {"outcome": outcome, "lambda_f": 0.2, "lambda_r": 0.1}}
+    assert value(found, answer="in Velora", valid=True, hit=True) == pytest.approx(
+        0.8 * share + 0.2 + 0.1 * (1 - share)
+    )
+
+
 def test_the_published_code_pays_for_any_answer_and_the_paper_does_not() -> None:
     code: RewardSpec = {"format": {"variant": "code"}}
     assert value(code, answer="Zun", valid=False) == pytest.approx(0.1)

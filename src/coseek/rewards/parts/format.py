@@ -1,5 +1,6 @@
 """Format: right answers in a valid format (Search-R1 empirical study, eq. 3)."""
 
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -15,6 +16,9 @@ class FormatSettings(PartSettings):
     lambda_f: float = Field(default=0.2, ge=0, le=1)
     """λf: reward of a valid format without a right answer, and cost of an invalid one with it. Paper: 0.2 (3B, 14B),
     0.4 (7B)."""
+    outcome: Literal["em", "f1", "cover"] = "em"
+    """Accuracy a of the answer, in [0, 1]: strict EM (the paper's), word F1 for long answers, or cover-EM. The paper
+    trains on long answers (table 6) and gives no formula with F1: a(1 − λf) + λf·valid is ours, and is eq. 3 for EM."""
     variant: Literal["paper", "code"] = "paper"
     """`code`: as in the published code, a wrong and invalid run earns `answer_found` if it has an answer."""
     answer_found: float = Field(default=0.1, ge=0, le=1)
@@ -22,13 +26,24 @@ class FormatSettings(PartSettings):
 
 
 SETTINGS = FormatSettings
+_OUTCOMES: dict[str, Callable[[str | None, Iterable[str]], float]] = {
+    "em": answers.exact_match,
+    "f1": answers.f1,
+    "cover": answers.cover_match,
+}
 
 
 def reward(trajectory: Trajectory, settings: FormatSettings) -> float:
-    """1 if right and valid, 1 − λf if only right, λf if only valid, else 0 (variant `code`: 0.1 with an answer)."""
-    right = answers.exact_match(trajectory.answer, needs_answers(trajectory, "format"))
-    if right:
-        return 1.0 if trajectory.valid else 1.0 - settings.lambda_f
+    """a(1 − λf) + λf·valid: with EM 1 if right and valid, 1 − λf if only right, λf if only valid, else 0 (variant
+    `code`: 0.1 with an answer)."""
+    right = accuracy(trajectory, settings, "format")
     if trajectory.valid:
-        return settings.lambda_f
-    return settings.answer_found if settings.variant == "code" and trajectory.answer is not None else 0.0
+        return right + settings.lambda_f * (1.0 - right)  # exactly 1 for a right answer, whatever λf
+    if right or settings.variant == "paper":
+        return right * (1.0 - settings.lambda_f)
+    return settings.answer_found if trajectory.answer is not None else 0.0
+
+
+def accuracy(trajectory: Trajectory, settings: FormatSettings, part: str) -> float:
+    """The answer's accuracy by `settings.outcome`, in [0, 1]; `part` is named where there is no gold answer."""
+    return float(_OUTCOMES[settings.outcome](trajectory.answer, needs_answers(trajectory, part)))

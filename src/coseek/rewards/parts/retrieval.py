@@ -4,11 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.answers import exact_match, substring_match
+from coseek.data.answers import substring_match
 from coseek.data.trajectory import Trajectory
 from coseek.measure.retrieval import answer_hit, served
 from coseek.rewards.parts import format as form
-from coseek.rewards.reward import needs_answers
 
 
 class RetrievalSettings(form.FormatSettings):
@@ -25,10 +24,11 @@ SETTINGS = RetrievalSettings
 
 
 def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
-    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer."""
-    wrong = not exact_match(trajectory.answer, needs_answers(trajectory, "retrieval"))
+    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer. An answer that is right in part
+    (outcome f1) earns λr for the rest."""
+    wrong = 1.0 - form.accuracy(trajectory, settings, "retrieval")
     base = form.reward(trajectory, settings)
-    return base + settings.lambda_r if wrong and trajectory.valid and _found(trajectory, settings) else base
+    return base + wrong * settings.lambda_r if wrong and trajectory.valid and _found(trajectory, settings) else base
 
 
 def _found(trajectory: Trajectory, settings: RetrievalSettings) -> bool:
