@@ -49,7 +49,7 @@ def test_a_study_is_run_and_judged_and_only_what_changed_is_run_again(
     assert main(["study", str(written(tmp_path))]) == 0
     found = json.loads((tmp_path / "runs/studies/mine-laptop.json").read_text())
     assert found["verdict"] == "holds here"
-    assert found["comparisons"][0]["questions"] == 40 and found["comparisons"][0]["low"] > 0
+    assert found["comparisons"][0]["difference"]["n"] == 40 and found["comparisons"][0]["difference"]["low"] > 0
     page = (tmp_path / "runs/studies/mine-laptop.md").read_text()
     assert "coseek run runs/mine/few --split test --agent rules --retriever runs/mine/over" in page
     before = made(tmp_path)

@@ -7,7 +7,8 @@ from statistics import fmean
 
 import numpy as np
 
-from coseek.core.files import JsonObject, atomic_write, read_json_object, write_json
+from coseek.core.files import atomic_write, write_json
+from coseek.core.settings import Settings, load_settings
 from coseek.core.text import counted
 from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.measure.plots import BarSeries, Svg, bar_plot
@@ -16,6 +17,58 @@ from coseek.measure.table import Table, show
 from coseek.studies.arms import Step
 from coseek.studies.study import PAPERS, Road, Study, load_study, study_names
 from coseek.studies.verdict import Finding, Values, Verdict, overall
+
+FOUND = Path(__file__).parent / "found"
+"""Our own results, as `coseek study` wrote them."""
+
+
+class StoredComparison(Settings):
+    """A finding as it is kept."""
+
+    expected: str
+    """What was expected, as a sentence."""
+    metric: str
+    """Of the numbers."""
+    difference: Interval
+    """The first arm's minus the other's."""
+    seeds: tuple[float, ...]
+    """The mean of each seed."""
+    verdict: Verdict
+    """In the fixed words."""
+    questions_that_would_tell: int | None
+    """If the difference is what it is here."""
+
+    @classmethod
+    def of(cls, found: Finding) -> "StoredComparison":
+        return cls(
+            expected=str(found.expected),
+            metric=found.metric,
+            difference=found.difference,
+            seeds=found.seeds,
+            verdict=found.verdict,
+            questions_that_would_tell=found.needed,
+        )
+
+
+class StoredResult(Settings):
+    """A study's result as it is kept: `NAME-ROAD.json`."""
+
+    study: str
+    """Its name."""
+    at: Road
+    """Its size."""
+    seeds: tuple[int, ...]
+    """The seeds of its commands."""
+    verdict: Verdict
+    """Of all comparisons."""
+    minutes: float
+    """Of all commands, those included that another study had run already."""
+    arms: dict[str, dict[str, Interval | None]]
+    """Arm → metric → mean over the questions of all seeds."""
+    comparisons: tuple[StoredComparison, ...]
+    """What was expected, in order."""
+    commands: tuple[str, ...]
+    """In folders with the names of the arms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +140,21 @@ class StudyResult:
             *filter(None, [self.study.notes]),
         ]
 
-    def to_json(self) -> JsonObject:
-        return {
-            "study": title_of(self.name),
-            "at": self.road,
-            "seeds": list(self.seeds),
-            "verdict": str(self.verdict),
-            "minutes": round(self.minutes, 1),
-            "comparisons": [
-                {
-                    "expected": str(each.expected),
-                    "metric": each.metric,
-                    "difference": each.difference.mean,
-                    "low": each.difference.low,
-                    "high": each.difference.high,
-                    "seeds": list(each.seeds),
-                    "questions": each.difference.n,
-                    "verdict": str(each.verdict),
-                    "questions_that_would_tell": each.needed,
-                }
-                for each in self.found
-            ],
-            "commands": [step.line() for step in self.typed],
-        }
+    def stored(self) -> "StoredResult":
+        """As it is kept."""
+        return StoredResult(
+            study=title_of(self.name),
+            at=self.road,
+            seeds=tuple(self.seeds),
+            verdict=self.verdict,
+            minutes=round(self.minutes, 1),
+            arms={
+                arm: {metric: self._mean(seeds, metric) for metric in self.study.metrics}
+                for arm, seeds in self.values.items()
+            },
+            comparisons=tuple(map(StoredComparison.of, self.found)),
+            commands=tuple(step.line() for step in self.typed),
+        )
 
     def markdown(self) -> str:
         commands = "\n".join(step.line() for step in self.typed)
@@ -122,7 +167,7 @@ class StudyResult:
     def write(self, folder: Path) -> Path:
         """`NAME-ROAD.json`, `.md` and `.html`. Returns the path of the page in Markdown."""
         page = result_path(folder, self.name, self.road, ".md")
-        write_json(page.with_suffix(".json"), self.to_json())
+        write_json(page.with_suffix(".json"), self.stored().model_dump(mode="json"))
         with atomic_write(page) as file:
             file.write(self.markdown())
         sections: list[ReportSection] = [
@@ -146,17 +191,18 @@ def title_of(name: str) -> str:
 
 
 def listed(folder: Path) -> Table:
-    """All studies: where the paper says it, the claim, minutes on two cores, and what was found below `folder`."""
+    """All studies: place in the paper, claim, minutes on two cores, and what was found, in `folder` or by us."""
     rows = []
     for name in study_names():
         study = load_study(name)
-        found = [f"{road}: {known['verdict']}" for road in study.at if (known := stored(folder, name, road))]
+        found = [f"{road}: {known.verdict}" for road in study.at if (known := stored(folder, name, road))]
         costs = [f"{road} {'?' if minutes is None else f'{minutes:g}'}" for road, minutes in study.at.items()]
         rows.append((name, study.place, study.claim, ", ".join(costs), "; ".join(found) or "–"))
     return Table(("study", "place", "claim", "minutes a seed", "found"), tuple(rows))
 
 
-def stored(folder: Path, name: str, road: str) -> JsonObject | None:
-    """The result of an earlier run of a study."""
-    path = result_path(folder, name, road, ".json")
-    return read_json_object(path) if path.exists() else None
+def stored(folder: Path, name: str, road: str) -> StoredResult | None:
+    """The result of an earlier run of a study: one's own, else ours, which comes with coseek."""
+    paths = (result_path(each, name, road, ".json") for each in (folder, FOUND))
+    found = next((path for path in paths if path.exists()), None)
+    return None if found is None else load_settings(StoredResult, found)

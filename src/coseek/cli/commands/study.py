@@ -56,7 +56,9 @@ def study(
     if road == "paper":
         launch(chosen, whole_numbers(seeds))
         return
-    found: list[Json] = [one.to_json() for one in results(chosen, road, whole_numbers(seeds), seconds(budget), out)]
+    found: list[Json] = []
+    for result in results(chosen, road, whole_numbers(seeds), seconds(budget), out):
+        found.append(result.stored().model_dump(mode="json"))
     if as_json:
         print_json(found)
 
