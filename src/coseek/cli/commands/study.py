@@ -13,6 +13,8 @@ from coseek.cli.options import split_names
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
 from coseek.core.errors import RunError, SettingError, nearest
 from coseek.core.files import Json, JsonObject
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.studies.arms import Plan, Step, carry_out, trainings
 from coseek.studies.page import StudyResult, listed, title_of
 from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
@@ -150,9 +152,20 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> None:
                 checked[key] = dry_run(step)
             if checked[key]:
                 wrong.append(f"{name}, {step.name}: {checked[key]}")
-        tell("\n".join(step.line() for step in steps))
+        tell("\n".join(map(launched, steps)))
     if wrong:
         raise RunError("\n".join(dict.fromkeys(wrong)))
+
+
+def launched(step: Step) -> str:
+    """A command as it is started on the machine that its recipe names."""
+    devices, settings = 1, [word for word in step.words[3:] if "=" in word]
+    if step.words[:2] == ("train", "agent"):
+        devices = load_recipe(step.words[2], settings).machine.devices
+    if step.words[:2] == ("train", "together"):
+        devices = load_together_recipe(step.words[2], settings).agent.machine.devices
+    many = f"torchrun --standalone --nproc-per-node {devices} -m coseek "
+    return step.line().replace("coseek ", many, 1) if devices > 1 else step.line()
 
 
 def dry_run(step: Step) -> str:
