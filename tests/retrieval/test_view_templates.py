@@ -51,6 +51,13 @@ def test_the_figures_of_the_agentir_paper_are_written_byte_for_byte() -> None:
     )
 
 
+def test_the_latest_turns_have_the_layout_of_figure_8_and_are_numbered_from_one() -> None:
+    assert render_view("last-1-turns@paper", ASKED) == render_view("reasoning+query@paper", ASKED)
+    two = render_view("last-2-turns@paper", ASKED)
+    assert two == f"Browsing History:\nTurn 1: Empty sweden 1995\nCurrent Query: {ASKED.text}"
+    assert render_view("last-3-turns@paper", ASKED) == render_view("prior-queries+reasonings@paper", ASKED)
+
+
 lines = st.lists(
     st.sampled_from(
         ["Query: x", "  query:", "Reasoning: y", "Turn 12: z", "Current Query: w", "Browsing History:", "a"]

@@ -42,6 +42,8 @@ class Query(Record):
     """The agent's text before the query in this turn, without tags."""
     history: tuple[PastTurn, ...] = ()
     """The searches of earlier turns, oldest first."""
+    given: Annotated[bool, OMIT_EMPTY] = False
+    """The text is what a view made elsewhere (imported labels): every view leaves it as it is."""
 
     @classmethod
     def of(cls, asked: "QueryLike") -> "Query":
@@ -141,9 +143,8 @@ class ContextFields:
             )
             for search in chain.from_iterable(asked.past_turns(self.turns) if level else ())
         )
-        return Query(
-            asked.text, asked.question if self.question else "", asked.reasoning if self.reasoning else "", history
-        )
+        kept = asked.question if self.question else "", asked.reasoning if self.reasoning else ""
+        return Query(asked.text, *kept, history, asked.given)
 
     def to_json(self) -> JsonObject:
         return {"question": self.question, "reasoning": self.reasoning, "past": self.past, "turns": self.turns}

@@ -198,7 +198,7 @@ VIEWS: Mapping[str, QueryView] = {
         reasoning=True,
     ),
 }
-"""Views by name; `find_view` also accepts `last-K-turns` for any K ≥ 1."""
+"""Views by name; `find_view` also accepts `last-K-turns` and `last-K-turns@paper` for any K ≥ 1."""
 _HISTORY = "Browsing History:\n{turns}Current Query: {query}"
 TEMPLATES: Mapping[str, QueryView] = {
     "reasoning+query@code": QueryView(
@@ -228,7 +228,7 @@ TEMPLATES: Mapping[str, QueryView] = {
 """Views whose texts are those of a paper or its program, byte for byte. An instruction is an encoder's query prompt."""
 LAST_TURNS = "last-K-turns"
 LAST_TURNS_ABOUT = "reasoning and query of the K latest turns, this one included (AgentIR, section 5.3)"
-_LAST_TURNS = re.compile(r"last-([1-9]\d{0,5})-turns")
+_LAST_TURNS = re.compile(r"last-([1-9]\d{0,5})-turns(@paper)?")
 _NO_LETTERS = re.compile(r"[\W_]+")
 
 
@@ -297,8 +297,10 @@ def find_view(name: str) -> QueryView:
             f"the view {name} is a Python file, which runs only where you name it, and only with this content: write "
             "{retriever: index, path: INDEX, settings: {view: FILE}} for an index, or view=FILE for an encoder"
         )
-    last = _LAST_TURNS.fullmatch(name)
-    if last:
+    if last := _LAST_TURNS.fullmatch(name):
+        if last[2]:  # appendix D: figure 8's layout with the latest turns, numbered from 1; one turn is figure 5
+            figure = "reasoning+query@paper" if last[1] == "1" else "prior-queries+reasonings@paper"
+            return replace(TEMPLATES[figure], turns=int(last[1]))
         return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(last[1]))
     found = VIEWS.get(name) or TEMPLATES.get(name)
     if found is None:
@@ -341,7 +343,7 @@ def render_view(
     blank query gives an empty text. `bare` omits labels and separators, one piece per line, for lexical retrievers.
     """
     asked, part = Query.of(query), find_view(view)
-    if view == "query":
+    if view == "query" or asked.given:
         return asked.text
     if not asked.text.strip():
         return ""
