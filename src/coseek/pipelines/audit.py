@@ -300,7 +300,7 @@ def _made_again(
     tree = record.get("settings")
     named = dict(tree) if isinstance(tree, dict) else {}
     if "runs" not in named:
-        raise DataError("those of a co-training are not")
+        raise DataError("imported ones and those of a co-training are not")
     own = named.pop(str(named.get("method")), {})
     own = own if isinstance(own, dict) else {}
     settings = make_settings(LabelSettings, named)

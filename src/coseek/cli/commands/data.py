@@ -38,6 +38,7 @@ from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.solver import AgentSolver
 from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
+from coseek.labels.importing import LabelImport, import_labels
 from coseek.measure.table import Table as TextTable
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import TextModelSettings
@@ -53,8 +54,8 @@ MOST_UNREAD = 20
 """Unread documents or records that are printed one by one."""
 MOST_NAMED = 5
 """Names of one kind of left out questions or judgements that are printed."""
-TRACES = "traces"
-"""The format of logs of agents, which become a run and no data set."""
+TRACES, LABELS = "traces", "labels"
+"""The formats of logs of agents, which become a run, and of tevatron's training rows, which become a label folder."""
 
 
 @app.callback()
@@ -65,7 +66,7 @@ def data() -> None:
 @app.command("import", epilog="Example: `coseek data import documents ~/notes --out data/notes`")
 def import_(
     format_name: Annotated[
-        str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES])}.")
+        str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES, LABELS])}.")
     ],
     sources: Annotated[
         list[str],
@@ -74,7 +75,7 @@ def import_(
             help="The files to read, plain or .gz, or a folder of them; for documents and traces also settings.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The data-set folder to write; for traces the run folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write: a data set, a run of traces, or labels.")],
     split: Annotated[
         str | None,
         typer.Option(help="The split of all questions [default: test, unless the format has its own]."),
@@ -97,19 +98,20 @@ def import_(
 
     A folder with the same corpus keeps its other splits. Writes nothing after an error; unreadable documents are
     skipped and reported. `traces` imports logs of any agent (chat messages with tool calls, ATIF, or JSON by paths such
-    as question=input.q) as a run that can be scored, viewed and labelled.
+    as question=input.q) as a run that can be scored, viewed and labelled. `labels` imports training rows of tevatron's
+    form as a label folder, with the text of each query as it is.
     """
     paths = [Path(source) for source in sources if not _is_setting(source)]
     settings = assignments(source for source in sources if _is_setting(source))
-    if format_name == TRACES:
-        if any(option is not None for option in (split, shares, train, test)):
-            raise SettingError(
-                "traces become a run, which has no splits; leave --split, --shares, --train and --test out"
-            )
-        report = import_traces(paths, out, trace_settings(settings))
-        show_traces(out, report, as_json)
+    if format_name in (TRACES, LABELS) and any(option is not None for option in (split, shares, train, test)):
+        raise SettingError(f"{format_name} have no splits; leave --split, --shares, --train and --test out")
+    if format_name == LABELS:
+        show_labels(out, import_labels([Path(source) for source in sources], out), as_json)
         return
-    if not is_plugin_path(format_name) and format_name not in (known := [*format_names(), TRACES]):
+    if format_name == TRACES:
+        show_traces(out, import_traces(paths, out, trace_settings(settings)), as_json)
+        return
+    if not is_plugin_path(format_name) and format_name not in (known := [*format_names(), TRACES, LABELS]):
         raise UnknownName("data format", format_name, known)
     deal = None if train is None and test is None else Deal(split_names(train), split_names(test), dev_share)
     if format_name == "documents" and "tokenizer" in settings:
@@ -304,6 +306,18 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
     run = shell_word(out)
     label = f"coseek label {run} --retriever INDEX --method opened-next --out LABELS"
     tell(f"Next: coseek score {run}, coseek view {run}, or {label}")
+
+
+def show_labels(out: Path, made: LabelImport, as_json: bool) -> None:
+    """Print what came of an import of labels."""
+    if as_json:
+        print_json({"labels": str(out), **made.to_json()})
+        return
+    tell(
+        f"{out}: {counted(made.sets, 'label set')} of {counted(len(made.turns), 'search', 'searches')}; "
+        f"{counted(made.without_positive, 'row')} without a positive, {counted(made.repeated, 'repeated passage')}."
+    )
+    tell(f"Next: coseek train retriever agentir --labels {shell_word(out)} --out runs/retriever view=THEIRS")
 
 
 def show_questions(out: Path, made: SynthesisSummary) -> None:
