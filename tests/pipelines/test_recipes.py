@@ -34,7 +34,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import paths_of
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, preset_names, recipe_names
 from coseek.pipelines.dry_run import dry_run
-from coseek.pipelines.estimate import QWEN25, shape_of, work_of
+from coseek.pipelines.estimate import SHAPES, shape_of, work_of
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.index import build_index
@@ -323,13 +323,15 @@ def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_k
 
 
 PUBLISHED = {
-    "0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512, "14b": 14_770_033_664,
-    "32b": 32_763_876_352, "72b": 72_706_203_648,
+    "Qwen2.5-0.5B": 494_032_768, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512, "Qwen2.5-14B": 14_770_033_664, "Qwen2.5-32B": 32_763_876_352,
+    "Qwen2.5-72B": 72_706_203_648, "R1-Distill-Qwen-1.5B": 1_777_088_000, "R1-Distill-Qwen-7B": 7_615_616_512,
+    "R1-Distill-Qwen-14B": 14_770_033_664, "R1-Distill-Qwen-32B": 32_763_876_352, "SmolLM2-135M": 134_515_008,
 }  # fmt: skip
 
 
 def test_the_shapes_have_as_many_weights_as_were_published() -> None:
-    assert {name: shape.parameters for name, shape in QWEN25.items()} == PUBLISHED
+    assert {name: shape.parameters for name, shape in SHAPES.items()} == PUBLISHED
 
 
 def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:

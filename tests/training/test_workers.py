@@ -14,6 +14,7 @@ from tests.training.tiny import tiny_model
 from tests.training.workers_run import (
     ALGORITHMS,
     KINDS,
+    OFFLOADED,
     Kind,
     go_on,
     imitate,
@@ -105,6 +106,15 @@ def test_supervised_training_by_two_workers_is_that_of_one_and_both_work(
         )
         for row, other in zip(rows, others, strict=True):
             assert {**row, "tokens_per_s": 0} == pytest.approx({**other, "tokens_per_s": 0}, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "offload"), OFFLOADED)
+def test_what_lies_in_the_host_s_memory_learns_what_lies_on_the_devices(
+    two_workers: Path, algorithm: str, offload: tuple[str, ...]
+) -> None:
+    here, there = (torch.load(two_workers / f"{algorithm}-{kind}.pt") for kind in ("fsdp2", "-".join(offload)))
+    assert gap(here, there) < 1e-6
 
 
 @pytest.fixture(scope="module")

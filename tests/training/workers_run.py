@@ -20,7 +20,7 @@ from coseek.training.trainer import workers
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.learner import Entropy
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings, Offloaded, OptimizerSettings
 from coseek.training.trainer.workers import Workers, workers_here
 
 workers.SMALL, workers.TOGETHER = 300, 4  # so that tiny models have large weights, and several messages of small ones
@@ -29,6 +29,12 @@ Kind: TypeAlias = Literal["ddp", "fsdp2"]
 ALGORITHMS = ("ppo", "lora")
 """PPO with a critic and a reference of its own; GRPO with adapters and its KL in the loss."""
 KINDS: tuple[Kind, ...] = ("ddp", "fsdp2")
+OFFLOADED: tuple[tuple[str, tuple[Offloaded, ...]], ...] = (
+    ("ppo", ("moments", "reference")),
+    ("ppo", ("weights", "reference")),
+    ("lora", ("weights",)),
+)
+"""Algorithms, and what lies in the host's memory. Each run stops after its first step and goes on."""
 
 
 def settings_for(algorithm: str, kind: Kind) -> RlSettings:
@@ -53,8 +59,13 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
     )
 
 
-def train(algorithm: str, kind: Kind, folder: Path, workers: Workers, steps: int = 2, resume: bool = False) -> Policy:
-    settings = settings_for(algorithm, kind).model_copy(update={"steps": steps})
+def train(
+    algorithm: str, kind: Kind, folder: Path, workers: Workers, steps: int = 2, resume: bool = False,
+    offload: tuple[Offloaded, ...] = (),
+) -> Policy:  # fmt: skip
+    settings = settings_for(algorithm, kind)
+    own = {name: getattr(settings, name).model_copy(update={"offload": offload}) for name in ("policy", "critic")}
+    settings = settings.model_copy(update={"steps": steps, **own})
     policy = Policy(tiny_model(), settings.policy, settings.updates, workers=workers)
     train_rl(LocalBackend(policy, settings), QUESTIONS[:3], sampling(policy), reward, settings, folder, resume=resume)
     return policy
@@ -106,6 +117,10 @@ def run_all(folder: Path, here: Workers) -> None:
             keep(trained, folder / f"{algorithm}-{kind}.pt")
             trained.save(folder / f"{algorithm}-{kind}-policy")
         stop_and_go_on(kind, folder, here)
+    for algorithm, offload in OFFLOADED:
+        path = folder / f"{algorithm}-{'-'.join(offload)}"
+        train(algorithm, "fsdp2", path, here, steps=1, offload=offload)
+        keep(train(algorithm, "fsdp2", path, here, resume=True, offload=offload), folder / f"{path.name}.pt")
 
 
 def go_on(folder: Path, here: Workers) -> None:

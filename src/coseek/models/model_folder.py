@@ -212,7 +212,13 @@ def shape_of_config(config: object, source: Path | str = "the model's configurat
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
-FAMILIES = {"Qwen": "Qwen", "e5-": "intfloat", "multilingual-e5-": "intfloat", "bge-": "BAAI"}
+FAMILIES = {
+    "Qwen": "Qwen",
+    "DeepSeek-R1-": "deepseek-ai",
+    "e5-": "intfloat",
+    "multilingual-e5-": "intfloat",
+    "bge-": "BAAI",
+}
 """Prefix of model names in recipes and docs → publisher on the hub."""
 
 

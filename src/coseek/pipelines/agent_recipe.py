@@ -262,9 +262,9 @@ class AgentRecipe(Placement):
     """One line for people."""
     preset: str | None = None
     """`paper` (the recipe's own settings); `code`, where a paper's published program differs; `laptop` (two cores and a
-    generated world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU); `strict` ends Search-R1's
-    episodes at a turn without an action; `long-form` trains for long answers. The record of a run holds the settings
-    that it stands for."""
+    generated world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU), `14b`, `32b` (larger models);
+    `strict` ends Search-R1's episodes at a turn without an action; `long-form` trains for long answers. The record of a
+    run holds the settings that it stands for."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
     """Presets by name, each with the settings that it replaces, and with `extends` the preset or recipe whose settings
     come before; empty once one is chosen."""

@@ -22,6 +22,7 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.maker import WorldGroup, world_maker
 from coseek.graders.factory import ORACLE
+from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -37,11 +38,13 @@ from coseek.pipelines.estimate import (
     FULL,
     Memory,
     Work,
+    host_of,
     memory_of,
     shape_of,
     shown_gib,
     started_with,
     ways_out,
+    with_processes,
     work_of,
 )
 from coseek.pipelines.run_record import resolve_recipe
@@ -61,6 +64,7 @@ BUDGETS = {
 """Upper bounds of the recipe's own limits."""
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
+HOST = "every process loads the policy whole before it is sharded, and offloaded parts lie there"
 REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
 
@@ -75,6 +79,8 @@ class StageEstimate:
     step: Mapping[str, float]
     way_out: str = ""
     """What would let the stage fit; empty if it does."""
+    host: float = 0.0
+    """Bytes of the machine's own memory, where the devices hold shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,7 @@ class DryRun:
             rows += [
                 (f"memory{stage}", f"{needed} GiB a device, of {machine.memory_gib:g}", parts),
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
+                *([("", f"{shown_gib(look.host)} GiB of the host", HOST)] if look.host else []),
                 (f"time{stage}", f"{duration(look.work.total_s)} at most", _said_of(look.work)),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
             ]
@@ -162,6 +169,8 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     """Make a dry run. Missing paths are reported, not raised: see `DryRun.refuse`. The small step is made in `folder`,
     by default in one that is deleted."""
     recipe = resolve_recipe(recipe)
+    if processes_here() > 1:
+        recipe = with_processes(recipe, processes_here())
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named) or _lacking_weights(named)) for named in paths_of(recipe))
@@ -171,7 +180,7 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     stages = tuple(
-        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))
+        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape), host_of(one, shape))
         for (name, one), step in zip(whole, steps, strict=True)
     )
     return DryRun(recipe, paths, shape, source, stages)

@@ -4,10 +4,9 @@ Time is an order of magnitude. Memory is that of the first worker's device, with
 `tests/pipelines/test_estimate.py` compares it with counted bytes. Each formula names what it leaves out.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -21,28 +20,25 @@ from coseek.models.model_folder import Shape, model_path, shape_of_config, shipp
 from coseek.pipelines.agent_check import way_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.stages import stages_of
-from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import trains_here
 from coseek.training.trainer.settings import GIB, LearnerSettings, micro_batch_tokens, pass_bytes
 
 PROMPT_TOKENS = 200
 """Assumed tokens of a prompt with its question."""
-_KNOWN = re.compile(r"qwen2\.5-(\d+(?:\.\d)?b)|smollm2-135m")
-
-
-QWEN25: Mapping[str, Shape] = {
-    "0.5b": Shape(896, 24, 14, 2, 4864, 151_936, True, 64),
-    "1.5b": Shape(1536, 28, 12, 2, 8960, 151_936, True, 128),
-    "3b": Shape(2048, 36, 16, 2, 11_008, 151_936, True, 128),
-    "7b": Shape(3584, 28, 28, 4, 18_944, 152_064, False, 128),
-    "14b": Shape(5120, 48, 40, 8, 13_824, 152_064, False, 128),
-    "32b": Shape(5120, 64, 40, 8, 27_648, 152_064, False, 128),
-    "72b": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
+SHAPES: dict[str, Shape] = {
+    "Qwen2.5-0.5B": Shape(896, 24, 14, 2, 4864, 151_936, True, 64),
+    "Qwen2.5-1.5B": Shape(1536, 28, 12, 2, 8960, 151_936, True, 128),
+    "Qwen2.5-3B": Shape(2048, 36, 16, 2, 11_008, 151_936, True, 128),
+    "Qwen2.5-7B": Shape(3584, 28, 28, 4, 18_944, 152_064, False, 128),
+    "Qwen2.5-14B": Shape(5120, 48, 40, 8, 13_824, 152_064, False, 128),
+    "Qwen2.5-32B": Shape(5120, 64, 40, 8, 27_648, 152_064, False, 128),
+    "Qwen2.5-72B": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
+    "SmolLM2-135M": Shape(576, 30, 9, 3, 1536, 49_152, True, 64, attention_bias=False),
 }
-"""Published shapes of Qwen2.5, for models that are not downloaded yet."""
-SMOLLM2 = Shape(576, 30, 9, 3, 1536, 49_152, True, 64, attention_bias=False)
-"""That of SmolLM2-135M."""
+_DISTILLED = ("1.5B", "7B", "14B", "32B")  # of R1; the smallest has an output layer of its own
+SHAPES |= {f"R1-Distill-Qwen-{size}": replace(SHAPES[f"Qwen2.5-{size}"], tied=False) for size in _DISTILLED}
+"""Published shapes, by a part of a model's name, for models that are not downloaded yet."""
 
 
 def shown_gib(size: float) -> str:
@@ -66,14 +62,11 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
     path = folder / "config.json"
     if path.is_file():
         return shape_of_config(read_json(path, foreign=True), path), str(path)
-    found = _KNOWN.search(folder.name.lower())
-    if found is not None and found[1] is None:
-        return SMOLLM2, "the published shape of SmolLM2-135M"
-    if found is None or found[1] not in QWEN25:
-        known = ", ".join([*(f"Qwen2.5-{name.upper()}" for name in QWEN25), "SmolLM2-135M"])
+    found = next((name for name in SHAPES if name.lower() in folder.name.lower()), None)
+    if found is None:
         way = way_out(str(folder), shipped_models()) + way_to_make(folder)
-        raise DataError(f"there is no {path}, and its shape is known only of {known}; {way}")
-    return QWEN25[found[1]], f"the published shape of Qwen2.5-{found[1].upper()}"
+        raise DataError(f"there is no {path}, and its shape is known only of {', '.join(SHAPES)}; {way}")
+    return SHAPES[found], f"the published shape of {found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +89,8 @@ class Memory:
     """In updates, with shards: weights outside the layers and of two layers, whole, and gradients but of one layer."""
     activations: float
     """In updates: what one micro-batch keeps for the backward pass, and its cast weights."""
+    fetched: float
+    """In updates, between passes: the moments that are in the host's memory otherwise."""
     sampler: float
     """In rollouts: the copies of the weights that samplers read."""
     cache: float
@@ -113,7 +108,7 @@ class Memory:
     @property
     def needed(self) -> float:
         """Peak bytes: the larger of the two phases."""
-        update = self.gradients + self.gathered + self.activations
+        update = self.gradients + max(self.gathered + self.activations, self.fetched)
         return self.held + max(update, self.sampler + self.cache)
 
 
@@ -129,30 +124,20 @@ def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
 
 def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
     rl, devices, limits = recipe.rl, recipe.machine.devices, recipe.limits
-    policy, critic = _learner(recipe, shape, rl.policy), None
-    if open_algorithm(rl).needs_critic:
-        value = rl.critic
-        whole = shape.trunk_parameters + shape.hidden + 1
-        trained = whole if value.lora is None else adapter_parameters(shape, value) + shape.hidden + 1
-        adapters = 0 if value.lora is None else adapter_parameters(shape, value)
-        narrow = policy.in_bfloat16 and value.lora is not None
-        critic = _Learner(whole + adapters, trained, value, devices, narrow)
-    needs_reference = rl.kl_coef > 0.0 and rl.policy.lora is None
+    policy, *critics = learners = _rl_learners(recipe, shape)
     written = min(limits.max_tokens, (limits.max_turns + 1) * limits.max_turn_tokens)
     share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
     runs = -(-rl.questions_per_step * rl.group_size // devices)
     return Memory(
-        weights=policy.weights,
-        adam=policy.adam,
-        critic=critic.weights + critic.adam if critic is not None else 0.0,
-        reference=4.0 * shape.parameters / policy.shards if needs_reference else 0.0,
-        graders=graders_of(recipe),
-        gradients=max(policy.gradients, critic.gradients if critic is not None else 0.0),
-        gathered=max(policy.gathered(shape), critic.gathered(shape) if critic is not None else 0.0),
+        weights=policy.weights, adam=policy.adam, critic=sum(one.weights + one.adam for one in critics),
+        reference=0.0 if policy.offloads("reference") else _reference(recipe, policy) / policy.shards,
+        graders=graders_of(recipe), gradients=max(one.gradients for one in learners),
+        gathered=max(one.gathered(shape) for one in learners),
         activations=_activations(shape, policy, limits.max_tokens, written, share),
-        sampler=_sampler(recipe, shape, policy),
-        cache=_cache(recipe, shape, max(runs, _looked_at(recipe))),
-    )
+        fetched=max(one.fetched for one in learners),
+        sampler=0.0 if recipe.rollout.servers else _sampler(recipe, shape, policy),
+        cache=0.0 if recipe.rollout.servers else _cache(recipe, shape, max(runs, _looked_at(recipe))),
+    )  # fmt: skip
 
 
 def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> Memory:
@@ -162,7 +147,7 @@ def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSetti
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
         gradients=policy.gradients, gathered=policy.gathered(shape),
-        activations=_activations(shape, policy, row, row, 1.0),
+        activations=_activations(shape, policy, row, row, 1.0), fetched=policy.fetched,
         sampler=_sampler(recipe, shape, policy), cache=_cache(recipe, shape, questions),
     )  # fmt: skip
 
@@ -170,7 +155,7 @@ def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSetti
 @dataclass(frozen=True, slots=True)
 class _Learner:
     """Bytes of one learner on one device: weights 4N, gradients 4T and moments 8T (float32), by N parameters of which T
-    are trained, shared by all devices with `fsdp2`. Frozen weights in bfloat16 are 2 bytes each."""
+    are trained, shared by all devices with `fsdp2`. Frozen weights in bfloat16 are 2 bytes each, offloaded ones 0."""
 
     parameters: int
     trained: int
@@ -183,18 +168,34 @@ class _Learner:
     def shards(self) -> int:
         return self.devices if self.settings.workers == "fsdp2" else 1
 
+    def offloads(self, part: str) -> bool:
+        return self.shards > 1 and part in self.settings.offload
+
+    @property
+    def whole(self) -> float:
+        """Bytes of the weights on all devices together."""
+        return 4.0 * self.parameters - 2.0 * (self.parameters - self.trained if self.in_bfloat16 else 0)
+
     @property
     def weights(self) -> float:
-        frozen = self.parameters - self.trained if self.in_bfloat16 else 0
-        return (4.0 * self.parameters - 2.0 * frozen) / self.shards
+        return 0.0 if self.offloads("weights") else self.whole / self.shards
 
     @property
     def gradients(self) -> float:
-        return 4.0 * self.trained / self.shards
+        return 0.0 if self.offloads("weights") else 4.0 * self.trained / self.shards
+
+    @property
+    def moments(self) -> float:
+        """Bytes of the moments, wherever they are."""
+        return 8.0 * self.trained / self.shards
 
     @property
     def adam(self) -> float:
-        return 8.0 * self.trained / self.shards
+        return 0.0 if self.offloads("weights") or self.offloads("moments") else self.moments
+
+    @property
+    def fetched(self) -> float:
+        return self.moments if self.offloads("moments") and not self.offloads("weights") else 0.0
 
     def gathered(self, shape: Shape) -> float:
         if self.shards == 1:
@@ -216,6 +217,22 @@ def _learner(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> _L
     adapters, whole, devices = adapter_parameters(shape, settings), shape.parameters, recipe.machine.devices
     trained = adapters if settings.lora is not None else whole
     return _Learner(whole + adapters, trained, settings, devices, _in_bfloat16(recipe, settings))
+
+
+def _rl_learners(recipe: AgentRecipe, shape: Shape) -> list[_Learner]:
+    """The policy, and the value model of an algorithm that trains one."""
+    policy, value = _learner(recipe, shape, recipe.rl.policy), recipe.rl.critic
+    if not open_algorithm(recipe.rl).needs_critic:
+        return [policy]
+    whole, adapters = shape.trunk_parameters + shape.hidden + 1, adapter_parameters(shape, value)
+    trained = whole if value.lora is None else adapters + shape.hidden + 1
+    narrow = policy.in_bfloat16 and value.lora is not None
+    return [policy, _Learner(whole + adapters, trained, value, recipe.machine.devices, narrow)]
+
+
+def _reference(recipe: AgentRecipe, policy: _Learner) -> float:
+    """Bytes of the reference on all devices together; adapters have it below them."""
+    return policy.whole if recipe.rl.kl_coef > 0.0 and recipe.rl.policy.lora is None else 0.0
 
 
 def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
@@ -288,6 +305,19 @@ def graders_of(recipe: AgentRecipe) -> float:
     return float(sum(size * shape_of_folder(path)[0].parameters for path in local_graders(recipe).values()))
 
 
+def host_of(recipe: AgentRecipe, shape: Shape) -> float:
+    """Bytes of one machine's own memory with shards on all of its devices, 0 without: every process loads the whole
+    policy, then deals it out; what is offloaded comes to lie there."""
+    policy, *_ = learners = _rl_learners(recipe, shape)
+    if recipe.learn != "rl" or policy.shards == 1:
+        return 0.0
+    weights, later = _reference(recipe, policy) if policy.offloads("reference") else 0.0, 0.0
+    for one in learners:
+        weights += one.whole if one.offloads("weights") else 0.0
+        later += policy.shards * (4.0 * one.trained / one.shards - one.gradients + one.moments - one.adam)
+    return weights + max(policy.shards * policy.whole, later)
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Upper bounds of one step: tokens, and seconds at the assumed speed."""
@@ -339,25 +369,6 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
 
 def _rate(machine: MachineSettings, share: float) -> float:
     return machine.devices * machine.tflops * 1e12 * share
-
-
-def encoder_memory(
-    recipe: RetrieverRecipe, shape: Shape, parameters: int, query_tokens: int, passage_tokens: int
-) -> dict[str, float]:
-    """Bytes of a retriever's training: weights, gradients and moments in float32, and the activations that are kept at
-    once, those of a micro-batch or, with `cached: false`, of a whole batch, every text at its full length."""
-    updates, passages = recipe.training, 1 + recipe.loss.negatives
-    at_once = max(updates.micro_batch_tokens, query_tokens, passage_tokens)
-    if not updates.cached:
-        at_once = updates.batch_size * (query_tokens + passages * passage_tokens)
-    learner = LearnerSettings(precision=updates.precision, checkpointing=updates.checkpointing, lora=updates.lora)
-    trained = parameters if updates.lora is None else adapter_parameters(shape, learner)
-    return {
-        "weights": 4.0 * parameters,
-        "gradients": 4.0 * trained,
-        "adam": 8.0 * trained,
-        "activations": pass_bytes(shape, learner, at_once, 0.0),
-    }
 
 
 # Fitting: which changes of settings let a recipe fit the machine that it names.
@@ -464,7 +475,10 @@ def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]
         yield "rows", [f"{path}.micro_batch_tokens={max(1, count // divisor)}" for path, count in pairs]
     yield "checkpointing", [f"{path}.checkpointing=true" for path in paths]
     if recipe.machine.devices > 1:
-        yield "shards", [f"{path}.workers=fsdp2" for path in paths]
+        shards = [f"{path}.workers=fsdp2" for path in paths]
+        yield "shards", shards
+        for parts in ("moments,reference", "weights,reference"):
+            yield "offload", [*shards, *(f"{path}.offload=[{parts}]" for path in paths)]
     devices = recipe.machine.devices
     while devices < MOST_DEVICES:
         devices *= 2

@@ -24,14 +24,15 @@ from coseek.graders.judge import is_world
 from coseek.hardware.device import accelerators
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
-from coseek.models.model_folder import model_path, shape_of_config
+from coseek.models.model_folder import Shape, model_path, shape_of_config
 from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
-from coseek.pipelines.estimate import encoder_memory, shape_of_folder, shown_gib
+from coseek.pipelines.estimate import adapter_parameters, shape_of_folder, shown_gib
 from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, own_settings, terms_of
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.trainer.settings import LearnerSettings, pass_bytes
 from coseek.training.trainer.workers import ALONE
 
 WORLDS = 2
@@ -114,6 +115,25 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
             return found
         seconds, peak = one_update(training, folder / "update")
         return replace(found, update_s=seconds, peak=peak)
+
+
+def encoder_memory(
+    recipe: RetrieverRecipe, shape: Shape, parameters: int, query_tokens: int, passage_tokens: int
+) -> dict[str, float]:
+    """Bytes of a retriever's training: weights, gradients and moments in float32, and the activations that are kept at
+    once, those of a micro-batch or, with `cached: false`, of a whole batch, every text at its full length."""
+    updates, passages = recipe.training, 1 + recipe.loss.negatives
+    at_once = max(updates.micro_batch_tokens, query_tokens, passage_tokens)
+    if not updates.cached:
+        at_once = updates.batch_size * (query_tokens + passages * passage_tokens)
+    learner = LearnerSettings(precision=updates.precision, checkpointing=updates.checkpointing, lora=updates.lora)
+    trained = parameters if updates.lora is None else adapter_parameters(shape, learner)
+    return {
+        "weights": 4.0 * parameters,
+        "gradients": 4.0 * trained,
+        "adam": 8.0 * trained,
+        "activations": pass_bytes(shape, learner, at_once, 0.0),
+    }
 
 
 def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]:

@@ -128,7 +128,7 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
         "actor_rollout_ref": {
             "model": {"path": str(policy), "enable_gradient_checkpointing": rl.policy.checkpointing},
             "actor": _actor(recipe),
-            "ref": {"fsdp_config": _precision(rl.policy)},
+            "ref": {"fsdp_config": {**_precision(rl.policy), "param_offload": "reference" in rl.policy.offload}},
             "rollout": _rollout(recipe, folder),
         },
         **({"critic": _critic(recipe, policy)} if open_algorithm(rl).needs_critic else {}),
@@ -172,7 +172,7 @@ def _actor(recipe: AgentRecipe) -> JsonObject:
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
             "load_contents": ["model", "optimizer", "extra"],
         },
-        "fsdp_config": {**_precision(rl.policy), "seed": rl.seed % 2**31},
+        "fsdp_config": {**_precision(rl.policy), **_offload(rl.policy), "seed": rl.seed % 2**31},
     }
 
 
@@ -183,7 +183,7 @@ def _critic(recipe: AgentRecipe, policy: Path) -> JsonObject:
         **_learner(recipe, rl.critic),
         "model": {"path": str(policy), "enable_gradient_checkpointing": rl.critic.checkpointing},
         "cliprange_value": NEVER if clip is None else clip,
-        "fsdp": {**_precision(rl.critic), "seed": rl.seed % 2**31},
+        "fsdp": {**_precision(rl.critic), **_offload(rl.critic), "seed": rl.seed % 2**31},
     }
 
 
@@ -210,6 +210,11 @@ def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
             "override_optimizer_config": {"eps": one.eps},
         },
     }
+
+
+def _offload(learner: LearnerSettings) -> JsonObject:
+    weights = "weights" in learner.offload
+    return {"param_offload": weights, "optimizer_offload": weights or "moments" in learner.offload}
 
 
 def _precision(learner: LearnerSettings) -> JsonObject:

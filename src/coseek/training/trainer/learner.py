@@ -23,7 +23,7 @@ from coseek.training.trainer.batch import Batch, micro_batches
 from coseek.training.trainer.logprobs import bfloat16_autocast
 from coseek.training.trainer.optimizer import Optimizer, OptimizerState
 from coseek.training.trainer.settings import LearnerSettings, micro_batch_tokens
-from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard
+from coseek.training.trainer.workers import ALONE, Workers, layers_of, pass_device, shard
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all parts sum to the
@@ -103,14 +103,15 @@ class Learner(ABC):
         entry = self._trained
         hidden = [weight for layer in layers_of(entry) for weight in layer.parameters()]
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
-        return Optimizer(entry.parameters(), self.settings.optimizer, self.updates, hidden, dtype)
+        offload = self.is_sharded and "moments" in self.settings.offload
+        return Optimizer(entry.parameters(), self.settings.optimizer, self.updates, hidden, dtype, offload=offload)
 
     @cached_property
     def _trained(self) -> nn.Module:
         """`entry(...)` of the module, which is sharded here if the workers shard the weights."""
         entry = self.entry(self.module)
         if self.is_sharded:
-            shard(entry, self.workers)
+            shard(entry, self.workers, offload="weights" in self.settings.offload)
         return entry
 
     def entry(self, module: nn.Module) -> nn.Module:
@@ -203,7 +204,8 @@ class Learner(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self._held.parameters()).device
+        """Device of the passes."""
+        return pass_device(next(self._held.parameters()))
 
     def shard(self) -> None:
         """Shard the module now, if it is to be, and not at its first use."""

@@ -99,6 +99,10 @@ def rate_at(settings: OptimizerSettings, update: int, updates: int) -> float:
     return settings.lr * (settings.floor + (1.0 - settings.floor) * left)
 
 
+MOMENTS = {"exp_avg", "exp_avg_sq"}
+"""AdamW's names of its moments."""
+
+
 class OptimizerState(TypedDict):
     """State of an optimizer in a checkpoint."""
 
@@ -120,8 +124,11 @@ class Optimizer:
         updates: int,
         hidden: Collection[Parameter] = (),
         dtype: torch.dtype = torch.float32,
+        *,
+        offload: bool = False,
     ) -> None:
-        """`hidden`: the parameters of a model's layers; `dtype`: the precision of Muon's updates."""
+        """`hidden`: the parameters of a model's layers; `dtype`: the precision of Muon's updates; `offload`: keep the
+        moments of AdamW in the host's memory between updates."""
         self.settings = settings
         self.updates = updates
         self.update = 0
@@ -142,6 +149,7 @@ class Optimizer:
             eps=settings.eps,
             fused=True,
         )
+        self._offload = offload
         self._muon = Muon(muon, settings.lr, weight_decay=settings.weight_decay, dtype=dtype) if muon else None
 
     def step(self) -> float:
@@ -152,14 +160,24 @@ class Optimizer:
                 f"the gradient of update {self.update} is {norm}; start again from the last good weights "
                 f"with a learning rate below {self.settings.lr}"
             )
+        self._move_moments(here=True)
         for optimizer, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr_factor)):
             if optimizer is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = factor * self.rate
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
+        self._move_moments(here=False)
         self.update += 1
         return norm
+
+    def _move_moments(self, here: bool) -> None:
+        """Move offloaded moments to the devices of their parameters (`here`), or to the host's memory."""
+        if not self._offload:
+            return
+        for parameter, state in self._adam.state.items():
+            for name in MOMENTS & state.keys():
+                state[name] = state[name].to(parameter.device if here else "cpu")
 
     @property
     def rate(self) -> float:
@@ -184,6 +202,7 @@ class Optimizer:
                     "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
+        self._move_moments(here=False)
         state: OptimizerState = {"adam": self._adam.state_dict(), "update": self.update}
         if self._muon is not None:
             self._muon.prepare()
@@ -192,6 +211,7 @@ class Optimizer:
 
     def load_state(self, state: OptimizerState) -> None:
         self._adam.load_state_dict(state["adam"])
+        self._move_moments(here=False)
         if self._muon is not None:
             self._muon.load_state_dict(state["muon"])
         self.update = state["update"]

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -32,6 +33,8 @@ from coseek.training.trainer.logprobs import (
 )
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.workers import ALONE, Workers, whole
+
+M = TypeVar("M", bound=nn.Module)
 
 # LoRA: attach adapters to a model for training, and save them.
 
@@ -235,8 +238,9 @@ class Policy(Learner):
         shares the weights."""
         if self.settings.lora is not None:
             return AdapterOff(self)
-        module = copy.deepcopy(self.model).requires_grad_(False)
-        return Policy(module, self.settings, 0, self.temperature, self.workers)
+        module = _copy_to_train(self.model, self.is_sharded).requires_grad_(False)
+        offload = ("weights",) if "reference" in self.settings.offload else ()
+        return Policy(module, self.settings.model_copy(update={"offload": offload}), 0, self.temperature, self.workers)
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         """Write a Hugging Face folder, atomically; `extra` adds files to it (a tokenizer).
@@ -310,14 +314,19 @@ class Scorer(nn.Module):
         return logprobs_and_entropy(hidden, head, ids_BT, wanted_BT, self.temperature, gradient=entropy == "trained")
 
 
-def _copy_with(model: PreTrainedModel, make: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+def _copy_with(model: M, make: Callable[[Tensor], Tensor]) -> M:
     """A copy of a module with weights that `make` returns. Tied weights stay tied; buffers are copied."""
     memo: dict[int, object] = {
         id(weight): nn.Parameter(make(weight.detach()), requires_grad=weight.requires_grad)
         for weight in model.parameters()
     }
-    copied: PreTrainedModel = copy.deepcopy(model, memo)
-    return copied
+    return copy.deepcopy(model, memo)
+
+
+def _copy_to_train(model: M, sharded: bool) -> M:
+    """A copy of a model. One that is to be sharded shares the weights until then, since sharding copies what it keeps:
+    no worker holds the whole of a large model twice."""
+    return _copy_with(model, lambda weight: weight) if sharded else copy.deepcopy(model)
 
 
 def _has_plain_head(module: PreTrainedModel) -> bool:
@@ -351,11 +360,11 @@ def _tensor(value: object) -> Tensor:
 class ValueModule(nn.Module):
     """A trunk with one linear output, initialised to zero, so all initial values are 0."""
 
-    def __init__(self, policy: PreTrainedModel, reduce: bool, *, adapted: bool = False) -> None:
+    def __init__(self, policy: PreTrainedModel, reduce: bool, *, adapted: bool = False, sharded: bool = False) -> None:
         """With `adapted` the trunk is frozen below adapters of its own and keeps the policy's number type; else its
-        weights are trained in float32."""
+        weights are trained in float32. `sharded`: see `_copy_to_train`."""
         super().__init__()
-        self.trunk = copy.deepcopy(policy.base_model)
+        self.trunk = _copy_to_train(policy.base_model, sharded)
         merge_adapters(self.trunk)
         if not adapted and self.trunk.dtype == torch.bfloat16:
             nn.Module.float(self.trunk)
@@ -383,7 +392,9 @@ class Critic(Learner):
     def __init__(
         self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
     ) -> None:
-        module = ValueModule(policy, reduce=not settings.checkpointing, adapted=settings.lora is not None)
+        sharded = settings.workers == "fsdp2" and workers.world > 1
+        adapted = settings.lora is not None
+        module = ValueModule(policy, not settings.checkpointing, adapted=adapted, sharded=sharded)
         if settings.lora is not None:
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)

@@ -9,6 +9,7 @@ from coseek.hardware.placement import TrainingPrecision
 from coseek.models.model_folder import Shape
 
 Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
+Offloaded: TypeAlias = Literal["moments", "reference", "weights"]
 
 
 class OptimizerSettings(Settings):
@@ -88,9 +89,18 @@ class LearnerSettings(Settings):
     workers: Literal["ddp", "fsdp2"] = "ddp"
     """How the workers of `torchrun` hold weights, gradients and moments: `ddp` replicates them, `fsdp2` shards them. It
     does not change the result, and has no effect with one worker."""
+    offload: tuple[Offloaded, ...] = ()
+    """What the shards of `fsdp2` keep in the host's memory: the optimizer's `moments` between updates, the `reference`
+    of the KL, and the `weights` with their gradients and moments, which are then updated on the CPU. A device needs
+    less memory and the steps take longer; the result is the same."""
 
     @model_validator(mode="after")
     def _can_be_sharded(self) -> "LearnerSettings":
+        if self.offload and self.workers != "fsdp2":
+            raise ValueError(
+                f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, which workers={self.workers} "
+                "has not; set workers=fsdp2, or leave offload out"
+            )
         if self.optimizer.algorithm == "muon" and self.workers == "fsdp2":
             raise ValueError("Muon needs whole matrices; set workers=ddp, or optimizer.algorithm=adamw")
         return self

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -123,14 +123,17 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
-def shard(entry: nn.Module, workers: Workers) -> None:
+def shard(entry: nn.Module, workers: Workers, *, offload: bool = False) -> None:
     """Shard a module's weights in place over the workers (FSDP2), layer by layer. Its forward pass gathers them.
 
-    Shards lie on the workers' devices, wherever the module was.
+    Shards lie on the workers' devices, wherever the module was; with `offload` in the host's memory, from which each
+    layer is copied to the devices for its pass, and to which its gradients return.
     """
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (workers.world,))
+    cuda = torch.cuda.is_available()
+    mesh = init_device_mesh("cuda" if cuda else "cpu", (workers.world,))
+    policy = CPUOffloadPolicy(pin_memory=cuda) if offload else OffloadPolicy()
     for module in (*layers_of(entry), entry):
-        sharded = fully_shard(module, mesh=mesh)
+        sharded = fully_shard(module, mesh=mesh, offload_policy=policy)
         assert isinstance(sharded, FSDPModule)
         # Gradients are summed, not averaged. Gloo has no scaled sum, hence the plain one.
         sharded.set_gradient_divide_factor(1.0)
@@ -138,5 +141,15 @@ def shard(entry: nn.Module, workers: Workers) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that may be sharded. All workers must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return the whole of a tensor that may be sharded, on the workers' devices. All workers must call it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # An offloaded shard is sent to the device first: workers exchange there faster than through the host.
+    return cast(DTensor, tensor.to(pass_device(tensor))).full_tensor()
+
+
+def pass_device(weight: Tensor) -> torch.device:
+    """The device of the passes of a weight's module: where the weight is, unless it is an offloaded shard."""
+    if isinstance(weight, DTensor) and weight.device_mesh.device_type != weight.device.type:
+        return torch.device(weight.device_mesh.device_type, torch.cuda.current_device())
+    return weight.device
