@@ -1,7 +1,8 @@
 """Fears about Agentic-R's labels: a rule of the paper that the code forgot, labels that depend on company or on a kill,
 a fault that becomes a zero, a scorer whose nonsense becomes a score."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,11 +34,12 @@ from coseek.graders.structured_output import CallCounts
 from coseek.graders.sub_answer import SubAnswerModel, load_sub_answer_prompt
 from coseek.labels.answer_correctness import Ties
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import LabelSet
+from coseek.labels.label_set import LabelSet, pick_negatives
 from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.models.text_model import LocalTextModel, TextModel
+from coseek.retrieval.query import QueryLike
 
 FILES = ("labels.jsonl", "dropped.jsonl")
 
@@ -69,7 +71,7 @@ def sets_of(labels: LabelFolder) -> dict[tuple[str, ...], tuple[str, tuple[str, 
 
 def test_every_rule_holds_in_the_labels_of_a_run(tmp_path: Path) -> None:
     """Read off the label sets alone; `test_positives.py` has the choice of the positive by the book."""
-    labels, said = labelled(tmp_path, parts(tmp_path))
+    labels, said = labelled(tmp_path, parts(tmp_path), seed=3)
     queries = {turn.id: turn.query for turn in turns()}
     for one in labels.sets():
         scores = {each.passage.id: each.scores for each in one.candidates}
@@ -81,9 +83,12 @@ def test_every_rule_holds_in_the_labels_of_a_run(tmp_path: Path) -> None:
         best = scores[one.positive]
         assert best["gac"] == 1 and 60 <= best["lr"] <= 100
         assert all(own.get("gac") == 0 for own in scores.values() if own["lr"] > best["lr"])
-        copies = [each.passage.text for each in one.candidates].count(one.passage(one.positive).text)
-        assert set(one.negatives) <= scores.keys() - {one.positive}
-        assert len(set(one.negatives)) == min(15, len(scores) - copies)
+        pool = [each.passage.id for each in ranked if each.passage.text != one.passage(one.positive).text]
+        assert one.negatives == pick_negatives(one.turn, pool, 15, 3)
+        place = lambda each: (-each.scores.get("gac", 0.5), -each.scores["lr"], each.rank)  # noqa: E731
+        assert list(one.candidates) == sorted(ranked, key=place)
+    for lost in labels.dropped():
+        assert re.fullmatch(r"best: \S+ \((gac [01], )?lr \d+\)", lost.detail) or lost.reason != "no-positive"
     assert {one.turn for one in labels.sets()} | {one.turn for one in labels.dropped()} == set(queries)
     assert said.turns == len(turns()) == said.labelled + sum(said.dropped.values())
     assert said.labelled > 20 and said.dropped["no-positive"] > 5 and said.left == 0
@@ -144,6 +149,30 @@ def test_a_search_that_fails_is_counted_and_costs_no_other_turn_its_own(tmp_path
     hit = sum(word in turn.query.text for turn in turns())
     _, said = labelled(tmp_path, parts(tmp_path, retriever=Away(word)), gac=False)
     assert said.left == said.counts["fault/retriever"] == hit < said.turns
+
+
+def test_turns_that_can_have_no_label_say_why_and_take_none_from_their_neighbours(tmp_path: Path) -> None:
+    class Narrow(Away):
+        def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+            copied = [Hit(replace(hits[0].passage, id="copy"), 0.0) for hits in bm25().search(queries, 1)]
+            found = [[hits[0], copy, *hits[1:]] for hits, copy in zip(bm25().search(queries, k), copied, strict=True)]
+            return [hits[: lengths[self.seen(query)]] for query, hits in zip(queries, found, strict=True)]
+
+    some = list({turn.query: turn for turn in turns()}.values())[:4]
+    lengths = {bm25().seen(turn.query): count for turn, count in zip(some, (1, 3, 2, 3), strict=True)}
+    bare = replace(some[3], trajectory=replace(some[3].trajectory, question=replace(some[3].question, answers=())))
+    made_of = scored_by(tmp_path, lambda prompt: all_alike(prompt, 80))
+    object.__setattr__(made_of, "found_by", Narrow("no such word"))
+    labels, _ = labelled(tmp_path, made_of, [*some[:3], bare], gac=False, sub_answer=False)
+    assert {one.turn: len(one.candidates) for one in labels.sets()} == {some[1].id: 3, bare.id: 3}
+    dropped = {one.turn: (one.reason, one.detail) for one in labels.dropped()}
+    first = bm25().search([some[2].query], 1)[0][0].passage.id
+    assert dropped == {
+        some[0].id: ("too-few", "the search found 1"),
+        some[2].id: ("no-negatives", f"best: {first} (lr 80)"),
+    }
+    unknown, _ = labelled(tmp_path / "gac", parts(tmp_path / "gac"), [bare])  # is any answer right?
+    assert [(one.turn, one.reason) for one in unknown.dropped()] == [(bare.id, "no-answer")]
 
 
 def test_the_ablations_rank_by_what_is_left(tmp_path: Path) -> None:

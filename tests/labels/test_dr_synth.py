@@ -15,16 +15,19 @@ from tests.scripted import Scripted
 from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
+from coseek.agents.run_questions import rows_of
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.answers import exact_match
+from coseek.data.grade_cache import Verdict
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.judge import Claim
 from coseek.graders.ranker import RankedOrder, RankingRequest
 from coseek.hardware.placement import Placement
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
@@ -134,7 +137,8 @@ def test_turns_of_runs_with_a_wrong_answer_are_dropped_and_all_others_labelled(
     assert said.keys() == wanted.keys()
     for key, one in said.items():
         right = exact_match(wanted[key].answer, wanted[key].question.answers)
-        assert isinstance(one, LabelSet) if right else one.reason == "wrong-answer"  # type: ignore[union-attr]
+        answer = wanted[key].answer or ""
+        assert isinstance(one, LabelSet) if right else one == DroppedTurn(one.turn, "wrong-answer", answer)
     assert {type(one) for one in made[1]} == {LabelSet, DroppedTurn}
 
 
@@ -224,7 +228,7 @@ def test_an_unreadable_ranking_drops_the_turn_and_the_agent_goes_on_with_the_ret
     found = labels_of(made)
     runs = runs_of(tmp_path)
     dropped = [one for one in found if isinstance(one, DroppedTurn)]
-    assert dropped and {one.reason for one in dropped} == {"unreadable"}
+    assert dropped and {one.reason for one in dropped} == {"unreadable"} and all(one.detail for one in dropped)
     for one in found:
         search = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search]
         own = [hit.passage for hit in bm25().search([search.query], 5)[0]]
@@ -271,13 +275,12 @@ def _pool(one: LabelSet) -> list[Passage]:
     return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([one.query], 50)[0])]))
 
 
-@pytest.mark.slow
 def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judge(tmp_path: Path) -> None:
     def reasons(turns: Sequence[SearchTurn], made: DrSynth) -> set[str]:
         return {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)}
 
     strict = maker(tmp_path / "em")
-    turns = [turn for turn in strict.roll_out(questions(), lambda done, total: None) if turn.trajectory.answer]
+    turns = [turn for turn in strict.roll_out(questions()[:8], lambda done, total: None) if turn.trajectory.answer]
     said = [
         replace(
             turn,
@@ -296,6 +299,51 @@ def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judg
     assert kept == {turn.id for turn, correct in zip(turns, right, strict=True) if correct} and not all(right)
     with pytest.raises(SettingError, match="need each other"):
         maker(tmp_path / "none", outcome="judge")
+    silent = replace(turns[-1], trajectory=replace(turns[-1].trajectory, answer=None))  # no judge is asked
+    assert list(judged.label([silent])) == [DroppedTurn(silent.id, "wrong-answer")]
+
+
+def test_a_fault_of_the_judge_is_counted_and_leaves_the_turns_of_its_run_alone_undone(tmp_path: Path) -> None:
+    class Forgets:
+        identity = "forgets"
+        card: ClassVar[JsonObject] = {}
+
+        def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
+            first = claims[0].question.id
+            return [
+                Verdict(*one.key[:2], None, fault="gone", asked=one.asked)
+                if one.question.id == first
+                else Verdict(*one.key[:2], True, asked=one.asked)
+                for one in claims
+            ]
+
+    made = maker(tmp_path, outcome="judge", judge="a judge", scorer="gold")
+    made.__dict__["judge"] = Forgets()
+    turns = [turn for turn in made.roll_out(questions()[:4], lambda done, total: None) if turn.trajectory.answer]
+    lost = {turn.id for turn in turns if turn.question.id == turns[0].question.id}
+    labelled = [one.turn for one in made.label(turns)]
+    assert labelled == [turn.id for turn in turns if turn.id not in lost] != []
+    assert made.parts.tally.faults["judge"] == 1
+
+
+def test_runs_are_sampled_from_the_seed_on_and_only_those_that_are_asked_for(tmp_path: Path) -> None:
+    some, told = questions()[:2], list[tuple[int, int]]()
+    made = maker(tmp_path, scorer="gold", samples=2, seed=7)
+    rows = made.left(some)
+    assert rows == rows_of(some, 7, 2) and len(set(rows)) == 4
+    made.roll_out(some, lambda done, total: told.append((done, total)), rows[1:2])
+    assert list(runs_of(tmp_path)) == rows[1:2] and told == [(0, 1), (1, 1)]
+    made.roll_out(some, lambda done, total: None)
+    assert list(runs_of(tmp_path)) == rows and made.left(some) == []
+
+
+def test_a_corpus_is_needed_for_gold_passages_alone_and_missed_before_the_first_search(tmp_path: Path) -> None:
+    class Bare(Absent):
+        corpus = None
+
+    assert maker(tmp_path / "without", Bare(), gold=False).left(questions()[:1])
+    with pytest.raises(SettingError, match="the corpus of the retriever 'bm25' is unknown"):
+        maker(tmp_path / "with", Bare()).left(questions()[:1])
 
 
 def test_a_run_in_which_the_ranker_failed_for_one_query_of_a_turn_is_made_anew_before_it_is_labelled(
@@ -396,8 +444,8 @@ def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
     made.__dict__["ranker"] = FirstOnly()
     object.__setattr__(made.parts, "found_by", OneHit())
     turns = made.roll_out(questions()[:2], lambda done, total: None)
-    assert {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)} <= {"too-few", "wrong-answer"}
-    assert not [one for one in made.label(turns) if isinstance(one, LabelSet)]
+    few = [one for one in made.label(turns) if one == DroppedTurn(one.turn, "too-few", "1 passages were found")]
+    assert few and {one.reason for one in made.label(turns)} <= {"too-few", "wrong-answer"}  # type: ignore[union-attr]
 
 
 class OneHit(Absent):

@@ -1,19 +1,23 @@
 """Fears about labels without a model: a passage taken for used that was not, an answer in a negative."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.labels.small import make, parts, runs, turns
 
 from coseek.agents.search_turns import SearchTurn
+from coseek.core.errors import SettingError
 from coseek.data.answers import cover_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Visit
-from coseek.labels.label_set import LabelSet
-from coseek.labels.makers import answer_in_passage, opened_next
+from coseek.labels.label_set import Candidate, LabelSet
+from coseek.labels.makers import answer_in_passage, gold, opened_next
 from coseek.labels.makers.opened_next import OpenedSettings
-from coseek.labels.rule_maker import RuleSettings, used
+from coseek.labels.resources import LabelResources
+from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, candidate_of, shown_before, used
 from coseek.retrieval.query import Query
 
 FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")
@@ -50,10 +54,60 @@ def test_words_of_the_question_and_of_every_passage_show_no_use() -> None:
     assert not used(first, "query")  # both passages hold the new words
 
 
+def test_of_a_turns_searches_at_once_none_is_the_next_and_the_next_turns_are_it_together() -> None:
+    asked = found("Train", 1, SEA, FILM), found("Night", 1, FILM, SEA), found("Ada Orn", 2, ADA), found("sea", 2, OTHER)
+    one, other, last, *_ = run_of(*asked, found("Byron waves", 3, ADA), answer="Orn")
+    # `Ada`, `Orn` and `sea` are new: of FILM the first, of SEA the last; the later `Byron` and `waves` show nothing.
+    assert ids(used(one, "query")) == ["sea", "film"] and ids(used(other, "query")) == ["film", "sea"]
+    assert ids(used(last, "query")) == ["ada"]
+    logged = [replace(search, turn=None) for search in asked]  # as of another system: each search is a turn
+    first, second, third, _ = run_of(*logged)
+    assert not used(first, "query") and ids(used(second, "query")) == ["film"] and not used(third, "query")
+    many, _ = run_of(found("Night Train", 1, SEA, FILM, OTHER), found("Byron Ada sea", 2, OTHER))
+    assert ids(used(many, "query")) == ["film", "sea"]  # more new words come first
+    (only, _) = run_of(found("Night Train", 1, FILM), found("Ada", 2, OTHER))
+    assert ids(used(only, "query")) == ["film"]  # what is in every passage of one says as much
+    _, again, _ = run_of(found("a", 1), found("waves", 2, SEA, OTHER), found("waves", 3), answer="Orn")
+    assert not used(again, "query") and not used(again, "answer")  # it asked the same, and went on
+
+
+def test_what_earlier_turns_searched_or_visited_was_shown_and_what_this_one_did_was_not() -> None:
+    searches = found("a", 1, SEA), found("b", 2, FILM), found("c", 2, ADA)
+    visits = (Visit(1, "other", (OTHER,)), Visit(2, "late", (replace(OTHER, id="late"),)))
+    _, second, third = run_of(*searches, visits=visits)
+    assert [*shown_before(second)] == [*shown_before(third)] == ["sea", "other"]
+    *_, logged = run_of(*(replace(search, turn=None) for search in searches), visits=visits)
+    assert [*shown_before(logged)] == ["sea", "film"]
+
+
+def test_a_rule_without_a_retriever_is_refused_before_the_first_turn_and_told_from_the_others(tmp_path: Path) -> None:
+    opened: list[Callable[[LabelResources], RuleMaker]] = [
+        lambda made_of: answer_in_passage.open(RuleSettings(), made_of),
+        lambda made_of: opened_next.open(OpenedSettings(), made_of),
+        lambda made_of: gold.open(gold.GoldSettings(add_missing=False), made_of),
+    ]
+    for rule in opened:
+        with pytest.raises(SettingError):
+            rule(LabelResources(tmp_path))
+    assert [rule(parts(tmp_path)).name for rule in opened] == ["answer-in-passage", "opened-next", "gold"]
+
+
+def test_a_passage_that_holds_an_answer_says_why_it_is_no_label() -> None:
+    first, second = run_of(found("town", 1, OTHER), found("Orn", 2, OTHER))
+    held = (Candidate(FILM, 1), Candidate(OTHER, 2))
+    ruled = answer_in_passage.judge(first, held)
+    assert ruled == RuledTurn([held[1]], [OTHER])
+    assert answer_in_passage.judge(second, held) == "all-shown"
+    assert answer_in_passage.judge(first, held[:1]) == "not-found"
+    assert candidate_of(replace(OTHER, id="elsewhere"), held) is held[1]
+    assert candidate_of(ADA, held) == Candidate(ADA, 0)
+
+
 def test_a_visit_counts_for_the_last_search_before_it_that_found_the_passage() -> None:
     searches = found("a", 1, SEA, FILM), found("b", 2, FILM, ADA), found("c", 5, FILM)
-    made = run_of(*searches, visits=(Visit(3, "film", (FILM,)), Visit(4, "ada", (ADA,)), Visit(6, "nobody", ())))
-    assert [ids(used(turn, "opened")) for turn in made] == [[], ["film", "ada"], []]
+    opened = (3, FILM), (4, ADA), (4, SEA), (5, FILM), (6, OTHER)
+    made = run_of(*searches, visits=tuple(Visit(turn, one.id, (one,)) for turn, one in opened))
+    assert [ids(used(turn, "opened")) for turn in made] == [["sea"], ["film", "ada"], []]
 
 
 def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_passage_is_a_negative() -> None:

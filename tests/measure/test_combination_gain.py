@@ -11,7 +11,7 @@ from coseek.measure.component_scores import CombinationGain
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
 from coseek.measure.plots import Series, line_plot
 from coseek.measure.score import UNREAD, ScoredRow, ScoredRun, collect
-from coseek.measure.table import interval_json, show
+from coseek.measure.table import interval_json, scores_json, show
 
 QUESTIONS = [replace(QUESTION, id=f"q{n}") for n in range(8)]
 EM = {"one": [1, 0, 0, 0, 0, 0, 0, 0], "matched": [1, 1, 0, 0, 0, 0, 0, 0], "agent": [1, 0, 1, 1, 1, 1, 1, 1]}
@@ -123,6 +123,17 @@ def test_the_json_holds_every_point_and_the_test_at_equal_passages() -> None:
     assert (matched["run"], matched["questions"], matched["faults"], matched["missing"]) == ("matched", 6, 0, 2)
     assert matched["metrics"]["em"] == interval_json(mean([1.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
     assert set(matched["metrics"]) == {"em", "context_passages", "context_tokens", "recall"}
+
+
+def test_several_data_sets_have_a_table_and_rows_of_their_own() -> None:
+    idents = [question.id for question in QUESTIONS]
+    gain = small(datasets={"nq": idents[:2], "musique": idents[2:]})
+    assert [*gain.tables()] == ["em", "By data set"] and [*small().tables()] == ["em"]
+    shown = gain.tables()["By data set"]
+    assert shown.columns[:3] == ("em", "nq", "musique")
+    assert [cell.partition(" ")[0] for cell in shown.rows[2][:4]] == ["agent", "0.500", "1.000", "0.750"]
+    tree = gain.to_json()
+    assert tree["by_dataset"] == scores_json(gain.by_dataset)["summaries"] and "by_dataset" not in small().to_json()
 
 
 def test_runs_without_a_common_question_have_no_lead_and_say_so() -> None:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from coseek.core.errors import UnknownName
+from coseek.core.errors import SettingError, UnknownName
 from coseek.data.answers import cover_match, f1
-from coseek.measure.intervals import Interval, holm, macro_mean, mcnemar
-from coseek.measure.rankings import Metric, grades
+from coseek.measure import intervals
+from coseek.measure.intervals import Interval, bootstrap_mean, bootstrap_ratio, holm, macro_mean, mcnemar
+from coseek.measure.rankings import Metric, grades, metrics_within
 
 
 def rng() -> np.random.Generator:
@@ -39,6 +40,34 @@ def test_p_values_by_hand() -> None:
     assert mcnemar(2, 2) == 1.0 and mcnemar(0, 0) == 1.0
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_a_ratio_has_an_interval_only_where_its_upper_end_has_a_whole() -> None:
+    assert bootstrap_ratio([1.0], [2.0], rng()) == Interval(0.5, None, None, 1)
+    assert bootstrap_ratio([0.0, 0.0], [0.0, 0.0], rng()) is None
+    assert bootstrap_ratio([1.0] * 20, [1.0] + [0.0] * 19, rng()) == Interval(20.0, None, None, 20)
+    found = bootstrap_ratio([1.0, 0.0], [0.5, 0.5], rng())
+    assert found == Interval(1.0, 0.0, 2.0, 2)  # a small whole is a whole
+
+
+@pytest.mark.parametrize("levels", [2, 9])
+def test_the_memory_that_resampling_may_take_changes_no_number(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [float(number % levels) for number in range(20)]
+    mean, ratio = bootstrap_mean(values, rng(), 99), bootstrap_ratio(values, [1.0] * 20, rng(), 99)
+    drawn = np.array(values)[rng().integers(20, size=(99, 20))].mean(axis=1)
+    assert ratio is not None and (ratio.low, ratio.high) == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])))
+    monkeypatch.setattr(intervals, "_CHUNK", 40)  # two resamples at a time, or 20
+    assert bootstrap_mean(values, rng(), 99) == mean and bootstrap_ratio(values, [1.0] * 20, rng(), 99) == ratio
+
+
+def test_metrics_are_read_once_each_within_the_depth_of_the_search() -> None:
+    assert [metric.name for metric in metrics_within(10, ["recall@10", "mrr", "recall@10"])] == ["recall@10", "mrr"]
+    for depth, names, says in (
+        (9, ["recall@10"], "reads 10 passages, and --depth is 9"),
+        (9, [], "no metric is named"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            metrics_within(depth, names)
 
 
 def test_a_missing_answer_matches_no_gold_answer_however_odd() -> None:

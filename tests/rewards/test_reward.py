@@ -1,6 +1,8 @@
 from dataclasses import replace
 from functools import partial
 from math import log2
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,10 +11,10 @@ from tests.measure.samples import MIRA, ORBO, OTHER, fault, found, run
 
 from coseek.core.errors import SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
-from coseek.data.question import Question
+from coseek.data.question import UNANSWERABLE, Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.rewards.grades import NO_GRADES, Grades
-from coseek.rewards.reward import RewardFault, RewardSpec, make_reward, reward_names
+from coseek.rewards.grades import NO_GRADES, Accuracy, Grades, is_right, undecided
+from coseek.rewards.reward import RewardFault, RewardLike, RewardSpec, make_reward, reward_names, reward_spec
 
 SAID = Grades(
     GeneratedAnswer("q1", 0, "c", "in Velora"),
@@ -111,6 +113,7 @@ def test_a_run_that_went_on_though_one_of_its_searches_failed_is_not_charged_for
 
 
 def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something() -> None:
+    assert value_of(run(found("x", OTHER, ORBO)), {"ndcg": {"over": "search", "k": 1}}) == 0
     worth = partial(value_of, run(found("x", OTHER, ORBO), found("y", OTHER)))
     ideal = 1 + 1 / log2(3)
     assert worth({"gold_recall": 1.0}) == 0.5
@@ -223,9 +226,56 @@ def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None
         ({"component": {"accuracy": "judge"}}, ["river"]),
         ({"gen_acc": {"of": "own"}}, ["lake"]),
         ({"gen_acc": {"of": "component"}}, ["river"]),
+        ({"gen_acc": {"of": "own", "span": "span_match"}}, ["lake"]),
+        ({"gen_acc": {"of": "component", "span": "span_match"}}, ["river"]),
     ],
 )
 def test_only_answers_that_no_span_decides_go_to_the_judge(reward: RewardSpec, named: list[str]) -> None:
     run = Trajectory(Question("q", "Where?", ("sea",)), "search-r1", (), (), StopReason.ANSWERED, "lake")
     written, plain = (GeneratedAnswer("q", 0, "", answer) for answer in ("river", "the sea"))
     assert make_reward(reward).to_judge(run, Grades(written, plain, {})) == named
+
+
+def test_a_span_is_looked_for_as_words_or_as_the_tokens_of_s3s_program() -> None:
+    quoted, nobody = run(answer="in \u201cVelora\u201d"), Grades(verdicts={})  # Unicode quotes stick to a word
+    for spec, settled in (({"span": "cover_match"}, False), ({"span": "span_match"}, True)):
+        reward = make_reward({"gen_acc": {"of": "own", **spec}})
+        assert reward.to_judge(quoted, nobody) == ([] if settled else [quoted.answer])
+        assert (reward(quoted, nobody) is not None) == settled
+    generated = Grades(GeneratedAnswer("q1", 0, "c", quoted.answer))
+    for accuracy, worth in (("span_match", 1), ("cover_match", 0), ("exact_match", 0)):
+        paid = make_reward({"component": {"accuracy": accuracy}})(run(answer="Zun"), generated)
+        assert paid is not None and paid.value == worth
+
+
+def test_an_answer_to_a_question_without_one_is_wrong_by_every_accuracy_and_shown_to_no_judge() -> None:
+    nowhere = Question("q", "Where?", meta={UNANSWERABLE: True})
+    for accuracy in get_args(Accuracy):
+        assert not is_right(accuracy, nowhere, "lake", Grades(verdicts={"lake": Verdict("q", "lake", True)}))
+        assert undecided(accuracy, nowhere, "lake") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "spec"),
+    [
+        ("exact-match", {"exact-match": 1.0}),
+        (Path("mine.py"), {"mine.py": 1.0}),
+        ("search-r1", {"preset": "search-r1"}),
+        ("mine.yaml", {"preset": "mine.yaml"}),
+        (Path("mine.yml"), {"preset": "mine.yml"}),
+        (["search-r1", "f1", {"valid": {"gate": True}}], {"preset": "search-r1", "f1": 1.0, "valid": {"gate": True}}),
+    ],
+)
+def test_a_reward_is_a_part_a_preset_a_file_or_several_of_them(given: RewardLike, spec: RewardSpec) -> None:
+    assert reward_spec(given) == spec
+
+
+def test_a_reward_that_is_neither_part_nor_preset_nor_fit_for_a_trajectory_is_a_sentence() -> None:
+    with pytest.raises(UnknownName, match="no reward named 'exact_macht'; did you mean 'exact_match'"):
+        reward_spec("exact_macht")
+    given: dict[str, object] = {"valid": {"gate": True}}
+    taken = reward_spec(given)  # type: ignore[arg-type]
+    given["valid"]["gate"] = False  # type: ignore[index]
+    assert taken == {"valid": {"gate": True}}  # a copy
+    with pytest.raises(SettingError, match=r"reward.*trajectory"):
+        reward_spec(lambda: 1.0)  # type: ignore[arg-type,misc]

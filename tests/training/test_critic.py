@@ -26,6 +26,7 @@ def module_of(critic: Critic) -> ValueModule:
 def test_an_untrained_critic_values_everything_at_nothing() -> None:
     found = batch()
     assert critic_of().forward(found, found.agent_BT).tolist() == [[0.0] * 5] * 2
+    assert critic_of().weights()["head.weight"].shape == (1, 16)
 
 
 def test_the_critic_learns_from_a_trunk_of_its_own() -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import json
 import random
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, seeded, tiny_model, trajectory
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     GraniteConfig,
@@ -24,9 +26,9 @@ from transformers import (
 from coseek.core.errors import SettingError
 from coseek.data.question import Question
 from coseek.hardware.placement import Placement, Precision
+from coseek.models.lora import merged_state_dict
 from coseek.models.model import EpisodeState, Request
 from coseek.models.model_folder import shape_of_config
-from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.rl.losses import loss_weights, policy_loss
@@ -34,9 +36,9 @@ from coseek.training.rl.settings import LossAggMode
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.logprobs import target_logprobs
-from coseek.training.trainer.policy import ADAPTER, Critic, Policy, learner_placement
+from coseek.training.trainer.policy import ADAPTER, Critic, Policy, learner_placement, load_learner
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings, pass_bytes
-from coseek.training.trainer.workers import ALONE
+from coseek.training.trainer.workers import ALONE, Workers
 
 MODEL = tiny_model()
 
@@ -239,8 +241,11 @@ def test_the_reference_of_an_adapter_is_the_model_without_it_and_no_second_copy(
     model = tiny_model(seed=6)
     batch = make_batch(random_trajectories(4, random.Random(6)))
     policy = lora_policy(model)
+    policy.temperature = 0.5
     reference = policy.frozen_copy()
     before = reference.forward(batch, batch.agent_BT)
+    plain = Policy(tiny_model(seed=6), LearnerSettings(), 1, 0.5).frozen_copy()
+    assert torch.equal(plain.forward(batch, batch.agent_BT), before) and reference.settings.lora is None
     raise_likelihood(policy, batch, 3)
     assert torch.equal(reference.forward(batch, batch.agent_BT), before)
     assert not torch.equal(policy.forward(batch, batch.agent_BT), before)
@@ -292,6 +297,11 @@ def test_the_folder_of_an_adapted_policy_is_an_ordinary_one_with_the_adapter_bes
     assert torch.allclose(open_policy(whole).forward(batch, batch.agent_BT), said, atol=1e-5)
     adapter = load_file(tmp_path / "policy" / ADAPTER / "adapter_model.safetensors")
     assert len(adapter) == len(policy.weights())
+    config = json.loads((tmp_path / "policy" / ADAPTER / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"], config["inference_mode"]) == (4, 8.0, 0.0, True)
+    fresh = lora_policy(tiny_model(seed=5))
+    fresh.save(tmp_path / "fresh")
+    assert not (tmp_path / "fresh" / ADAPTER).exists()  # as long as it changes nothing
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft's, of transformers
@@ -320,11 +330,11 @@ def test_adapters_train_and_sample_over_one_copy_of_weights_in_bfloat16(tmp_path
     )  # fmt: skip
     seeded(Qwen2ForCausalLM, config).save_pretrained(tmp_path)
     settings = LearnerSettings(lora=LoraSettings(rank=2), precision="bfloat16", optimizer=OptimizerSettings(lr=0.01))
-    placement = learner_placement(Placement(device="cpu", precision="bfloat16"), settings, ALONE, 64)
+    placement = Placement(device="cpu", precision="bfloat16")
     exact = learner_placement(Placement(device="cpu", precision="float32"), settings, ALONE, 64)
     assert exact.precision == "float32"  # which its sampler shares
     before = held_bytes()
-    policy = Policy(load_model(tmp_path, placement), settings, 5)
+    policy = Policy(load_learner(tmp_path, placement, settings, ALONE), settings, 5)
     numbers = sum(weight.numel() for weight in policy.model.parameters() if not weight.requires_grad)
     sampler = policy.sampler(ByteTokenizer(), ("#",), SamplerSettings(dtype="bfloat16", max_rows=2, max_tokens=64))
     trained_in_step(policy, sampler, 0.1)
@@ -387,3 +397,75 @@ def test_all_samplers_of_a_policy_share_one_copy_of_the_weights() -> None:
     sampled = policy.sampler(ByteTokenizer(), (), settings)
     greedy = policy.sampler(ByteTokenizer(), (), settings.model_copy(update={"temperature": 0.0}), on_policy=False)
     assert sampled._engine is greedy._engine
+
+
+class Half(Workers):
+    """One of two workers, which waits for nobody."""
+
+    def wait(self) -> None:
+        pass
+
+
+class Gathered(Policy):
+    """A policy of two workers whose weights are where this one can read them all."""
+
+    @cached_property
+    def _trained(self) -> nn.Module:
+        return self.entry(self.module)
+
+
+def half_of_a_policy(rank: int = 0) -> Gathered:
+    """With an adapter that is not as it began."""
+    settings = LearnerSettings(lora=LoraSettings(rank=2), workers="fsdp2")
+    policy = Gathered(tiny_model(), settings, 5, workers=Half(rank, 2))
+    redraw(policy, 0)
+    return policy
+
+
+def redraw(policy: Policy, seed: int) -> None:
+    for number, weight in enumerate(policy.weights().values()):
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(10 * seed + number)) * 0.1)
+
+
+def test_samplers_of_a_sharded_policy_have_whole_copies_that_follow_it_and_can_be_freed() -> None:
+    policy = half_of_a_policy()
+    assert {weight.device.type for weight in policy._skeleton.parameters()} == {"meta"}  # and no third copy
+    copies = {dtype: policy.whole_model(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    sampler = policy.sampler(ByteTokenizer(), (), SamplerSettings(dtype="bfloat16"))
+    assert sampler._engine is policy._engines[torch.bfloat16] and policy.whole_model() is copies[torch.float32]
+    for seed in range(2):
+        expected = merged_state_dict(policy.model)
+        for dtype, copied in copies.items():
+            state = copied.state_dict()
+            assert state.keys() == expected.keys() and not copied.training
+            assert all(torch.equal(weight, expected[name].to(dtype)) for name, weight in state.items())
+            assert {(weight.dtype, weight.requires_grad) for weight in copied.parameters()} == {(dtype, False)}
+            assert copied.get_output_embeddings().weight is copied.get_input_embeddings().weight
+        redraw(policy, seed + 1)
+        policy.release()
+        assert not any(weight.untyped_storage().nbytes() for one in copies.values() for weight in one.parameters())
+        policy.refresh()
+    whole = Policy(tiny_model(), LearnerSettings(), 1)
+    assert whole.whole_model() is whole.model
+
+
+def test_the_first_worker_writes_the_whole_of_a_sharded_policy_and_the_others_nothing(tmp_path: Path) -> None:
+    first, second = half_of_a_policy(), half_of_a_policy(1)
+    first.save(tmp_path / "first", lambda folder: (folder / "more").touch())
+    second.save(tmp_path / "second")
+    assert not (tmp_path / "second").exists() and (tmp_path / "first" / "more").exists()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "first").state_dict()
+    expected = merged_state_dict(first.model)
+    assert all(torch.equal(weight, expected[name]) for name, weight in saved.items())
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("workers", "world", "device"), [("fsdp2", 2, "cpu"), ("fsdp2", 1, "cuda:1"), ("ddp", 2, "cuda:1")]
+)
+def test_weights_that_will_be_sharded_are_loaded_where_they_have_room(workers: str, world: int, device: str) -> None:
+    settings = LearnerSettings.model_validate({"workers": workers})
+    asked = Placement(device="cuda:1", precision="bfloat16")
+    found = learner_placement(asked, settings, Workers(0, world), 64)
+    assert (found.device, found.precision) == (device, "float32")

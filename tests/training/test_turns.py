@@ -105,5 +105,9 @@ def test_an_engine_without_trajectories_is_named(tmp_path: Path) -> None:
     step = StepRewards(torch.ones(1), torch.zeros(1, 2), mask_BT, ((0,),), 1, torch.zeros(1).bool())
     with pytest.raises(SettingError, match="reads turns"):
         step.tree()
+    for wrong in (lambda: 1, lambda step, more: 1):
+        with pytest.raises(SettingError, match=r"algorithm.*step"):
+            algorithm_name(wrong)  # type: ignore[arg-type]
+    assert algorithm_name(tmp_path / "mine.py") == str(tmp_path / "mine.py")
     by_run = open_algorithm(settings_of(algorithm_name(lambda step: step.rewards_B))).advantages(step)
     assert by_run.advantages_BT.tolist() == [[1.0, 1.0]]  # one number a run is that of its tokens

@@ -12,6 +12,7 @@ from tests.training.echo import QUESTIONS, reward, settings_of
 from tests.training.table_learner import TableBackend, TableLearner
 from tests.training.tiny import agent, environment, random_trajectories, tiny_model
 
+from coseek.data.question import Question
 from coseek.data.trajectory import Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import StepRewards, open_algorithm
@@ -19,8 +20,16 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, score
 from coseek.training.rl.experience import Experience, TokenRecord, make_experience
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import MetricAverager, logprob_gap, minibatches, update_weights
-from coseek.training.trainer.batch import make_batch
+from coseek.training.rl.update import (
+    LikelihoodProbe,
+    MetricAverager,
+    logprob_gap,
+    minibatches,
+    outcome_of,
+    right_rows,
+    update_weights,
+)
+from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 from coseek.training.trainer.workers import Workers
@@ -386,3 +395,38 @@ def test_two_workers_and_two_epochs_keep_the_first_pass_of_each_row() -> None:
     for name in ("passes_B", "logprobs_BT", "entropy_BT"):
         summed = torch.stack([getattr(half, name) for half in halves]).sum(dim=0)
         assert torch.allclose(summed, getattr(whole, name), atol=1e-5), name
+
+
+def test_a_run_is_right_by_the_outcome_that_is_watched() -> None:
+    bare = replace(ran(SHORT, False), question=Question("q", "?"))
+    runs = [(ran(SHORT, True), Reward(0.25, {"f1": 0.5})), (ran(SHORT, False), Reward(0.5, {"f1": 0.25}))]
+    episodes = [ScoredEpisode(0, run, paid) for run, paid in (*runs, (bare, Reward(0.0, {})))]
+    for metric, values, right in (
+        ("exact_match", [1.0, 0.0, 0.0], [0]),
+        ("reward", [0.25, 0.5, 0.0], [1]),
+        ("reward/f1", [0.5, 0.25, 0.0], [0]),
+    ):
+        assert [outcome_of(one, metric) for one in episodes] == values
+        assert right_rows(episodes, metric).tolist() == right
+
+
+class Drifts(TableLearner):
+    """Says of every token a tenth of its id below nought, and half of that from the second time on."""
+
+    def forward(self, batch: Batch, wanted_BT: torch.Tensor) -> torch.Tensor:
+        self.scale = getattr(self, "scale", 0.2) / 2
+        return torch.where(wanted_BT, batch.ids_BT * -self.scale, 0.0)
+
+
+def test_the_probe_measures_the_first_right_runs_with_a_gradient_before_and_after() -> None:
+    rows = [(agent(9), environment(1)), (agent(4), agent(6)), (agent(2, logprob=-4.0), environment(5)), (agent(3),)]
+    batch = make_batch([ran((environment(1), *row), True) for row in rows])
+
+    def probed(right: list[int], runs: int) -> dict[str, float]:
+        right_N, updated_B = torch.tensor(right, dtype=torch.long), torch.tensor([False, True, True, True])
+        return LikelihoodProbe(Drifts([[0.0]]), batch, right_N, updated_B, runs).metrics()
+
+    # Of all right ones as sampled: tokens of −1, −1, −1 and −4. Of the second alone: ids 4 and 6, a tenth, then half.
+    assert probed([0, 1, 2], 1) == pytest.approx({"right_logprob": -7 / 4, "right_shift": 0.5 - 0.25})
+    assert probed([0, 1, 2], 2) == pytest.approx({"right_logprob": -7 / 4, "right_shift": 0.4 - 0.2})
+    assert probed([0], 2) == {"right_logprob": -1.0} and probed([], 2) == {}

@@ -253,7 +253,7 @@ def outcome_of(episode: ScoredEpisode, metric: str) -> float:
     """Return a run's value of the metric that `monitor.outcome` names; 0 if it has none."""
     run = episode.trajectory
     if metric == "exact_match":
-        return float(exact_match(run.answer, run.question.answers)) if run.question.answers else 0.0
+        return float(exact_match(run.answer, run.question.answers))
     if metric == "reward":
         return episode.reward.value
     return episode.reward.parts.get(metric.removeprefix("reward/"), 0.0)
