@@ -89,7 +89,7 @@ class Environment:
         row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
         if not self.protocol.opens_with_search:
             return self._ask(row)
-        return self._pending(row, ToolCall(self.protocol.grammar.search, arguments_for([row.question.question])))
+        return self._pending(row, ToolCall(self.protocol.grammar.search, arguments_for([row.question.searched])))
 
     def take(self, row: Episode, turn: Turn) -> Next | PendingCall:
         """Process what the model wrote for the episode's latest request."""

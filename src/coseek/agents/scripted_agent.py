@@ -116,7 +116,7 @@ class ScriptedAgentModel:
         """Implement `Ranking`: the agent's own order, or `None`."""
         if not isinstance(self.agent, Ranks):
             return None
-        return self.agent.evidence(so_far.question.question, so_far.searches)
+        return self.agent.evidence(so_far.question.searched, so_far.searches)
 
     def close(self, key: int) -> None:
         self._waiting = [request for request in self._waiting if request.key != key]

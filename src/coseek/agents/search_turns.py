@@ -75,10 +75,10 @@ def make_query(
     """Build the query that a retriever receives.
 
     `history` holds the searches of earlier turns. `written` is the agent's turn; `None` for the search that opens a
-    run.
+    run. The retriever knows the question by its `searched` text.
     """
     reasoning = "" if written is None else reasoning_of(grammar, grammar.read(written))
-    return Query(text, question.question, reasoning, tuple(history))
+    return Query(text, question.searched, reasoning, tuple(history))
 
 
 def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:

@@ -133,7 +133,7 @@ def served_context(trajectory: Trajectory, serving: str = SELECTED) -> list[Pass
     Other servings (`SERVINGS`) apply this rule to a part of the run, so that a stored run answers what the generator
     would have read: `all` ignores selections and serves what was found in the order of the searches; `no-opening` and
     `no-opening-all` leave out the search that opens a run (turn 0), where there is one; `rounds:N` keeps the first N
-    turns that found anything, the opening search counting as one. Raises `SettingError` for any other.
+    turns that searched or visited, the opening search counting as one. Raises `SettingError` for any other.
     """
     check_serving(serving)
     searches, visits = _part_of(trajectory, serving)

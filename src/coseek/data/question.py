@@ -25,7 +25,7 @@ from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
 """Either holds the gold answers."""
-KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
+KEYS = {"id", "question", "gold_ids", "hops", "meta", "search_text"} | ANSWERS
 """Keys that are read."""
 UNANSWERABLE = "unanswerable"
 """Key of a question's `meta`: true where the corpus lacks a passage that the answer needs."""
@@ -34,6 +34,8 @@ KNOWN = "known"
 split of the questions that teach these facts."""
 OWN_PASSAGE = "own_passage"
 """Key of a question's `meta`: true where the corpus passage of the same id is the question itself (ArguAna, Quora)."""
+JUDGE_ONLY = "judge_only"
+"""Key of a question's `meta`: true where matching does not decide on an answer, only a judge (multiple choice)."""
 NEAR = 0.85
 """difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
 
@@ -49,6 +51,19 @@ class Question(Record):
     hops: int | None = None
     """How many facts must be chained; `None` when the data set does not say."""
     meta: dict[str, Json] = field(default_factory=dict)
+    search_text: str = ""
+    """What a search with the question itself searches, where that is not all of it: without the options of a
+    multiple-choice question. Empty: the question."""
+
+    @property
+    def searched(self) -> str:
+        """The text of a search with the question itself."""
+        return self.search_text or self.question
+
+    @property
+    def judge_only(self) -> bool:
+        """Whether GenAcc is the judge's verdict alone."""
+        return self.meta.get(JUDGE_ONLY) is True
 
     @property
     def answerable(self) -> bool:
@@ -79,6 +94,8 @@ class Question(Record):
             row["hops"] = self.hops
         if self.meta:
             row["meta"] = self.meta
+        if self.search_text:
+            row["search_text"] = self.search_text
         return row
 
     @classmethod
@@ -105,9 +122,11 @@ class Question(Record):
             raise DataError(f"question {row['id']!r}: hops is a whole number, not {hops!r}")
         if is_deep(meta, DEEPEST_META):
             raise DataError(f"question {row['id']!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
-        ident, question = read_id(row), row["question"]
+        ident, question, search_text = read_id(row), row["question"], row.get("search_text") or ""
         if not isinstance(question, str):
             raise DataError(f"question {ident!r}: the question is a text, not {question!r}")
+        if not isinstance(search_text, str):
+            raise DataError(f"question {ident!r}: search_text is a text, not {search_text!r}")
         try:
             answers = read_answers(row.get(name), name)
             golds = tuple(read_text(gold, "gold_ids", "a gold id") for gold in gold_ids)
@@ -120,6 +139,7 @@ class Question(Record):
             gold_ids=golds,
             hops=hops,
             meta=meta,
+            search_text=search_text,
         )
 
 

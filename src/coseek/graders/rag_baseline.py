@@ -127,7 +127,7 @@ def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: 
 
 def _asked(question: Question) -> str:
     """What tells a question from another one with its id."""
-    return digest_of(question.question)
+    return digest_of(question.question, *filter(None, [question.search_text]))
 
 
 def _reply_to(question: Question, replies: Replies) -> GeneratedAnswer | None:

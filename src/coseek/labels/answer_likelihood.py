@@ -195,7 +195,7 @@ class LikelihoodMaker:
         """The turn with the query of its label."""
         if self.settings.queries == "turn":
             return turn
-        return replace(turn, query=Query(turn.question.question, turn.question.question))
+        return replace(turn, query=Query(turn.question.searched, turn.question.searched))
 
     def _label(self, turn: SearchTurn, candidates: Sequence[Candidate]) -> Labelled | None:
         """A label or the reason for none; `None` for a fault of the model."""

@@ -174,7 +174,7 @@ class OracleRetriever:
         self._rankings = rankings
         self._questions: dict[str, Question] = {}
         for question in questions:
-            other = self._questions.setdefault(question.question, question)
+            other = self._questions.setdefault(question.searched, question)
             if _knowledge(other) != _knowledge(question):
                 raise DataError(
                     f"the questions {other.id!r} and {question.id!r} are the same text with other answers or gold "

@@ -109,7 +109,8 @@ def answers_itself(protocol: str) -> bool:
 
 
 def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[str, float]:
-    """`judge_acc` and `gen_acc` of an answer: GenAcc = cover-EM ∨ judge accepts (s3, eq. 3).
+    """`judge_acc` and `gen_acc` of an answer: GenAcc = cover-EM ∨ judge accepts (s3, eq. 3), and on a question
+    for the judge alone (`Question.judge_only`) its verdict.
 
     An empty answer is wrong without a judge. Without a verdict there is no `judge_acc`, and a `gen_acc` only if
     cover-EM is 1. `unread_verdicts` counts such answers: a mean over the others would be biased towards right
@@ -119,7 +120,7 @@ def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[s
         return {"judge_acc": 0.0, "gen_acc": 0.0, UNREAD: 0.0}
     verdict = verdicts.get((question.id, answer or ""))
     right = None if verdict is None else verdict.right
-    covered = cover_match(answer, question.answers)
+    covered = cover_match(answer, question.answers) and not question.judge_only
     if right is None:
         return {"gen_acc": 1.0, UNREAD: 1.0} if covered else {UNREAD: 1.0}
     return {"judge_acc": float(right), "gen_acc": float(covered or right), UNREAD: 0.0}

@@ -62,8 +62,8 @@ def search_questions(
     batch: int = 64,
     queries: Mapping[str, Query] | None = None,
 ) -> Iterator[list[Answered]]:
-    """Search for every question, batch by batch: for its text, or for its query in `queries`, by question id. A passage
-    that is the question itself is no hit.
+    """Search for every question, batch by batch: for its `searched` text, or for its query in `queries`, by question
+    id. A passage that is the question itself is no hit.
 
     The questions of a failed batch are searched one by one, so that a failure affects only its question.
     """
@@ -81,7 +81,7 @@ def _search(
 ) -> Iterator[tuple[Question, list[Hit]]]:
     # By default the same query as an agent's whose first search is the question itself.
     given = queries or {}
-    batch = [given.get(question.id) or Query(question.question, question=question.question) for question in asked]
+    batch = [given.get(question.id) or Query(question.searched, question=question.searched) for question in asked]
     deeper = any(question.own_passage is not None for question in asked)
     found = retriever.search(batch, depth + deeper)
     if fault := next(filter(None, map(fault_of_hits, found)), ""):

@@ -188,7 +188,7 @@ def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: 
             for question, found in batch:
                 hits = tuple(Hit(*pair) for pair in zip(found.passages or (), found.scores, strict=True))
                 stop = StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR
-                search, own_seed = Search(question.question, hits, found.fault, turn=0), row_seed(seed, question.id, 0)
+                search, own_seed = Search(question.searched, hits, found.fault, turn=0), row_seed(seed, question.id, 0)
                 Run.append(file, Trajectory(question, "rag", (), (search,), stop, None, valid=True, seed=own_seed))
 
 

@@ -111,11 +111,12 @@ def undecided(accuracy: Accuracy, question: Question, *responses: str | None) ->
 
 
 def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) -> bool:
-    """Whether the judge has to decide, because matching does not. No answer to an unanswerable question is right."""
+    """Whether the judge has to decide, because matching does not: of GenAcc also on every answer to a question for the
+    judge alone (s3, appendix A.4). No answer to an unanswerable question is right."""
     if not question.answerable:
         return False
     found = _SPANS.get(accuracy)
-    return accuracy == "judge" or (found is not None and not found(response, question.answers))
+    return accuracy == "judge" or (found is not None and (question.judge_only or not found(response, question.answers)))
 
 
 def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:

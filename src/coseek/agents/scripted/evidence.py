@@ -75,7 +75,7 @@ class EvidenceAgent:
         steps = [step for step in known_steps(question) if step.gold_id in missing]
         yield from ((step.question, step.query) for step in steps)
         if not any(known_steps(question)):
-            yield "I search for the question.", question.question.strip()
+            yield "I search for the question.", question.searched.strip()
         read = [question.question, *(passage.text for passage in gold)]
         for title in self._titles(missing):
             if any(has_words(text, title) for text in read):

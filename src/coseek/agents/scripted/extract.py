@@ -50,7 +50,7 @@ class ExtractAgent(RuleAgent):
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The best sentence of the best passage, or `NOT_FOUND`."""
-        question = so_far.question.question
+        question = so_far.question.searched
         found = {hit.passage.id: hit.passage for search in so_far.searches for hit in search.hits}
         ranked = [found[ident] for ident in self.evidence(question, so_far.searches)] if found else []
         passage, answer = extract(question, ranked)

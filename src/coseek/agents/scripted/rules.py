@@ -46,7 +46,7 @@ class RuleAgent:
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The next move; a pure function of the question and the searches."""
-        question = so_far.question.question
+        question = so_far.question.searched
         if not so_far.searches:
             return Move(thought=" I search the question .", queries=(f" {question}",))
         notes = self._read(question, so_far.searches)
@@ -57,7 +57,7 @@ class RuleAgent:
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """An answer from what was found so far."""
-        notes = self._read(so_far.question.question, so_far.searches)
+        notes = self._read(so_far.question.searched, so_far.searches)
         tied = [passage for place, passage in enumerate(notes.taken) if notes.is_tied(place)]
         answer = guess(so_far.question.question, tied)
         return Move(f"{_report(notes)} I answer {answer} .", answer=f" {answer}", selected=_worth(notes))

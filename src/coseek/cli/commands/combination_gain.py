@@ -134,7 +134,7 @@ def searched(answers: Iterable[Answered]) -> list[Trajectory]:
             question=question,
             protocol="rag",
             segments=(),
-            searches=(Search(question.question, hits_of(found), found.fault),),
+            searches=(Search(question.searched, hits_of(found), found.fault),),
             stop=StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR,
             stop_detail=found.fault or "",
         )

@@ -40,7 +40,7 @@ class GoldRetriever(LayeredRetriever):
         """Question → gold ids; of questions that two sets ask, those of both."""
         for split in data.splits:
             for question in data.questions(split):
-                known = self._gold[question.question]
+                known = self._gold[question.searched]
                 known += [ident for ident in question.gold_ids if ident not in known]
         if not any(self._gold.values()):
             raise SettingError(f"no question of {data.folder} names a gold passage, so none can be put first")

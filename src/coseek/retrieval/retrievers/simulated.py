@@ -199,5 +199,5 @@ def open(settings: SimulatedSettings, opening: OpenContext) -> SimulatedRetrieve
     """Open the model, the prompt and the questions file."""
     prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, SIMULATED_FIELDS, PROMPTS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []
-    answers = {question.question: question.answers[0] for question in questions if question.answers}
+    answers = {question.searched: question.answers[0] for question in questions if question.answers}
     return SimulatedRetriever(settings, opening.writer(settings.model, settings.local), prompt, answers)

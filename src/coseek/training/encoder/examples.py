@@ -195,9 +195,9 @@ def _searches(question: Question, corpus: Corpus) -> Iterator[LabelledSearch]:
     path = gold_path(question)
     if not path:
         for number, ident in enumerate(question.gold_ids):
-            yield LabelledSearch(question, number, question.question, corpus.by_id(ident), question.answers)
+            yield LabelledSearch(question, number, question.searched, corpus.by_id(ident), question.answers)
         return
-    found = {question.question: (question.gold_ids[0], question.answers)}
+    found = {question.searched: (question.gold_ids[0], question.answers)}
     for step in path:
         for query in (step.question, *([f"{step.source} {step.phrase}"] if step.phrase else [])):
             found.setdefault(query, (step.passage, (step.target,)))
@@ -237,7 +237,7 @@ def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
     return LabelSet(
         turn=TurnId(search.question.id, 0, search.number),
         question=search.question,
-        query=Query(search.query, search.question.question),
+        query=Query(search.query, search.question.searched),
         candidates=(Candidate(good, rank), *others),
         positive=good.id,
         negatives=tuple(other.passage.id for other in others),

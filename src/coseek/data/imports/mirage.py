@@ -1,0 +1,58 @@
+"""MIRAGE: five sets of medical multiple-choice questions (Xiong et al., arXiv 2402.13178), over chunks of MedRAG.
+
+Its `benchmark.json` is `{SET: {ID: {"question", "options": {"A": …}, "answer": "A"}}}`, of the sets `medqa`, `medmcqa`,
+`pubmedqa`, `bioasq` and `mmlu`. A chunk of MedRAG is the line `{"id", "title", "content"}`; other corpora have lines of
+`{"id", "contents"}` (s3 also takes the Wikipedia of 2018).
+
+The options are part of the question and not of the text that is searched (*question-only retrieval*). Gold answers are
+the right option without and with its letter. Since wrong answers may hold the right one's words ("yes", "no"), only a
+judge says what is right (s3, appendix A.4).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from coseek.core.errors import DataError
+from coseek.core.files import read_json_object
+from coseek.data.imports._sources import ImportedData, SourceRow, kind_of, read_rows
+from coseek.data.passage import Passage
+from coseek.data.question import JUDGE_ONLY, Question
+
+
+def read(sources: Sequence[Path]) -> ImportedData:
+    """The `.json` files are benchmarks, all others corpora. The sets are published as `test`."""
+    benchmarks = [path for path in sources if kind_of(path) == ".json"]
+    published = {(name, "test"): found for path in benchmarks for name, found in _sets(path)}
+    questions = [question for found in published.values() for question in found]
+    return ImportedData(_passages([path for path in sources if path not in benchmarks]), questions, published=published)
+
+
+def _sets(path: Path) -> Iterator[tuple[str, list[Question]]]:
+    benchmark = SourceRow(str(path), read_json_object(path))
+    for name in benchmark.value:
+        rows = benchmark.row(name)
+        yield name, [_question(name, ident, rows.row(ident)) for ident in rows.value]
+
+
+def _question(dataset: str, ident: str, row: SourceRow) -> Question:
+    options, letter, text = row.row("options"), row.text("answer"), row.text("question")
+    if not options.has(letter):
+        raise DataError(f"{row.where}: the answer {letter!r} is none of the options {', '.join(options.value)}")
+    listed = {name: options.text(name) for name in options.value}
+    return Question(
+        id=f"{dataset}/{ident}",  # ids are unique within a set
+        question="\n".join([text, "Options:", *(f"{name}. {option}" for name, option in listed.items())]),
+        answers=(listed[letter], f"{letter}. {listed[letter]}"),
+        meta={"dataset": dataset, "options": {**listed}, "answer": letter, JUDGE_ONLY: True},
+        search_text=text,
+    )
+
+
+def _passages(paths: Sequence[Path]) -> Iterator[Passage]:
+    for path in paths:
+        for row in read_rows(path):
+            with row.placed():
+                if row.has("content"):  # its `contents` joins title and text by a full stop
+                    yield Passage(row.text("id"), row.text_or_empty("title"), row.text("content"))
+                else:
+                    yield Passage.from_json(row.value)
