@@ -314,6 +314,8 @@ def test_sub_answers_are_asked_once_a_run_and_shown_where_they_are_sure(tmp_path
         shown = [prompt for prompt in scored if f"Search query: {' '.join(turn.query.text.split())}\n" in prompt]
         assert any("probably: the sea" in prompt for prompt in shown) == (turn.search == 0)
     assert said.counts["sub_answers_unsure"] == sum(turn.search > 0 for turn in some)
+    _, said = labelled(tmp_path / "gone", scored_by(tmp_path / "gone", Scripted(says, fault="gone")), some, gac=False)
+    assert said.left == 6 and not said.dropped  # a fault is no unreadable answer
 
 
 def test_the_sub_answer_model_reads_every_passage_of_an_observation(tmp_path: Path) -> None:

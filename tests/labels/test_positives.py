@@ -105,3 +105,12 @@ def test_without_relevance_every_candidate_is_asked_in_turn_and_without_the_agen
     turns = [[(LEAST, False), (LEAST, True), (LEAST, True)]]
     assert decided(turns, "paper") == ({0: (1,)}, [(0, 0), (0, 1)])
     assert decide_positives([10.0, 90.0, 70.0], dict.fromkeys(range(3), True)) == (1,)
+
+
+def test_every_candidate_is_tried_at_once_where_all_are_and_the_bound_is_the_one_that_was_set() -> None:
+    every = PositiveChoice([80.0, 30.0], exhaustive=True)
+    assert (every.wanted(), every.wanted()) == ((0, 1), ())
+    low = PositiveChoice([50.0], least=40.0)
+    assert low.wanted() == (0,)
+    low.learn(0, True)
+    assert low.positives == (0,)
