@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from bench.methods import HOPS, gain_of
 
 from coseek.agents.drivers import Agent
 from coseek.agents.run_questions import run_questions
@@ -28,7 +27,7 @@ from coseek.graders.factory import GraderSettings, open_graders
 from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
 from coseek.hardware.placement import FLOAT32
-from coseek.measure.intervals import paired_difference
+from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.score import QuestionScores, ScoredRun
 from coseek.measure.table import show
 from coseek.models.pretrained import load_model
@@ -41,6 +40,7 @@ FEW, METRIC = 3, "gen_acc"
 """Passages served that count as few, and what is compared."""
 NAIVE = "naive RAG"
 """Searches once, with the question."""
+HOPS = (1, 2, 3, 4)
 
 
 def answered(training: AgentTraining, policy: str, where: QuestionSet, temperature: float) -> Path:
@@ -103,6 +103,21 @@ def compare(folder: Path, name: str, temperature: float) -> dict[str, dict[str, 
             gains.append(f"{where.name}, − {policy}: {show(gain.difference)}, p = {gain.p:.3f}")
     print(f"\nGenAcc of {policies[-1]}:", *gains, "", sep="\n")
     return every
+
+
+def gain_of(
+    seeds: Sequence[Mapping[str, Mapping[str, QuestionScores]]], metric: str, hops: Sequence[int] = HOPS
+) -> Difference:
+    """After − before over the questions of these numbers of hops, each averaged over the seeds."""
+    values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
+    for runs, run in product(seeds, values):
+        for key, row in runs[run].items():
+            if row.question.hops in hops and metric in row.metrics:
+                values[run].setdefault(key, []).append(row.metrics[metric])
+    before, after = ({key: fmean(some) for key, some in means.items()} for means in values.values())
+    gain = paired_difference(before, after, np.random.default_rng(0))
+    assert gain is not None
+    return gain
 
 
 def main() -> None:

@@ -49,6 +49,15 @@ def test_noise_grows_as_training_goes_on_and_is_counted() -> None:
     assert (growing.stats.searches, growing.stats.noisy) == (180, sum(counts))
 
 
+def test_noise_may_be_no_passage_and_is_then_another_retriever() -> None:
+    silent = NoisyRetriever(
+        RIGHT, NoisySettings.model_validate({"over": "-", "noise": {"start": 0.5, "end": 0.5}, "shows": "nothing"})
+    )
+    found = silent.search(QUERIES, 2)
+    assert [hits == [] for hits in found] == wrong(noisy(start=0.5, end=0.5), QUERIES)
+    assert silent.identity != noisy(start=0.5, end=0.5).identity
+
+
 def test_an_empty_batch_finds_nothing() -> None:
     assert noisy(start=1, end=1).search([], 2) == []
 

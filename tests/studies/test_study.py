@@ -6,7 +6,7 @@ import pytest
 from coseek.cli.main import main
 from coseek.core.errors import SettingError
 from coseek.studies.arms import Plan
-from coseek.studies.study import NAME, Commands, Study, load_study, road_of, study_names
+from coseek.studies.study import NAME, Commands, Road, Study, load_study, road_of, study_names
 
 OWN = """
 claim: rules find more over BM25 than over chance
@@ -105,13 +105,28 @@ def test_a_mistake_in_a_study_is_told_before_anything_runs(changes: dict[str, ob
 @pytest.mark.parametrize("name", study_names())
 @pytest.mark.parametrize("road", ["laptop", "smoke", "real", "paper"])
 def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Path) -> None:
-    one = load_study(name)
+    one = load_study(name).on(road)  # type: ignore[arg-type]
     if ("laptop" if road == "smoke" else road) not in one.at:
         return
     plan = Plan(Commands(one, road), tmp_path)  # type: ignore[arg-type]
     for arm, each in one.arms.items():
         step = plan.step(plan.commands.key(each.of) if each.of else f"arm {arm}", 0)
         assert not NAME.search(step.line()), step.line()
+
+
+def test_an_arm_of_one_road_and_what_is_compared_with_it_are_left_out_on_the_others() -> None:
+    one = study(
+        arms={
+            "A": "run x",
+            "B": "run x",
+            "C": {"run": "run y", "only": "paper"},
+            "D": {"run": "run z", "only": "laptop"},
+        },
+        expect=["A > B", "C > A", "D > A"],
+    )
+    roads: tuple[Road, ...] = ("laptop", "smoke", "real", "paper")
+    found = {road: ("".join(there.arms), len(there.expect)) for road in roads for there in [one.on(road)]}
+    assert found == {"laptop": ("ABD", 2), "smoke": ("ABD", 2), "real": ("AB", 1), "paper": ("ABC", 2)}
 
 
 def test_a_tiny_world_has_every_word_of_the_laptop() -> None:

@@ -160,7 +160,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        own = self.recipe.data.training_over(self.recipe.data.searched or str(self._index_path("data")))
+        own = self.recipe.data.training_over(
+            self.recipe.data.searched or str(self._index_path("data")), str(self.data_folder)
+        )
         return self.retrievers["data"] if own is None else open_retriever(own)
 
     @property

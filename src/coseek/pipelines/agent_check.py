@@ -210,7 +210,8 @@ def _check_data(data: DataSettings) -> None:
     wrong.of(_check_splits, data)
     if isinstance(searched := data.searched, dict):
         wrong.of(OpenContext().check, searched, "data.view")
-    if (training := data.training_over(data.searched or "the run's own index")) is not None:
+    training = data.training_over(data.searched or "the run's own index", data.folder or "the run's own")
+    if training is not None:
         wrong.of(OpenContext().check, training, "data.training_retriever")
     wrong.refuse()
 

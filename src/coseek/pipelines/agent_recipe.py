@@ -67,7 +67,7 @@ class DataSettings(Settings):
     """A query view in front of `index`, for one that reads the query alone: a name, or the path of a Python file."""
     training_retriever: dict[str, object] | None = None
     """The retriever of training rollouts instead of the index: the lines of a retriever's YAML file. `noisy` perturbs
-    the index; it and `simulated` may follow a schedule over training."""
+    the index, `gold` puts the gold passages before it; `noisy` and `simulated` may follow a schedule over training."""
     train: str = "train"
     """Training split."""
     dev: str = "dev"
@@ -80,10 +80,12 @@ class DataSettings(Settings):
         """The existing retriever, with its view; `None` where the index is made here."""
         return {"retriever": "viewed", "over": self.index, "view": self.view} if self.view else self.index
 
-    def training_over(self, index: str | JsonObject) -> JsonObject | None:
-        """The lines of `training_retriever`, where `noisy` perturbs `index` unless it names another retriever."""
+    def training_over(self, index: str | JsonObject, folder: str) -> JsonObject | None:
+        """The lines of `training_retriever`, where `noisy` and `gold` stand over `index` unless they name another
+        retriever, and `gold` knows the questions of the data set `folder`."""
         own = cast("JsonObject | None", self.training_retriever)
-        return {"over": index, **own} if own is not None and own.get("retriever") == "noisy" else own
+        below: dict[object, JsonObject] = {"noisy": {"over": index}, "gold": {"over": index, "data": folder}}
+        return own and {**below.get(own.get("retriever"), {}), **own}
 
     @field_validator("world", "unseen", mode="before")
     @classmethod

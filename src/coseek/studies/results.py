@@ -35,8 +35,11 @@ def of_run(run: ScoredRun) -> Values:
 
 
 def rows_in(path: Path, name: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The rows of one run in a file of scores; of the only one, where none has that name."""
-    rows = [row for _, row in read_jsonl(path)]
+    """The rows of one run, or of one retriever, in a file of scores; of the only one, where none has that name."""
+    rows = [
+        {"run": row["retriever"], "id": row["question"], **row} if "retriever" in row else row
+        for _, row in read_jsonl(path)
+    ]
     runs = dict.fromkeys(str(row["run"]) for row in rows)
     wanted = name if name in runs or len(runs) != 1 else next(iter(runs))
     if wanted not in runs:

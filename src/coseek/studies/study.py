@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from coseek.core.errors import DataError, SettingError, UnknownName, nearest
 from coseek.core.files import read_yaml
 from coseek.core.settings import Settings, load_settings
+from coseek.measure.rankings import FAMILIES
 from coseek.measure.score import METRICS
 
 FOLDER = Path(__file__).parent
@@ -79,6 +80,8 @@ class Arm(Settings):
     """A run folder inside the folder, such as a pair of a co-training."""
     curve: bool = False
     """The numbers of each training step (metrics.jsonl), in place of each question's."""
+    only: Road | None = None
+    """The one road that has it, such as `paper` for a larger model; `laptop` includes `smoke`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Arm":
@@ -110,6 +113,8 @@ class Study(Settings):
     """Columns of the table; the first is compared where an expectation names none."""
     printed: dict[str, float | str] = Field(default_factory=dict)
     """The paper's own numbers: arm → number; `metric`: what they are."""
+    let: dict[str, str | dict[Road, str]] = Field(default_factory=dict)
+    """Words of its own: name → words in its place."""
     make: dict[str, str | dict[Road, str]] = Field(default_factory=dict)
     """What arms need besides: name → command."""
     arms: dict[str, ArmText]
@@ -127,9 +132,16 @@ class Study(Settings):
                     raise SettingError(f"expect names no arm {arm!r}{nearest(arm, self.arms)}")
         curves = any(arm.curve for arm in self.arms.values())
         for metric in (*self.metrics, *(each.metric for each in self.expect if each.metric)):
-            if metric not in METRICS and not curves:
+            if metric not in METRICS and metric.partition("@")[0] not in FAMILIES and not curves:
                 raise SettingError(f"{metric!r} is no metric{nearest(metric, METRICS)}")
         return self
+
+    def on(self, road: Road) -> "Study":
+        """The study with the arms that it has on a road, and the comparisons of these."""
+        here = {None, road, "laptop" if road == "smoke" else road}
+        arms = {name: arm for name, arm in self.arms.items() if arm.only in here}
+        expect = tuple(each for each in self.expect if {each.one, each.other} <= arms.keys())
+        return self.model_copy(update={"arms": arms, "expect": expect})
 
 
 def study_names() -> list[str]:
@@ -182,6 +194,7 @@ class Commands:
         makes: Mapping[str, str | dict[Road, str]] = {**self.common.make, **study.make}
         arms = {ARM + name: arm.run for name, arm in study.arms.items() if arm.run}
         self._commands = {name: self._here(text) for name, text in {**makes, **arms}.items()}
+        self._words = {**self.common.let, **{name: self._here(text) for name, text in study.let.items()}}
 
     def _here(self, text: str | dict[Road, str]) -> str:
         if isinstance(text, str):
@@ -190,7 +203,7 @@ class Commands:
 
     def known(self) -> set[str]:
         """Every name that may stand in braces."""
-        return {*(name.removeprefix(ARM) for name in self._commands), *self.common.let, "seed", "out"}
+        return {*(name.removeprefix(ARM) for name in self._commands), *self._words, "seed", "out"}
 
     def key(self, name: str) -> str:
         """The name in braces as `of` takes it: what is made for all, before an arm of the same name."""
@@ -209,12 +222,12 @@ class Commands:
         return " ".join([words, *more])
 
     def _worded(self, text: str) -> str:
-        """Put the road's words in place of their names, which may hold names again."""
+        """Put the words of road and study in place of their names, which may hold names again."""
         for _ in range(8):
             for name in NAME.findall(text):
                 if name not in self.known():
                     raise SettingError(f"{{{name}}} in {text!r} names nothing{nearest(name, self.known())}")
-            worded = NAME.sub(lambda found: self.common.let.get(found[1], found[0]), text)
+            worded = NAME.sub(lambda found: self._words.get(found[1], found[0]), text)
             if worded == text:
                 break
             text = worded

@@ -54,7 +54,7 @@ def study(
         else:
             show_tables({"Studies": table})
         return
-    chosen = {name: load_study(name) for name in (study_names() if names == [EVERY] else names)}
+    chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     if road == "paper":
         launch(chosen, whole_numbers(seeds))
         return

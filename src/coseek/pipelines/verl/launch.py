@@ -273,7 +273,7 @@ class VerlTraining(LoopTask):
                 "folder": str(self.folder),
                 "tokenizer": str(self.tokenizer),
                 "retriever": self.retriever,
-                "training_retriever": one.data.training_over(self.retriever),
+                "training_retriever": one.data.training_over(self.retriever, str(self.world or one.data.folder)),
                 "world": None if self.world is None else str(self.world),
                 "workers": self._settings.workers,
             },

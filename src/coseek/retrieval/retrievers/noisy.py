@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field
 
@@ -110,6 +111,8 @@ class NoisySettings(CurriculumSettings):
 
     over: str | dict[str, object]
     """The retriever for the other searches: an index folder, a URL, a YAML file, or settings."""
+    shows: Literal["random", "nothing"] = "random"
+    """What noise is: random passages, or no passage."""
 
 
 class NoisyRetriever(LayeredRetriever, Curriculum):
@@ -128,7 +131,8 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
 
     @property
     def identity(self) -> str:
-        return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity)
+        own = () if self.settings.shows == "random" else (self.settings.shows,)
+        return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity, *own)
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
@@ -139,7 +143,8 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
         # Noise depends on what the retriever sees, so queries that look the same to it get the same answer.
         seen = [self.seen(query) for query in queries]
         struck = self._struck(seen)
-        noise = iter(self._random.search([text for text, bad in zip(seen, struck, strict=True) if bad], k))
+        texts = [text for text, bad in zip(seen, struck, strict=True) if bad]
+        noise = iter(self._random.search(texts, k) if self.settings.shows == "random" else [[] for _ in texts])
         found = iter(self.over.search([query for query, bad in zip(queries, struck, strict=True) if not bad], k))
         self.stats.searches += len(queries)
         self.stats.noisy += sum(struck)
