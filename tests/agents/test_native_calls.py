@@ -24,7 +24,7 @@ from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Corpus, Passage
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import LAST_WORD, Author, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
@@ -328,3 +328,19 @@ def test_a_dialect_and_a_protocol_that_do_not_fit_are_refused(tmp_path: Path) ->
         path.write_text(yaml.safe_dump({**given, "patience": {"attempts": 1}}))
         with pytest.raises(SettingError, match=f"the dialect {dialect} needs a protocol"):
             open_agent(settings_for(str(path)))
+
+
+def test_every_native_call_of_the_turn_gets_the_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"extends": "tools", "last_word": "Answer now."}), encoding="utf-8")
+    style = STYLES["hermes"]
+    call: tuple[str, JsonObject] = ("search", {"query": "Ada"})
+    protocol, tokenizer = load_protocol(str(path)), tokenizer_of(style)
+    limits = WIDE.model_copy(update={"max_turns": 1})
+    model = Typist(
+        tokenizer, [style.write("", "", (call,)), style.write("", "", (call, call)), style.write("", "1815", ())]
+    )
+    (run,) = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], limits)
+    tags = [segment.tag for segment in run.segments[3:]]
+    assert tags == ["tool_call", LAST_WORD, LAST_WORD, "answer"] and run.answer == "1815"
+    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []

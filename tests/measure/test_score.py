@@ -30,7 +30,9 @@ def test_every_metric_of_a_run_worked_by_hand() -> None:
     assert (scores["answered"], scores["valid"], scores["truncated"], scores["answer_hit"]) == (1, 1, 0, 1)
     elsewhere = {
         "budgeted_recall",
+        "visits",
         "missed_visits",
+        "forced",
         "gen_acc",
         "judge_acc",
         "unread_verdicts",

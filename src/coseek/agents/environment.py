@@ -26,6 +26,7 @@ from coseek.core.concurrency import concurrency_of
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import (
+    LAST_WORD,
     MISSING,
     PAGE,
     PROMPT,
@@ -80,6 +81,9 @@ class Environment:
         self.prompt_template = protocol.template
         self.context = ToolContext(retriever, limits, protocol.template, tokenizer)
         self.turns = NativeTurns(protocol.template, tokenizer) if protocol.grammar.native_calls else None
+        self.last_word = tuple(tokenizer.encode(protocol.last_word)) if protocol.last_word else ()
+        needed = len(self.last_word) + limits.max_turn_tokens if self.last_word else 0
+        self._kept = min(needed, limits.max_tokens // 2)
 
     # --- an episode's steps
 
@@ -114,11 +118,13 @@ class Environment:
             return End(StopReason.ANSWERED, answer=intent.span.text.strip())
         if intent.action is Action.COMPLETE:
             return End(StopReason.COMPLETE)
+        if row.limit is not None:
+            return End(row.limit[0], detail=row.limit[1])
         told = self.turns is not None and self.protocol.retries and bool(intent.calls)
         if intent.call is None and not told:
             return self._refuse(row, intent, turn)
         if row.turns >= self.limits.max_turns:
-            return End(StopReason.TURN_LIMIT)
+            return self.at_limit(row, End(StopReason.TURN_LIMIT))
         waiting = [self._checked(row, intent, at) for at in range(len(intent.calls))]
         if isinstance(waiting[0], str) and not told:
             return self._refuse(row, intent, turn, waiting[0])
@@ -149,6 +155,22 @@ class Environment:
             else:
                 step = self.answer(step, *self.run_tool([step])[0])
         return step
+
+    def room(self, row: Episode) -> int:
+        """Tokens that an episode may have, less those kept for a last word that was not asked for yet."""
+        return self.limits.max_tokens - (self._kept if row.limit is None else 0)
+
+    def at_limit(self, row: Episode, end: End) -> Next:
+        """A limit is reached: end the episode, or ask the agent once for its last word, in place of what it called
+        for."""
+        if not self.last_word or row.limit is not None:
+            return end if row.limit is None else End(row.limit[0], detail=row.limit[1])
+        row.limit = end.stop, end.detail
+        row.waiting.clear()
+        called = len(calls_in(row.segments[-1].message or {})) if self.turns is not None else 1
+        row.shown = [CallResult(LAST_WORD, self.last_word)] * max(1, called)
+        full = self._insert(row)
+        return self._ask(row) if full is None else End(end.stop, detail=end.detail)
 
     def _show_searches(self, row: Episode, found: TurnSearches) -> Next | PendingCall:
         """Show the results of one call's searches. A failed query is shown as failed; when all fail, the run ends."""
@@ -241,22 +263,23 @@ class Environment:
 
     def _ask(self, row: Episode) -> Next:
         """Let the model write, or end the episode when its budget is spent."""
-        left = self.limits.max_tokens - row.tokens
+        left = self.room(row) - row.tokens
         if left < 1:
-            return End(StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens")
+            return self.at_limit(row, End(StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens"))
         ids, row.unsent = row.unsent, ()
         return Request(row.key, ids, min(left, self.limits.max_turn_tokens), row.seed, row.so_far)
 
     def _refuse(self, row: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
         """Answer a turn without a valid action: ask for a retry, or end the episode."""
         if turn.end is TurnEnd.LENGTH and intent.span is None:
-            return End(StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
+            detail = f"a turn of {len(turn.ids)} tokens without an action"
+            return self.at_limit(row, End(StopReason.TOKEN_LIMIT, detail=detail))
         problem = problem or intent.problem
         problem = problem or ("a turn without an action" if intent.span is None else "an empty query")
         if not self.protocol.retries:
             return End(StopReason.INVALID, detail=problem)
         if row.turns >= self.limits.max_turns:
-            return End(StopReason.TURN_LIMIT)
+            return self.at_limit(row, End(StopReason.TURN_LIMIT))
         row.turns += 1
         return cast(Next, self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem)))
 
@@ -267,7 +290,10 @@ class Environment:
         row.shown.append(CallResult(tag, ids, found))
         if row.waiting:
             return self._next(row)
-        return self._insert(row) or self._ask(row)
+        full = self._insert(row)
+        if full is not None and full.stop is StopReason.TOKEN_LIMIT:
+            return self.at_limit(row, full)
+        return full or self._ask(row)
 
     def _insert(self, row: Episode) -> End | None:
         """Insert the results of a turn as environment segments and record what they show, or end the episode."""
@@ -281,7 +307,7 @@ class Environment:
         elif self.protocol.opens_with_search and not row.written:
             framed[-1] += self.prompt_template.prompt_ids(self.tokenizer, row.question, goes_on=True)[1]
         size = sum(map(len, framed))
-        if row.tokens + size >= self.limits.max_tokens:
+        if row.tokens + size >= self.room(row):
             # Not recorded: a reward must not pay for what the agent never read.
             return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {size} tokens")
         for one, ids in zip(shown, framed, strict=True):

@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from coseek.agents.tool import ToolCall, TurnSearches
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Call, Search, Segment, Visit
+from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Visit
 from coseek.models.model import EpisodeState
 from coseek.retrieval.query import PastTurn, Query
 
@@ -87,6 +87,8 @@ class Episode:
     tokens: int = 0
     turns: int = 0
     """Turns that the environment has answered, without the search that opens a run."""
+    limit: tuple[StopReason, str] | None = None
+    """The limit at which the agent was asked for its last word, and its detail."""
     retriever_s: float = 0.0
     exact: bool = True
     cost_usd: float | None = 0.0

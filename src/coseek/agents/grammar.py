@@ -29,7 +29,7 @@ from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.prompt_file import ROLE_MARK, harmless
-from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
+from coseek.data.trajectory import LAST_WORD, MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
 from coseek.models.written import ToolCallText, after_opened, calls_in, opened_at_end, read_turn, reasoning_in
 
 START, END = "start", "end"
@@ -177,7 +177,7 @@ class Grammar:
         for mark in marks:
             if marks.count(mark) > 1:
                 raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
-        for reserved in names & {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE, START, END}:
+        for reserved in names & {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE, LAST_WORD, START, END}:
             raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
 
     @cached_property
@@ -336,8 +336,8 @@ class Grammar:
             before = segment.text
             if segment.tag == RETRY:
                 found.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
-            elif segment.tag in (PAGE, MISSING, TOOL) or segment.tag in self.by_name:
-                tag = self.observation if segment.tag in (PAGE, MISSING, TOOL) else segment.tag
+            elif segment.tag in (PAGE, MISSING, TOOL, LAST_WORD) or segment.tag in self.by_name:
+                tag = segment.tag if segment.tag in self.by_name else self.observation
                 found.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return found
 

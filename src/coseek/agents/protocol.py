@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
@@ -12,7 +13,8 @@ from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile, TakenAs
 from coseek.agents.tool import Tool, open_tool, tool_path
-from coseek.core.errors import DataError, SettingError
+from coseek.agents.tools.visit import VisitSettings
+from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.plugins import file_digest, find_yaml, is_function, is_plugin_path, own_function, plugin_name
 from coseek.core.settings import Settings, make_settings
@@ -84,6 +86,9 @@ class ProtocolFile(Settings):
     """The first search ends the run; its passages are the result."""
     reason_in_documents: bool = False
     """The agent's model first reads search results in a side context, and its notes are shown instead."""
+    last_word: str = ""
+    """What the environment writes at a limit, in place of a result: one turn follows, which can only answer. Room for
+    it, at most half, is kept in `max_tokens`. Without it a limit ends the run."""
     retrievers: tuple[str, ...] = ()
     """Kinds of retrievers that it can run with; all when none is named."""
     limits: dict[str, int] = Field(default={})
@@ -103,6 +108,7 @@ class Protocol:
     retries: bool = False
     ends_after_search: bool = False
     reason_in_documents: bool = False
+    last_word: str = ""
     retrievers: tuple[str, ...] = ()
     """Kinds of retrievers that it can run with; empty for any."""
     suggested_limits: dict[str, int] = field(default_factory=dict)
@@ -118,6 +124,11 @@ class Protocol:
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
         return next((tag for tag in self.grammar.tags if tag.author is author and tag.action is action), None)
+
+    @property
+    def visits(self) -> bool:
+        """Whether its agents can open documents."""
+        return any(isinstance(tool.settings, VisitSettings) for tool in self.grammar.tools.values())
 
     @property
     def observation_tag(self) -> str:
@@ -202,8 +213,7 @@ def load_protocol(
             f"{path}: the protocol has searches or tools and no tag for what they find; add one with "
             "`author: environment`, or set ends_after_search where a search ends the run"
         )
-    if file.native_calls:
-        _check_native(file, path)
+    _check_together(file, path)
     content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
     own = _tool_files(file, path)
     functions = (own_function(str(tree.get("tool"))) for tree in file.tools.values())
@@ -215,6 +225,7 @@ def load_protocol(
         file.retries,
         file.ends_after_search,
         file.reason_in_documents,
+        file.last_word,
         file.retrievers,
         file.limits,
         digest(
@@ -224,6 +235,15 @@ def load_protocol(
         ),
         () if run_files else tuple(map(str, own)),
     )
+
+
+@cache
+def known_protocol(name: str) -> Protocol | None:
+    """The protocol of this name with the default prompts, as stored runs are read; `None` for an unknown one."""
+    try:
+        return load_protocol(name)
+    except UserError:
+        return None
 
 
 def _with_tools(file: ProtocolFile, name: str, tools: Sequence[str]) -> ProtocolFile:
@@ -306,6 +326,14 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
     return Grammar(tags, order, tools, file.free_text, file.native_calls)
 
 
+def _check_together(file: ProtocolFile, path: Path) -> None:
+    """Raise `SettingError` for settings that exclude each other."""
+    if file.native_calls:
+        _check_native(file, path)
+    if file.last_word:
+        _check_last_word(file, path)
+
+
 def _check_native(file: ProtocolFile, path: Path) -> None:
     """Raise `SettingError` for settings that native calls leave no room for."""
     agents = {tag.action for tag in file.tags.values() if tag.author is Author.AGENT}
@@ -314,9 +342,21 @@ def _check_native(file: ProtocolFile, path: Path) -> None:
     marks = {tag.open or f"<{name}>" for name, tag in file.tags.items()}
     if not {CALL[0], RESPONSE[0]} <= marks:
         raise SettingError(f"{path}: native_calls keeps the marks {CALL[0]} and {RESPONSE[0]}; extend tools")
+    _check_alone(file, path, "native_calls")
+
+
+def _check_last_word(file: ProtocolFile, path: Path) -> None:
+    """Raise `SettingError` where there is no result that a last word could replace, or no answer to ask for."""
+    written = {(tag.author, tag.action) for tag in file.tags.values()}
+    if (Author.AGENT, Action.ANSWER) not in written or (Author.ENVIRONMENT, Action.NONE) not in written:
+        raise SettingError(f"{path}: last_word needs a tag by the environment, and one by the agent that answers")
+    _check_alone(file, path, "last_word")
+
+
+def _check_alone(file: ProtocolFile, path: Path, setting: str) -> None:
     alone = ("opens_with_search", "ends_after_search", "reason_in_documents")
     if odd := next((name for name in alone if getattr(file, name)), ""):
-        raise SettingError(f"{path}: native_calls cannot be combined with {odd}; leave one of them out")
+        raise SettingError(f"{path}: {setting} cannot be combined with {odd}; leave one of them out")
 
 
 def _lacks_a_tag(file: ProtocolFile, words: PromptTemplate) -> bool:

@@ -37,10 +37,11 @@ SCHEMA = 2
 """Version of the trajectory object in `trajectories.jsonl`."""
 
 PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE = "prompt", "retry", "page", "missing", "tool", "message"
+LAST_WORD = "last_word"
 """Tags of environment segments that every protocol has: what the agent reads first, a request to try again after a turn
-that asked for nothing, a page of a document, a notice that there is no such page, the result of another tool, and what
-somebody else wrote in the middle of an imported conversation. All other environment segments show what a turn's
-searches found."""
+that asked for nothing, a page of a document, a notice that there is no such page, the result of another tool, what
+somebody else wrote in the middle of an imported conversation, and at a limit the request for an answer. All other
+environment segments show what a turn's searches found."""
 
 
 class Author(StrEnum):

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from coseek.data.trajectory import (
+    LAST_WORD,
     MESSAGE,
     MISSING,
     PAGE,
@@ -127,7 +128,7 @@ def _turns(trajectory: Trajectory) -> Iterator[str]:
     worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
     native = any(segment.message is not None for segment in trajectory.segments)
     tags = {segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT}
-    observed = _turns_before(trajectory, *(tags - {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE}))
+    observed = _turns_before(trajectory, *(tags - {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE, LAST_WORD}))
     if len(set(observed) if native else observed) > len(worked):
         yield f"{len(observed)} observations and only {len(worked)} searches that worked"
 

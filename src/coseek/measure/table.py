@@ -23,7 +23,7 @@ from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
 SIGNIFICANT = 0.05
 NEUTRAL = frozenset(
     ("searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s")
-    + ("cost_usd", "unread_verdicts", "declined", "confidence", "truncated", "missed_visits")
+    + ("cost_usd", "unread_verdicts", "declined", "confidence", "truncated", "visits", "missed_visits", "forced")
 )
 """Metrics of which more is neither better nor worse."""
 

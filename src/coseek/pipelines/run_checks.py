@@ -31,7 +31,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import RowKey
 from coseek.data.token_data import TokenData, finite
-from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import LAST_WORD, Author, Search, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import Finding
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.pipelines.agent_run import RunSettings, load_asked
@@ -131,13 +131,19 @@ class _Play:
             return self._notes(request)
         mine = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
         last = at + len(mine) >= len(stored.segments)
+        whole = stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_WHOLE_TURN)
         end = TurnEnd.STOP
         noted = len(stored.side_contexts) > len(self.row.side_contexts)  # then it is the notes that failed
         if last and stored.stop is StopReason.MODEL_ERROR and not noted:
             end = TurnEnd.FAULT
-        elif last and stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_WHOLE_TURN):
+        elif last and (whole or (self.row.limit is not None and stored.truncated)):
             end = TurnEnd.LENGTH
+        elif mine and self._asks_last(at + 1) and (whole or not stored.truncated):
+            end = TurnEnd.LENGTH  # a turn with an action is read the same
         return self._as_turn(request, mine, end)
+
+    def _asks_last(self, at: int) -> bool:
+        return any(segment.tag == LAST_WORD for segment in self.stored.segments[at : at + 1])
 
     def _notes(self, request: Request) -> Turn:
         """The notes that the model wrote in the side context that was opened last. They were shown: the searches that
@@ -193,15 +199,17 @@ class _Play:
             return result
         return replace(result, document=stored.passages)
 
-    def _unrecorded(self) -> End | None:
+    def _unrecorded(self) -> Next | None:
         """How a run ended whose last search is not stored, since its results were not shown."""
         stored, row = self.stored, self.row
+        if self._asks_last(len(row.segments)):
+            return self.environment.at_limit(row, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
         if len(row.segments) < len(stored.segments):
             return None
         noting = self.environment.protocol.reason_in_documents
         if noting:  # what it was asked about the results, and what it wrote
             row.side_contexts += stored.side_contexts[len(row.side_contexts) :][:1]
-        wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.limits.max_tokens
+        wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.room(row)
         if stored.stop is StopReason.TOKEN_LIMIT and wanted is not None:
             before = 0 if wanted[0].startswith("a prompt") else row.tokens
             follows = before + int(wanted[1]) >= room

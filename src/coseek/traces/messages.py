@@ -14,12 +14,24 @@ from typing import cast
 from coseek.agents.actions import texts_of
 from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
-from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory, evidence_of
+from coseek.data.trajectory import (
+    LAST_WORD,
+    MESSAGE,
+    MISSING,
+    PAGE,
+    PROMPT,
+    RETRY,
+    TOOL,
+    Author,
+    Segment,
+    Trajectory,
+    evidence_of,
+)
 from coseek.models.written import calls_in
 
 OF_RESULT = ("hits", "fault", "selected")
 """Fields of a search that our own results have beside their text."""
-_NO_RESULT = (PROMPT, RETRY, PAGE, MISSING, MESSAGE)
+_NO_RESULT = (PROMPT, RETRY, PAGE, MISSING, MESSAGE, LAST_WORD)
 """Tags of environment segments that answer neither a search nor a call of another tool."""
 
 
