@@ -21,6 +21,7 @@ from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.settings import WorldSettings
+from coseek.measure.reasoning import ReasoningClaims
 
 GOLD = 100
 """Relevance of the passage that states the fact."""
@@ -80,6 +81,45 @@ class Oracle:
         best = max(closeness)
         return closeness.index(best) if best > (0.0, 0.0) and closeness.count(best) == 1 else None
 
+    def claims(self, question: Question, reasonings: Sequence[str]) -> list[ReasoningClaims]:
+        """What each reasoning names, for `reasoning_curve` (AgentIR, figures 3b and 4b). A clue is a step of the plan
+        whose answer the reasoning names. A claim is any name of the world, or answer of a step, that the question does
+        not give, once in a reasoning: correct if it is the answer of a step, by whatever name, else incorrect."""
+        answers = [_words(step.sub_answer) for step in plan_of(question)]
+        given = self._names_in(question.question, answers)
+        found: list[ReasoningClaims] = []
+        for reasoning in reasonings:
+            named = self._names_in(reasoning, answers) - given
+            right = {name: {at for at, answer in enumerate(answers) if self._same(name, answer)} for name in named}
+            clues = frozenset[int]().union(*right.values())
+            found.append(ReasoningClaims(clues, len(clues), sum(not steps for steps in right.values())))
+        return found
+
+    def _names_in(self, text: str, answers: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """The names in a text, the longest at each place."""
+        said, found, at = _words(text), set[tuple[str, ...]](), 0
+        most = max(map(len, [*self._bearers, *answers]))
+        while at < len(said):
+            sizes = range(min(most, len(said) - at), 0, -1)
+            names = (said[at : at + size] for size in sizes)
+            name = next((name for name in names if name in self._bearers or name in answers), None)
+            found |= {name} if name else set()
+            at += len(name) if name else 1
+        return found
+
+    def _same(self, name: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+        """Whether two names are equal or of one entity."""
+        return name == answer or bool(self._bearers.get(name, set()) & self._bearers.get(answer, set()))
+
+    @cached_property
+    def _bearers(self) -> Mapping[tuple[str, ...], set[str]]:
+        """The words of every name in the world → ids of the entities that bear it."""
+        found: dict[tuple[str, ...], set[str]] = {}
+        for entity in self.facts.values():
+            for name in entity.names:
+                found.setdefault(_words(name), set()).add(entity.id)
+        return found
+
     def _checked(self, question: Question, hop: int) -> int:
         steps = len(plan_of(question))
         if not 0 <= hop < steps:
@@ -102,17 +142,12 @@ class Oracle:
         # The mention of a constraint step is the value in its question, not the entity it looks for.
         return MENTION if f" {step.mention} " in f"{passage.title}{passage.text} " else NOTHING
 
-    @cached_property
-    def _known(self) -> frozenset[tuple[str, ...]]:
-        """The words of every name in the world."""
-        return frozenset(_words(name) for entity in self.facts.values() for name in entity.names)
-
     def _says(self, said: tuple[str, ...], answer: tuple[str, ...], accepted: set[tuple[str, ...]]) -> bool:
         size = len(answer)
         for start in (at for at in range(len(said)) if said[at : at + size] == answer):
             ends = range(start + size, start + size + 4)
             wider = (said[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
-            if not any(len(name) > size and name in self._known and name not in accepted for name in wider):
+            if not any(len(name) > size and name in self._bearers and name not in accepted for name in wider):
                 return True  # not inside the name of another entity
         return False
 
