@@ -66,7 +66,7 @@ def trained(folder: Path, labels: list[LabelSet], view: str) -> tuple[dict[str, 
     loss = RetrieverLoss(temperature=0.05)
     objective = RetrieverObjective(model, loss, micro_batch_tokens=10**6, cached=False, normalise=True)
     model.eval()
-    return whole | target, float(objective(sides, target))
+    return whole | target, float(objective(sides, target).detach())
 
 
 def test_rows_of_the_published_shape_keep_their_query_and_their_question(tmp_path: Path) -> None:
