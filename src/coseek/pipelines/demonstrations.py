@@ -164,8 +164,8 @@ def demonstrate(
     dataset: Dataset,
     progress: Progress,
 ) -> list[Trajectory]:
-    """All demonstrations of a recipe's warm start. Throw-away worlds and renamed questions are always searched with
-    BM25; the retriever searches the data set."""
+    """All demonstrations of a recipe's warm start. Throw-away worlds, renamed questions and known facts are always
+    searched with BM25; the retriever searches the data set otherwise."""
     settings = recipe.warm_start
     assert settings is not None
     if settings.demonstrator == "runs":
@@ -211,7 +211,8 @@ def demonstrate(
     if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
         own = [one for one in dataset.questions(recipe.data.train) if one.meta.get(KNOWN)]
         asked, seed = [*dataset.questions(KNOWN), *own], derive_seed(recipe.seed, KNOWN)
-        runs = _written(demonstrator, protocol, tokenizer, retriever, asked, recipe.limits, seed)
+        searched = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
+        runs = _written(demonstrator, protocol, tokenizer, searched, asked, recipe.limits, seed)
         shown += _repeated(runs, round(len(shown) * settings.known / (1 - settings.known)), seed)
     return shown
 
