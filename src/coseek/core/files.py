@@ -356,7 +356,12 @@ def sync(path: Path) -> None:
 def link_files(source: Path, target: Path) -> None:
     """Hard-link the files of a folder to another one; copy them if the file system has no links."""
     for file in filter(Path.is_file, source.iterdir()):
-        try:
-            os.link(file, target / file.name)
-        except OSError:
-            shutil.copyfile(file, target / file.name)
+        link_file(file, target / file.name)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Hard-link a file; copy it if the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -9,11 +9,13 @@ from pathlib import Path
 from pydantic import field_validator
 
 from coseek.core.errors import DataError, SettingError, nearest
-from coseek.core.files import as_path
+from coseek.core.files import JsonObject, as_path, parse_line, read_lines
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions
 
+LISTED = ("id", "_id", "question_id", "question", "question_text")
+"""Keys by which a file of `QuestionFilter.ids` names a question, tried in this order."""
 QUESTIONS = "questions"
 """The data set in a training folder of questions that a program gave; written before the record."""
 
@@ -89,6 +91,10 @@ class QuestionFilter(Settings):
     """Only questions of these types: `bridge`, `comparison` … (HotpotQA), `composition` … (laptop worlds)."""
     answerable: bool | None = None
     """Only questions that are not marked as unanswerable, or only those that are."""
+    ids: str | None = None
+    """Only the questions that a file lists: an id a line, or JSON lines with `id`, `_id` or `question_id`, or the text
+    as `question` or `question_text` (IRCoT's 500 test questions of a set). Those of FlashRAG have ids of its own, so
+    that their texts are compared."""
 
     @field_validator("sources", "hops", "types", mode="before")
     @classmethod
@@ -101,10 +107,12 @@ class QuestionFilter(Settings):
         `DataError` when none is left."""
         _check_known("sources", "data set", self.sources, questions, lambda one: one.dataset)
         _check_known("types", "type", self.types, questions, lambda one: one.kind)
+        listed = None if self.ids is None else _listed(Path(self.ids), questions)
         chosen = [
             one
             for one in questions
-            if (self.sources is None or one.dataset in self.sources)
+            if (listed is None or one.id in listed)
+            and (self.sources is None or one.dataset in self.sources)
             and (self.hops is None or one.hops in self.hops)
             and (self.types is None or one.kind in self.types)
             and (self.answerable is None or one.answerable == self.answerable)
@@ -112,6 +120,26 @@ class QuestionFilter(Settings):
         if questions and not chosen:
             raise DataError(f"none of the {len(questions)} questions is left; ask for less in `select`")
         return chosen
+
+
+def _listed(path: Path, questions: Iterable[Question]) -> set[str]:
+    """The ids of the questions that a file lists. Raises `DataError` for a row that lists none of them."""
+    known: dict[str, list[str]] = {}
+    for one in questions:
+        for name in {one.id, one.id.rpartition("/")[2], one.question.strip()}:
+            known.setdefault(name, []).append(one.id)
+    listed: set[str] = set()
+    for number, line in read_lines(path):
+        where, text = f"{path}, line {number}", line.strip()
+        row: JsonObject = parse_line(text, where) if text.startswith("{") else {"id": text} if text else {}
+        names = [str(row[key]).strip() for key in LISTED if row.get(key) is not None]
+        found = next((known[name] for name in names if name in known), [])
+        if text and not found:
+            raise DataError(
+                f"{where}: none of the questions is {(*names, text)[0]!r}; list ids of this split, or texts"
+            )
+        listed.update(found)
+    return listed
 
 
 EVERY = QuestionFilter()

@@ -17,7 +17,7 @@ from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
 from coseek.core.plugins import find_plugin, find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
-from coseek.data.dataset import QuestionFilter
+from coseek.data.dataset import EVERY, QuestionFilter
 from coseek.data.maker import SynthesisGroup, WorldGroup, world_maker
 from coseek.graders.factory import GraderSettings
 from coseek.hardware.placement import Placement, Replaces
@@ -201,6 +201,8 @@ class TableSettings(Settings):
 
     questions: int | None = Field(default=800, ge=1)
     """Questions of each column, at most; a draw with every data set in its share. null: all."""
+    select: QuestionFilter = EVERY
+    """The test questions to draw from, such as `table.select.ids=FILE` (IRCoT's 500 of a set)."""
     per_set: int | None = Field(default=None, ge=1)
     """Questions of each data set, at most. A small set is then measured as well as a large one: of 2,000 questions
     drawn by share, 5 are Bamboogle's. null: all."""
@@ -224,6 +226,9 @@ class TableSettings(Settings):
     """The model of these rows, a folder or a shipped model by name; null: the one that the policy starts from."""
     metrics: tuple[str, ...] | None = None
     """Metrics of the headline, such as `[cover_em, f1]`; null: the one nearest to the reward."""
+    answer_with: tuple[str, ...] = ()
+    """Generators, model folders or URLs, that answer from the passages of every row, beside the agent (001, tables 2
+    and 3). Their contexts are limited as that of `graders.generator`."""
     seed: int = 0
     """Seed of the drawn questions, of the rows at temperature 1, and of the bootstrap."""
 

@@ -157,6 +157,7 @@ def question_sets(
     named += [("test", "data", data.test)]
     named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
     asked = [(name, where, Dataset(folders[where]).questions(split)) for name, where, split in named]
+    asked = [(name, where, table.select.apply(some) if name == "test" else some) for name, where, some in asked]
     if data.folder is not None:
         own = own_questions(data.folder, folders["data"], data.train)
         asked += [(name, "data", questions) for name, questions in own.items()]

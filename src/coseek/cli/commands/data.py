@@ -72,7 +72,7 @@ def import_(
         list[str],
         typer.Argument(
             metavar="SRC",
-            help="The files to read, plain or .gz, or a folder of them; for documents and traces also settings.",
+            help="The files to read, plain or .gz, or a folder of them; documents, questions and traces take settings.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write: a data set, a run of traces, or labels.")],
@@ -270,11 +270,13 @@ def show_import(out: Path, made: ImportSummary) -> None:
     """Print how much was imported, and the next step."""
     counts = ", ".join(counted(count, f"{name} question") for name, count in made.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
-    tell(f"{out}: {counted(made.passages, 'passage')}{counts and ', '}{counts}{notes}.")
+    corpus = counted(made.passages, "passage") if made.passages else "no corpus"
+    tell(f"{out}: {corpus}{counts and ', '}{counts}{notes}.")
     for name, names in made.named.items():
         more = f" and {len(names) - MOST_NAMED:,} more, listed in source.json" if len(names) > MOST_NAMED else ""
         stdout_console().print(Text(f"{name}: {', '.join(names[:MOST_NAMED])}{more}"))
-    tell_next(out)
+    if made.passages:
+        tell_next(out)
 
 
 def tell_next(out: Path) -> None:

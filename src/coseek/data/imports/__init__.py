@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from coseek.core import plugins
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, check_replaceable, read_json, write_json
+from coseek.core.files import JsonObject, atomic_folder, check_replaceable, link_file, read_json, write_json
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import PluginSpec, plugin_name, running
@@ -85,7 +85,8 @@ def import_data(
     All questions go to `split` (default `test`), or are split by `shares` (name → share, summing to 1), or by a `deal`
     of published data sets; a format with splits of its own takes none of these. A folder with the same corpus keeps its
     other splits; one with anything else is refused. `documents` need no questions, and replace an older import of
-    documents, whose questions stay if their gold passages do. `settings` are the format's. Raises `DataError` and
+    documents, whose questions stay if their gold passages do. `questions` bring no corpus: a folder keeps its own.
+    `settings` are the format's. Raises `DataError` and
     `SettingError`; nothing is written then.
     """
     _check_name(TEST if split is None else split)
@@ -104,23 +105,19 @@ def import_data(
         found: list[ImportSummary] = []
 
         def fill(folder: Path) -> None:
-            passages = iter(reading.passages)
-            first = next(passages, None)
-            if first is None:
-                raise _nothing("passages", files, format_name, reading.report)
-            corpus = CorpusFile.write(
-                folder / CORPUS, chain([first], passages), source=f"what was read as {format_name}"
-            )
+            corpus = _corpus(format_name, reading, files, out, folder / CORPUS)
             report = reading.report
             dealt = {} if report is not None else _splits(format_name, reading, split, shares, deal)
             splits, notes = checked_splits(dealt, reading.notes)
             if report is None and not splits:
                 raise _nothing("questions", files, format_name)
-            whole = {**_other_splits(out, None if _replaces(out, report) else corpus.digest), **splits}
-            check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
+            digest = None if corpus is None or _replaces(out, report) else corpus.digest
+            whole = {**_other_splits(out, digest), **splits}
+            if corpus is not None:
+                check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
             named = {name: [*names] for name, names in reading.named.items() if names}
             counts = {name: len(questions) for name, questions in splits.items()}
-            found.append(ImportSummary(out, len(corpus), counts, notes, report or {}, named))
+            found.append(ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named))
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
@@ -128,6 +125,20 @@ def import_data(
 
         atomic_folder(out, fill)
     return found[0]
+
+
+def _corpus(format_name: str, reading: ImportedData, files: Sequence[Path], out: Path, path: Path) -> CorpusFile | None:
+    """The passages, written to `path`; for questions alone the corpus that `out` holds, `None` without one."""
+    passages = iter(reading.passages)
+    first = next(passages, None)
+    if first is not None:
+        return CorpusFile.write(path, chain([first], passages), source=f"what was read as {format_name}")
+    if not reading.alone:
+        raise _nothing("passages", files, format_name, reading.report)
+    if not (out / CORPUS).exists():
+        return None
+    link_file(out / CORPUS, path)
+    return CorpusFile.scan(path)
 
 
 def read_sources(format_name: str, sources: Sequence[Path]) -> tuple[ImportedData, list[Path]]:

@@ -229,6 +229,8 @@ class ImportedData:
     """What came of each file, filled while the passages are read; a format with one has no questions."""
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Note → the names of what it counts."""
+    alone: bool = False
+    """Whether the format reads questions without passages: the folder keeps its corpus, or has none."""
 
 
 class PassageCollector:

@@ -42,6 +42,7 @@ _GOLDS = ("golden_answers", "answers", "answer")
 _POSITION = re.compile(r"(\d{1,6})(?:\.0)?")
 ASKED = ("question", "problem")
 """Fields that hold a question; SimpleQA calls it a problem."""
+MULTIPLE_CHOICE = "multiple-choice questions, their choices appended to the question"
 DETAIL = 1_000
 """Characters of a field of `metadata`, at most: HotpotQA's holds the question's own ten passages."""
 
@@ -72,8 +73,8 @@ def read(sources: Sequence[Path]) -> ImportedData:
                     count += 1
                     yield _passage(row)
                     continue
-                dataset, split = _origin(row, path)
-                questions.append(_question(row, dataset, split, notes))
+                dataset, split = origin_of_row(row, path)
+                questions.append(question_of(row, dataset, split, notes))
                 if dataset and split:
                     published.setdefault((dataset, split), []).append(questions[-1])
         if not count:
@@ -96,7 +97,7 @@ def _passage(row: SourceRow) -> Passage:
         return Passage.from_json(row.value)
 
 
-def _origin(row: SourceRow, path: Path) -> tuple[str, str]:
+def origin_of_row(row: SourceRow, path: Path) -> tuple[str, str]:
     """Data set and split of a question, by its row or else by its file; empty where neither says so."""
     dataset, split = origin_of(path) or ("", "")
     extra = row.row("extra_info") if row.has("extra_info") else None
@@ -106,17 +107,18 @@ def _origin(row: SourceRow, path: Path) -> tuple[str, str]:
     )
 
 
-def _question(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> Question:
+def question_of(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> Question:
+    """The question of a row, with gold answers and choices."""
     text = next((row.text(name) for name in ASKED if row.has(name)), None)
     text = _question_in_prompt(row, notes) if text is None else text
     answers, choices, texts = _answers(row), _choices(row), list[str]()
     if choices:
         answers = _chosen(row, answers, choices)
         texts = [text for _, text in choices]
-        notes["multiple-choice questions, their choices appended to the question"] += 1
+        notes[MULTIPLE_CHOICE] += 1
     return Question(
         id=_id(row, dataset, split, text),
-        question=f"{text} Choices: {' | '.join(texts)}" if choices else text,
+        question=with_choices(text, texts) if choices else text,
         answers=answers,
         gold_ids=row.answers("gold_ids"),
         meta={
@@ -126,6 +128,11 @@ def _question(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> 
             **({"choices": [*texts]} if choices else {}),
         },
     )
+
+
+def with_choices(question: str, choices: Sequence[str]) -> str:
+    """The question with its choices behind it."""
+    return f"{question} Choices: {' | '.join(choices)}"
 
 
 def _id(row: SourceRow, dataset: str, split: str, text: str) -> str:

@@ -1,0 +1,81 @@
+"""Questions alone, without a corpus: benchmarks that are searched in another corpus, behind a server or on the web.
+
+Rows are those of `flashrag` and `search-r1` (SimpleQA's CSV and WebQuestions' rows among them); settings name the
+columns of others, such as GPQA's. The folder keeps its corpus, or has none.
+
+    coseek data import questions gpqa_diamond.csv question=Question answers="Correct Answer" dataset=gpqa \\
+        choices="[Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3]" --out data/gpqa
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.core.errors import DataError, nearest
+from coseek.core.settings import Settings
+from coseek.data.dataset import draw
+from coseek.data.imports import flashrag
+from coseek.data.imports._sources import ImportedData, SourceRow, read_rows
+from coseek.data.question import Question
+
+
+class QuestionColumns(Settings):
+    """Names of columns, where they are not those of FlashRAG's or Search-R1's rows."""
+
+    question: str | None = None
+    """Column of the question."""
+    answers: str | None = None
+    """Column of the gold answers: a text, or a list."""
+    id: str | None = None
+    """Column of the id; null: `id`, or a digest of the question."""
+    choices: tuple[str, ...] = ()
+    """Columns of the choices of a multiple-choice question, the right one among them. They are appended to the question
+    in an order drawn by its id."""
+    dataset: str | None = None
+    """Name of the data set: a column of tables, and the beginning of ids."""
+    most: int | None = Field(default=None, ge=1)
+    """Questions at most, drawn by their ids."""
+
+
+SETTINGS = QuestionColumns
+files = flashrag.files
+
+
+def read(sources: Sequence[Path], settings: QuestionColumns) -> ImportedData:
+    """Every row is a question."""
+    notes, questions = Counter[str](), list[Question]()
+    published: dict[tuple[str, str], list[Question]] = {}
+    for path in sources:
+        for row in read_rows(path):
+            dataset, split = flashrag.origin_of_row(row, path)
+            dataset = settings.dataset or dataset
+            questions.append(_question(row, settings, dataset, split, notes))
+            if dataset and split:
+                published.setdefault((dataset, split), []).append(questions[-1])
+    return ImportedData((), draw(questions, settings.most, 0), notes, published=published, alone=True)
+
+
+def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: str, notes: Counter[str]) -> Question:
+    named = {"question": settings.question, "golden_answers": settings.answers, "id": settings.id}
+    columns = {name: column for name, column in named.items() if column is not None}
+    _check_columns(row, [*columns.values(), *settings.choices])
+    renamed = {**row.value, **{name: row.value[column] for name, column in columns.items()}}
+    made = flashrag.question_of(SourceRow(row.where, renamed), dataset, split, notes)
+    if not settings.choices:
+        return made
+    choices = [row.text(column) for column in settings.choices]
+    random.Random(made.id).shuffle(choices)
+    notes[flashrag.MULTIPLE_CHOICE] += 1
+    text = flashrag.with_choices(made.question, choices)
+    return replace(made, question=text, meta={**made.meta, "choices": [*choices]})
+
+
+def _check_columns(row: SourceRow, columns: Iterable[str]) -> None:
+    for column in columns:
+        if column not in row.value:
+            has = ", ".join(row.value)
+            raise DataError(f"{row.where}: there is no column {column!r}{nearest(column, row.value)} It has: {has}")
