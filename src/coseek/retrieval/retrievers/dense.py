@@ -15,7 +15,6 @@ from coseek.retrieval.index_files import Report
 from coseek.retrieval.vectors.corpus_encoding import (
     begin,
     encode_changed,
-    encode_corpus,
     encode_passages,
     open_encoder,
     same_encoder,
@@ -33,6 +32,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ClusterSearch, ExactSearch, ShardedSearch, fastest_method
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
+from coseek.retrieval.vectors.published import vectors_of
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
@@ -119,7 +119,7 @@ settle = settled
 def resume(corpus: Corpus, settings: DenseSettings, folder: Path, report: Report) -> None:
     """Encode the corpus; write the int8 copy if the method needs one."""
     begin(settings, folder)
-    _copy(encode_corpus(corpus, settings, folder / VECTORS, report), settings, folder)
+    _copy(vectors_of(corpus, settings, folder / VECTORS, report), settings, folder)
 
 
 def update(corpus: Corpus, settings: DenseSettings, folder: Path, old: OldIndex, report: Report) -> None:

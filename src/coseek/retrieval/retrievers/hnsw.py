@@ -12,7 +12,7 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import encode_changed, encode_corpus, open_encoder, same_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -22,6 +22,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
 )
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.faiss_index import FileVectors, Lift, add_all, build_file, open_file, search_file
+from coseek.retrieval.vectors.published import take_graph, vectors_of
 from coseek.retrieval.vectors.store import VectorStore
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report)
     """Encode the corpus and build the graph, which contains the vectors."""
 
     def encode(vectors: Path) -> VectorStore:
-        return encode_corpus(corpus, settings, vectors, report)
+        return vectors_of(corpus, settings, vectors, report)
 
+    begin(settings, folder)
+    take_graph(corpus, settings, settings.m, folder / GRAPH)
     build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
 
 

@@ -15,7 +15,7 @@ from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index_files import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import encode_corpus, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -26,6 +26,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
 )
 from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.faiss_index import VECTORS, Lift, add_all, build_file, open_file, search_file
+from coseek.retrieval.vectors.published import vectors_of
 from coseek.retrieval.vectors.shortlist import scores_of
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -142,7 +143,7 @@ def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report
     cells_for(len(corpus), settings)  # raises before anything is encoded
 
     def encode(vectors: Path) -> VectorStore:
-        return encode_corpus(corpus, settings, vectors, report)
+        return vectors_of(corpus, settings, vectors, report)
 
     build_file(settings, folder / CELLS, encode, fill_cells, report, keep_vectors=settings.refine > 0)
 

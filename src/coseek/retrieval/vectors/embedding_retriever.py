@@ -57,6 +57,10 @@ class EmbeddingSettings(Placement):
     """A Ray cluster in place of `devices`: its processes encode the corpus (on a CPU with one thread), and each node
     holds a part of the vectors in exact search. `local`, `auto` or `ray://HOST:PORT`; nodes see the files at the same
     paths. Not stored with an index."""
+    vectors: str | None = Field(default=None, exclude=True)
+    """A published faiss file with the vectors of the corpus, in its order (`e5_Flat.index`; for hnsw also a graph,
+    which is taken as it is). It is read instead of encoding the corpus, after a sample was encoded again. Not stored
+    with an index, which is the same as one that is encoded here."""
     trust_remote_code: bool = Field(default=False, exclude=True)
     """Run the Python code in the encoder's folder, for encoders that are no architecture of transformers. Not stored
     with an index: whoever opens it says so again."""
