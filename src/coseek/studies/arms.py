@@ -90,7 +90,7 @@ class Plan:
         if self.readable:
             return slug(name.removeprefix(ARM)) + (f"-{seed}" if "{seed}" in command else "")
         head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
-        return f"{slug(' '.join(head))}-{digest_of(named)[:10]}"
+        return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(named)))[:10]}"
 
     def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[Step]:
         """All steps that make these names under these seeds, each behind what it needs, once for each folder."""

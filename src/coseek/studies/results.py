@@ -35,15 +35,17 @@ def of_run(run: ScoredRun) -> Values:
 
 
 def rows_in(path: Path, name: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The rows of one run, or of one retriever, in a file of scores; of the only one, where none has that name."""
+    """The rows of one run, or of one retriever, in a file of scores: of that name, or of `RUN → generator` or `RUN,
+    SERVING` by what stands behind the run; of the only one, where none has that name."""
     rows = [
         {"run": row["retriever"], "id": row["question"], **row} if "retriever" in row else row
         for _, row in read_jsonl(path)
     ]
-    runs = dict.fromkeys(str(row["run"]) for row in rows)
-    wanted = name if name in runs or len(runs) != 1 else next(iter(runs))
-    if wanted not in runs:
-        raise DataError(f"{path} has no run {name!r}; it has {', '.join(runs)}")
+    runs = list(dict.fromkeys(str(row["run"]) for row in rows))
+    ends = [run for run in runs if run.endswith((f" → {name}", f", {name}"))]
+    wanted = next(iter([run for run in runs if run == name] or ends or (runs if len(runs) == 1 else [])), None)
+    if wanted is None or len(ends) > 1:
+        raise DataError(f"{path} has no single run {name!r}; it has {', '.join(runs)}")
     for row in rows:
         if row["run"] == wanted and row["metrics"]:
             yield str(row["id"]), cast(dict[str, float], row["metrics"])

@@ -186,6 +186,18 @@ def road_of(road: Road) -> RoadSettings:
     )
 
 
+def on_road(study: Study, road: Road) -> Study:
+    """The study with the metrics that this road has: without a judge GenAcc is its first half, cover-EM."""
+    if road_of(road).let.get("judge"):
+        return study
+
+    def known(metric: str) -> str:
+        return "cover_em" if metric == "gen_acc" else metric
+
+    expect = tuple(each.model_copy(update={"metric": known(each.metric)}) for each in study.expect)
+    return study.model_copy(update={"metrics": tuple(dict.fromkeys(map(known, study.metrics))), "expect": expect})
+
+
 class Commands:
     """The commands of a study on one road, each with its names still in braces."""
 

@@ -23,7 +23,7 @@ from coseek.cli.grader_options import (
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject, write_json
+from coseek.core.files import JsonObject, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.passage import Hit
 from coseek.data.run import Run
@@ -31,7 +31,7 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.measure.component_scores import CombinationGain, component_run
 from coseek.measure.question_groups import datasets_of
-from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
+from coseek.measure.report import ROWS, PlotSection, ReportSection, TableSection, question_rows, write_report
 from coseek.measure.score import METRICS, ScoredRun
 from coseek.measure.searched import Answered, SearchedQuestion, search_questions
 from coseek.pipelines.agent_run import check_gold
@@ -60,7 +60,7 @@ def combination_gain(
     device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for combination-gain.json and .html (with the plot).")
+        Path | None, typer.Option(help="A folder for questions.jsonl, combination-gain.json and .html (with the plot).")
     ] = None,
     seed: BootstrapSeed = 0,
     as_json: AsJson = False,
@@ -85,7 +85,8 @@ def combination_gain(
 
 
 def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
-    """Write the numbers, and a page with their plot."""
+    """Write the numbers, those of each question, and a page with their plot."""
+    write_jsonl(out / ROWS, (row for run in gain.runs for row in question_rows(run)))
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
     plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")

@@ -17,7 +17,7 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.studies.arms import Plan, Step, carry_out, trainings
 from coseek.studies.page import StudyResult, listed, title_of
-from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
+from coseek.studies.study import ARM, Commands, Road, Study, load_study, on_road, study_names
 from coseek.studies.verdict import compare
 
 GROUP = "Results"
@@ -106,6 +106,7 @@ def carried_out(name: str, one: Study, road: Road, seeds: Sequence[int], out: Pa
     """Run a study's commands, compare their results, and write and show what was found; not in a tiny world."""
     from coseek.studies.results import values_of  # torch
 
+    one = on_road(one, road)
     plan = Plan(Commands(one, road), out / ("smoke" if road == "smoke" else "arms"))
     sources = sources_of(one, plan.commands)
     steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
