@@ -61,6 +61,12 @@ def test_without_in_batch_negatives_only_the_labels_own_count() -> None:
     assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["y"]]
 
 
+def test_without_the_mask_every_other_passage_is_a_negative() -> None:
+    rows = [row("a", "x", query="q"), row("b", "a", query="q"), row("c", "y", question="b")]
+    batch = EncoderBatch.contrastive(rows, in_batch=True, in_batch_rows=2, mask=False)
+    assert [negatives_of(batch, number) for number in range(3)] == [["a", "b", "x"], ["a", "a", "x"], ["y"]]
+
+
 TEXTS = st.sampled_from([f"{ident}|{text}" for ident in "12" for text in "abc"] + list("defgh"))
 ROWS = st.lists(
     st.builds(

@@ -297,6 +297,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 recipe.loss.kind == "kl",
                 self.workers,
                 recipe.loss.in_batch_rows,
+                recipe.loss.mask_false_negatives,
             ),
             optimizer=optimizer_of(model, settings, steps),
             evaluator=HeldOutEvaluator(evaluator, recipe.held_out.k) if evaluator is not None else None,

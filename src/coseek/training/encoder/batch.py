@@ -6,7 +6,8 @@ encoded once.
 False negatives. Two rows are *kin* if they have the same question or the same query text: a positive of one is no
 negative of the other. A slot is no negative of a row if it holds the positive of the row or of its kin (the same id or
 the same text), even if the row's own labels list it as a negative. Nor is it one if it comes from another row of the
-same question. Every worker has the rows of all workers, so all use the same mask.
+same question. Every worker has the rows of all workers, so all use the same mask. Without `mask` every slot of a row
+and of the rows that it shares with is a negative, as in Agentic-R's equation 5.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -42,7 +43,7 @@ class EncoderBatch:
 
     @classmethod
     def contrastive(
-        cls, rows: Sequence[TrainingExample], in_batch: bool, in_batch_rows: int | None = None
+        cls, rows: Sequence[TrainingExample], in_batch: bool, in_batch_rows: int | None = None, mask: bool = True
     ) -> "EncoderBatch":
         """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows, or of those
         in the same block of `in_batch_rows` rows."""
@@ -58,7 +59,9 @@ class EncoderBatch:
         right_BS = (kin_BB.float() @ holds_BS.float()) > 0
         block_B = torch.arange(len(rows)) // (in_batch_rows or len(rows) or 1)
         shared_BS = _same(block_B, block_B[owner_S]) & torch.tensor(in_batch)
-        negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & shared_BS))
+        negative_BS = own_BS | shared_BS
+        if mask:
+            negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & shared_BS))
         allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
         return cls._of(rows, [given for _, given in slots], allowed_BS, positive_B, torch.zeros(allowed_BS.shape))
 
@@ -152,12 +155,13 @@ class Collator:
     kl: bool
     workers: Workers = ALONE
     in_batch_rows: int | None = None
+    mask: bool = True
 
     def __call__(self, rows: Sequence[TrainingExample]) -> Features:
         if self.kl:
             batch = EncoderBatch.weighed(rows)
         else:
-            batch = EncoderBatch.contrastive(rows, self.in_batch, self.in_batch_rows)
+            batch = EncoderBatch.contrastive(rows, self.in_batch, self.in_batch_rows, self.mask)
         features: Features = {}
         sides: list[tuple[Side, tuple[str, ...]]] = [("query", batch.queries), ("passage", batch.passages)]
         for side, texts in sides:

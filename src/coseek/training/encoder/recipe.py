@@ -116,6 +116,8 @@ class RetrieverLoss(Settings):
     """Maximum negatives per row; from more, a new sample is drawn every epoch (`contrastive`)."""
     in_batch: bool = True
     """Use the passages of other rows, those of all workers included, as negatives too (`contrastive`)."""
+    mask_false_negatives: bool = True
+    """Leave out passages that may be right for a row: see `batch.py` (`contrastive`). Agentic-R leaves out none."""
     in_batch_rows: int | None = Field(default=None, ge=1)
     """Rows of an update that are negatives of each other; all of them if not set. With half of `batch_size`, an update
     has the gradient of two accumulated batches."""
