@@ -55,7 +55,7 @@ def test_a_training_that_cannot_fit_ends_before_its_folder_is_written(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_dry_run_is_of_the_recipe_s_devices_and_only_the_first_process_makes_it(
+def test_a_dry_run_is_of_the_recipe_s_devices_or_of_the_processes_of_which_the_first_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,10 +63,10 @@ def test_a_dry_run_is_of_the_recipe_s_devices_and_only_the_first_process_makes_i
     [look] = found.stages
     assert look.memory.needed / GIB < 80 and not look.way_out
     assert "--nproc-per-node 8" in str(found.table().rows)
-    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there
     [stage] = json.loads(capsys.readouterr().out)["stages"]
-    assert not stage["way_out"] and stage["needed"] == pytest.approx(look.memory.needed)
+    assert stage["needed"] > 1.1 * look.memory.needed
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "agent", "r1", "--dry-run"]) == 0 and not capsys.readouterr().out

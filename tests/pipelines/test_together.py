@@ -111,6 +111,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
         ("index.retriever=http://127.0.0.1:1", "is built here; http://127.0.0.1:1 can be retriever 0"),
         ("stop.metric=emm", "did you mean 'em'"),
         ("rounds=0", "rounds"),
+        ("labels.serve=vllm serve MODEL", "and labels.scorer is oracle; set labels.scorer to the address"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None:
@@ -139,6 +140,10 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
             "agentic-r.: no setting named 'shown'",
         ),
         ("labels=!replace {method: replug}", "labels.likelihood"),
+        (
+            "labels=!replace {method: dr-synth, scorer: 'http://127.0.0.1:1', serve: no-program --port 1}",
+            "there is no program 'no-program' here",
+        ),
         ("retriever.loss.kind=kl", "labels.method=agentic-r gives none"),
         ("labels.settings={}", "take labels.settings.gac=false"),
     ],

@@ -6,7 +6,9 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
+from coseek.hardware import device
 from coseek.retrieval.index import build_index
+from coseek.retrieval.retrievers.dense import DenseSettings
 
 ROWS = 700
 
@@ -55,10 +57,15 @@ def test_a_build_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_processes_that_share_a_corpus_write_the_bytes_of_one(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+def test_processes_that_share_a_corpus_write_the_bytes_of_one(
+    tmp_path: Path, encoder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"encoder": str(encoder), "batch_size": 8, "device": "cpu"}
     build_index(corpus, "dense", tmp_path / "alone", settings)
-    build_index(corpus, "dense", tmp_path / "together", {**settings, "devices": ["cpu", "cpu"]})
+    monkeypatch.setattr(device, "accelerators", lambda: (None, 0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # as torchrun has it
+    assert DenseSettings.model_validate({**settings, "devices": "auto"}).spread == ["cpu", "cpu"]
+    build_index(corpus, "dense", tmp_path / "together", {**settings, "devices": "auto"})
     assert digests(tmp_path / "together") == digests(tmp_path / "alone")
 
 

@@ -54,6 +54,16 @@ def accelerators() -> tuple[str | None, int]:
     return (None, 0) if found is None else (found.type, torch.accelerator.device_count())
 
 
+def all_devices() -> list[str]:
+    """Every accelerator of this machine by name, or `cpu` for each process that `torchrun` started on it; empty where
+    that is a single one."""
+    kind, count = accelerators()
+    names = [f"{kind}:{number}" for number in range(count)]
+    if kind is None or kind in UNFIT:
+        names = ["cpu"] * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return names if len(names) > 1 else []
+
+
 def processes_here() -> int:
     """Number of processes that `torchrun` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from coseek.core.connections import is_url
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, UserError
 from coseek.core.files import JsonObject, read_json, read_jsonl
 from coseek.core.parts import part_folder
 from coseek.core.progress import Progress
@@ -27,12 +27,12 @@ from coseek.measure.table import Table
 from coseek.models.model_folder import Shape, model_path, shape_of_config
 from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
-from coseek.pipelines.estimate import adapter_parameters, shape_of_folder, shown_gib
+from coseek.pipelines.estimate import FULL, SERVER, adapter_parameters, shape_of_folder, shown_gib
 from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, own_settings, terms_of
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.trainer.settings import LearnerSettings, pass_bytes
+from coseek.training.trainer.settings import GIB, LearnerSettings, pass_bytes
 from coseek.training.trainer.workers import ALONE
 
 WORLDS = 2
@@ -192,6 +192,8 @@ class TogetherDryRun:
     unknown shape."""
     encoder: dict[str, float]
     """Bytes of the retriever's training; empty where its encoder is not there."""
+    vectors: float = 0.0
+    """Bytes of the vectors of a million passages; 0 where the encoder is not there."""
     problems: tuple[str, ...] = ()
     """What is wrong with retriever 0 and with the labels' models."""
 
@@ -205,12 +207,16 @@ class TogetherDryRun:
         """The agent's findings, then those of a round."""
         yield self.agent.table()
         recipe, work = self.recipe, self.work
-        scorer = "no local model"
+        scorer = "no model in the workers' processes"
+        if recipe.labels.serve is not None:
+            scorer = f"one server for all workers, by {recipe.labels.serve}"
         if self.scorer is None:
             scorer = "a local model of unknown size"
         elif self.scorer:
             scorer = f"{shown_gib(self.scorer)} GiB in each process that labels"
         parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.encoder.items())
+        spread = recipe.index.settings.get("devices", "one device")
+        encoded = f"{recipe.index.retriever}, encoded on {spread}; in every process that searches its vectors"
         needed = f"{shown_gib(sum(self.encoder.values()))} GiB at most" if self.encoder else "unknown"
         rows = (
             ("runs to label", f"{work.runs:,} a round", f"{recipe.labels.questions:,} questions, at most"),
@@ -218,6 +224,7 @@ class TogetherDryRun:
             ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {scorer}"),
             ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
             ("retriever", needed, parts or "its encoder is not there, or is made by the training"),
+            ("index", f"{self.vectors / 1e9:.3g} GB a million passages" if self.vectors else "unknown", encoded),
             ("rounds", f"{recipe.rounds}", f"labels by {recipe.labels.method}; each trains agent and retriever"),
         )
         note = "Upper bounds. The time of labels and of the index is left out."
@@ -232,16 +239,24 @@ def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
     """Make a dry run. What is missing is reported, not raised: see `TogetherDryRun.refuse`."""
     agent = dry_run(recipe.agent)
     encoder: dict[str, float] = {}
+    vectors = 0.0
     problems: list[str] = []
     try:
-        encoder = _encoder_memory(recipe)
+        encoder, vectors = _encoder_memory(recipe)
     except DataError as error:
         problems.append(str(error))
     try:
         check_labels(recipe)
-    except DataError as error:
+    except UserError as error:
         problems.append(str(error))
-    return TogetherDryRun(recipe, agent, work_of(recipe), _scorer_bytes(recipe), encoder, tuple(problems))
+    scorer, machine = _scorer_bytes(recipe), agent.recipe.machine
+    if scorer is not None and scorer > FULL * machine.memory_gib * GIB:
+        problems.append(
+            f"each of {counted(machine.devices, 'process')} would load labels.scorer={recipe.labels.scorer}, "
+            f"{shown_gib(scorer)} GiB, and a device has {machine.memory_gib:g}; serve it once for all: "
+            f"labels.scorer={SERVER} 'labels.serve=vllm serve {recipe.labels.scorer} --port 8000'"
+        )
+    return TogetherDryRun(recipe, agent, work_of(recipe), scorer, encoder, vectors, tuple(problems))
 
 
 def work_of(recipe: TogetherRecipe) -> RoundWork:
@@ -274,13 +289,15 @@ def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
         return None
 
 
-def _encoder_memory(recipe: TogetherRecipe) -> dict[str, float]:
-    """Bytes of the retriever's training from its encoder's files. Empty for an encoder that the training makes."""
+def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
+    """Bytes of the retriever's training, and of the vectors of a million passages, from its encoder's files. Empty and
+    0 for an encoder that the training makes."""
     if recipe.start.encoder is None:
-        return {}
+        return {}, 0.0
     folder: Path = encoder_folder(recipe.start.encoder)
     shape = shape_of_config(read_json(folder / "config.json", foreign=True))
     # An encoder of the BERT kind has two matrices in its feed-forward part, where `Shape` counts three.
     own = recipe.retriever
     read = own.query_tokens or FULL_TEXT, own.passage_tokens or FULL_TEXT
-    return encoder_memory(own, shape, shape.parameters, *read)
+    size = 2.0 if recipe.index.settings.get("dtype") == "float16" else 4.0
+    return encoder_memory(own, shape, shape.parameters, *read), size * 1e6 * shape.hidden

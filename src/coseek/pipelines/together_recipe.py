@@ -6,9 +6,12 @@ retriever i is trained on the labels. Agent 0 is the agent after its warm start;
 new one. The rounds set data, index, initial weights and labels of both.
 """
 
+import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,6 +32,7 @@ from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recip
 from coseek.training.tracker import find_tracker
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "together"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GIVEN = "(the round's)"
 """Placeholder in the retriever's recipe for the labels and the initial encoder of each round."""
 
@@ -68,7 +72,7 @@ class IndexSettings(Settings):
     retriever: Literal["dense", "hnsw", "ivf-pq"] = "dense"
     """A retriever that searches vectors."""
     settings: dict[str, Plain | list[str]] = Field(default={})
-    """Its settings, such as `search: int8` or `devices: [cuda:0, cuda:1]`."""
+    """Its settings, such as `search: int8` or `devices: auto`, on which the first worker encodes the corpus."""
 
     @field_validator("retriever", mode="before")
     @classmethod
@@ -88,7 +92,11 @@ class LabellingSettings(Settings):
     settings: dict[str, object] = Field(default={})
     """The method's own settings."""
     scorer: str | None = None
-    """Scorer of passages, for methods that need one: `oracle` (the laptop world's), `gold`, or a model."""
+    """Scorer of passages, for methods that need one: `oracle` (the laptop world's), `gold`, or a model. Every worker
+    opens a model folder for itself; a server is one for all."""
+    serve: str | None = None
+    """A command that serves the scorer at the address that `scorer` names, on this machine, such as `vllm serve MODEL
+    --port 8000`: started before a round's labels and stopped after them. May change on resume."""
     likelihood: str | None = None
     """Model of answer likelihoods, for methods that need one."""
     questions: int = Field(default=300, ge=1)
@@ -105,6 +113,13 @@ class LabellingSettings(Settings):
         if self.samples > 1 and self.temperature == 0:
             same = f"labels.samples={self.samples} at labels.temperature=0 would be one run {self.samples} times"
             raise SettingError(f"{same}; raise labels.temperature")
+        shlex.split(self.serve or "")  # an open quote is a ValueError
+        here = is_url(self.scorer) and urlsplit(self.scorer).hostname in LOOPBACK
+        if self.serve is not None and not here:
+            raise SettingError(
+                f"labels.serve starts a server on this machine, and labels.scorer is {self.scorer}; set labels.scorer "
+                "to the address that it will have, such as http://127.0.0.1:8000"
+            )
         return self
 
 
@@ -310,6 +325,11 @@ def _check_names(recipe: TogetherRecipe) -> None:
         raise SettingError(
             "labels.scorer: the oracle knows laptop worlds only; name a model (a folder, a URL, a YAML file), or gold "
             "for questions with gold passages"
+        )
+    if labels.serve is not None and shutil.which(program := [*shlex.split(labels.serve), ""][0]) is None:
+        raise SettingError(
+            f"labels.serve: there is no program {program!r} here; install it, or serve the scorer elsewhere, name its "
+            "address with labels.scorer, and set labels.serve=null"
         )
     for setting, name in (("scorer", labels.scorer), ("likelihood", labels.likelihood)):
         if name is None or name in (ORACLE, GOLD) or is_url(name):

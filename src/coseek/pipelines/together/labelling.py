@@ -3,12 +3,15 @@
 The candidates come from the retriever of the round before, over which the agent was trained and is run.
 """
 
+import gc
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+
+import torch
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError, RunError
@@ -29,6 +32,7 @@ from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns, make
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
+from coseek.pipelines.together.scorer_server import serving
 from coseek.pipelines.together_recipe import own_settings, terms_of
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.workers import Workers
@@ -59,7 +63,8 @@ class RoundLabels:
 
 
 def label_round(course: CoTrainingPaths, number: int) -> None:
-    """Run agent `number` on its questions and label its searches; writes the label counts at the end.
+    """Run agent `number` on its questions and label its searches, with the scorer that `labels.serve` serves; writes
+    the label counts at the end.
 
     Every worker makes and labels its share of the runs: the first in the label folder, the others in `parts` in it,
     which the first takes over at the end, or at the next start. The labels do not depend on the number of workers. All
@@ -70,6 +75,16 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
     place, workers = course.round(number), course.workers
     if workers.agree(place.labelled.exists):
         return
+    settings = course.recipe.labels
+    gc.collect()
+    torch.cuda.empty_cache()  # the server needs what training has left
+    with serving(settings.serve if workers.first else None, str(settings.scorer), place.labels.parent):
+        workers.wait()
+        _label(course, number)
+
+
+def _label(course: CoTrainingPaths, number: int) -> None:
+    place, workers = course.round(number), course.workers
     own = place.labels if workers.first else place.labels / PARTS / str(workers.rank)
     if workers.first:
         take_over_parts(place.labels)
@@ -99,7 +114,8 @@ def _begin(
 ) -> tuple[LabelFolder, RoundLabels]:
     """Begin the label folder, and in it the parts of the other workers."""
     settings, method = course.recipe.labels, course.recipe.labels.method
-    recorded: JsonObject = {**dump_settings(settings), method: dump_settings(own_settings(settings))}
+    own = settings.model_copy(update={"serve": None})  # it changes no label
+    recorded: JsonObject = {**dump_settings(own), method: dump_settings(own_settings(settings))}
     begun: list[LabelFolder] = []
 
     def begin() -> RoundLabels:

@@ -55,7 +55,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def bound(self, recipe: TogetherRecipe) -> JsonObject:
         """All settings but the number of rounds and those that change no weight."""
         tree = dump_settings(recipe)
-        del tree["about"], tree["rounds"]
+        del tree["about"], tree["rounds"], cast(JsonObject, tree["labels"])["serve"]
         agent = cast(dict[str, JsonObject], tree["agent"])
         del agent["rollout"]
         for group, names in FREE.items():

@@ -73,8 +73,8 @@ class StoreSearch:
         settings, rows = self._settings, self._settings.block_rows
         if settings.cluster is not None and self._store.folder is not None:
             return ClusterSearch(connect(settings.cluster), self._store, settings.device, rows)
-        if settings.devices:
-            return ShardedSearch.over(self._store, settings.devices, rows)
+        if devices := settings.spread:
+            return ShardedSearch.over(self._store, devices, rows)
         return ExactSearch(self._store, str(settings.torch_device()), rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:

@@ -151,8 +151,8 @@ def encode_corpus(corpus: Sequence[Passage], settings: EmbeddingSettings, folder
             return _write(
                 corpus, settings, folder, progress, lambda windows: progress.counted(one for _, one in found(windows))
             )
-    if settings.devices:
-        with EncodingProcesses.running(settings, settings.devices, window_encoder) as processes:
+    if devices := settings.spread:
+        with EncodingProcesses.running(settings, devices, window_encoder) as processes:
             return _write(
                 corpus, settings, folder, progress, lambda windows: progress.counted(processes.encode(windows))
             )

@@ -10,12 +10,13 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import read_json_object
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.hardware.device import AUTO, all_devices
 from coseek.hardware.placement import DevicePlacement, Placement, Use, resolve_here
 from coseek.models.model_folder import library_reads
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
@@ -51,8 +52,8 @@ class EmbeddingSettings(Placement):
     (servers raise it), and scores may differ in the seventh digit between batches."""
     devices: list[str] = Field(default=[], exclude=True)
     """Several devices of one kind, such as `[cuda:0, cuda:1]` or `[cpu, cpu]`: each encodes a part of the corpus in a
-    process of its own (on a CPU with one thread), and holds a part of the vectors in exact search. The vectors and the
-    hits do not depend on their number. Not stored with an index."""
+    process of its own (on a CPU with one thread), and holds a part of the vectors in exact search. `auto`: all
+    accelerators of this machine. The vectors and the hits do not depend on their number. Not stored with an index."""
     cluster: str | None = Field(default=None, exclude=True)
     """A Ray cluster in place of `devices`: its processes encode the corpus (on a CPU with one thread), and each node
     holds a part of the vectors in exact search. `local`, `auto` or `ray://HOST:PORT`; nodes see the files at the same
@@ -64,6 +65,16 @@ class EmbeddingSettings(Placement):
     trust_remote_code: bool = Field(default=False, exclude=True)
     """Run the Python code in the encoder's folder, for encoders that are no architecture of transformers. Not stored
     with an index: whoever opens it says so again."""
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _all(cls, given: object) -> object:
+        return [given] if given == AUTO else given
+
+    @property
+    def spread(self) -> list[str]:
+        """`devices`, with `auto` resolved."""
+        return all_devices() if self.devices == [AUTO] else self.devices
 
 
 EMBEDDING_SEARCH_TIME = frozenset(
