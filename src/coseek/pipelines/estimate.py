@@ -450,8 +450,9 @@ def _together(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
             if share_of(recipe, shape) <= FULL:
                 for setting in [*taken]:
                     others = [one for name, one in taken.items() if name != setting]
-                    if share_of(changed(begun, others), shape) <= FULL:
-                        del taken[setting]
+                    with suppress(SettingError):  # what is offloaded needs shards
+                        if share_of(changed(begun, others), shape) <= FULL:
+                            del taken[setting]
                 return [*taken.values()]
     return []
 
@@ -474,12 +475,11 @@ def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]
         pairs = zip(paths, tokens, strict=True)
         yield "rows", [f"{path}.micro_batch_tokens={max(1, count // divisor)}" for path, count in pairs]
     yield "checkpointing", [f"{path}.checkpointing=true" for path in paths]
-    if recipe.machine.devices > 1:
+    if (devices := recipe.machine.devices) > 1:
         shards = [f"{path}.workers=fsdp2" for path in paths]
         yield "shards", shards
         for parts in ("moments,reference", "weights,reference"):
             yield "offload", [*shards, *(f"{path}.offload=[{parts}]" for path in paths)]
-    devices = recipe.machine.devices
     while devices < MOST_DEVICES:
         devices *= 2
         yield "devices", [f"machine.devices={devices}", *(f"{path}.workers=fsdp2" for path in paths)]
