@@ -5,7 +5,7 @@ import pytest
 
 from coseek.cli.main import main
 from coseek.core.errors import SettingError
-from coseek.studies.arms import Plan
+from coseek.studies.arms import StudyPlan
 from coseek.studies.study import NAME, Commands, Road, Study, load_study, road_of, study_names
 
 OWN = """
@@ -71,7 +71,7 @@ def test_a_command_that_fails_shows_its_own_words_and_is_run_again(
 
 def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_it_is_used(tmp_path: Path) -> None:
     one, other = study(make={"w": "x {seed}"}, arms={"A": "run {w}", "B": "run x"}), study()
-    plans = [Plan(Commands(each, "laptop"), tmp_path) for each in (one, other)]
+    plans = [StudyPlan(Commands(each, "laptop"), tmp_path) for each in (one, other)]
     folder = {(n, arm, seed): plan.step(f"arm {arm}", seed).folder
               for n, plan in enumerate(plans) for arm in "AB" for seed in (0, 1)}  # fmt: skip
     assert folder[0, "B", 0] == folder[0, "B", 1] == folder[1, "B", 0]
@@ -80,12 +80,14 @@ def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_
 
 
 def test_an_arm_may_have_the_name_of_what_it_needs_and_no_two_need_each_other(tmp_path: Path) -> None:
-    plan = Plan(Commands(study(arms={"A": "run x", "bm25": "run {bm25}"}, expect=["A > bm25"]), "laptop"), tmp_path)
+    plan = StudyPlan(
+        Commands(study(arms={"A": "run x", "bm25": "run {bm25}"}, expect=["A > bm25"]), "laptop"), tmp_path
+    )
     (needed,) = plan.step("arm bm25", 0).needs
     assert needed.words[0] == "index"
     round_about = study(make={"x": "index {y}", "y": "index {x}"}, arms={"A": "run {x}", "B": "run x"})
     with pytest.raises(SettingError, match="need each other: arm A, x, y, x"):
-        Plan(Commands(round_about, "laptop"), tmp_path).step("arm A", 0)
+        StudyPlan(Commands(round_about, "laptop"), tmp_path).step("arm A", 0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Pa
     one = load_study(name).on(road)  # type: ignore[arg-type]
     if ("laptop" if road == "smoke" else road) not in one.at:
         return
-    plan = Plan(Commands(one, road), tmp_path)  # type: ignore[arg-type]
+    plan = StudyPlan(Commands(one, road), tmp_path)  # type: ignore[arg-type]
     for arm, each in one.arms.items():
         step = plan.step(plan.commands.key(each.of) if each.of else f"arm {arm}", 0)
         assert not NAME.search(step.line()), step.line()

@@ -23,13 +23,13 @@ _SLUG = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StudyStep:
     """One command of a study under one seed, with every name in it resolved."""
 
     name: str
     words: tuple[str, ...]
     folder: Path
-    needs: tuple["Step", ...]
+    needs: tuple["StudyStep", ...]
 
     @property
     def log(self) -> Path:
@@ -55,16 +55,16 @@ class Step:
 
 
 @dataclass
-class Plan:
+class StudyPlan:
     """The steps of a study on its road, in folders below `root`."""
 
     commands: Commands
     root: Path
     readable: bool = False
     """Name folders after arms, not after content: for commands that are written down and not run."""
-    _steps: dict[tuple[str, int], Step] = field(default_factory=dict, init=False)
+    _steps: dict[tuple[str, int], StudyStep] = field(default_factory=dict, init=False)
 
-    def step(self, name: str, seed: int, around: tuple[str, ...] = ()) -> Step:
+    def step(self, name: str, seed: int, around: tuple[str, ...] = ()) -> StudyStep:
         """The step that makes `name`. Raises `SettingError` where commands need each other in a circle."""
         if name in around:
             raise SettingError(f"these need each other: {', '.join((*around, name))}")
@@ -72,7 +72,7 @@ class Plan:
             self._steps[name, seed] = self._make(name, seed, around)
         return self._steps[name, seed]
 
-    def _make(self, name: str, seed: int, around: tuple[str, ...]) -> Step:
+    def _make(self, name: str, seed: int, around: tuple[str, ...]) -> StudyStep:
         command = self.commands.of(name)
         if "{out}" not in command:
             command += " --out {out}"
@@ -83,7 +83,7 @@ class Plan:
         named = NAME.sub(lambda found: folders.get(found[1], found[0]), command)
         folder = self.root / self._folder_name(name, seed, command, named)
         words = as_words(named.replace("{out}", shlex.quote(str(folder))))
-        return Step(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()))
+        return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()))
 
     def _folder_name(self, name: str, seed: int, command: str, named: str) -> str:
         """Of equal content for equal commands over equal needs; a seed counts only where it is used."""
@@ -92,11 +92,11 @@ class Plan:
         head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
         return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(named)))[:10]}"
 
-    def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[Step]:
+    def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[StudyStep]:
         """All steps that make these names under these seeds, each behind what it needs, once for each folder."""
-        ordered: dict[Path, Step] = {}
+        ordered: dict[Path, StudyStep] = {}
 
-        def add(step: Step) -> None:
+        def add(step: StudyStep) -> None:
             for each in step.needs:
                 add(each)
             ordered.setdefault(step.folder, step)
@@ -113,7 +113,7 @@ def slug(text: str) -> str:
     return _SLUG.sub("-", plain).strip("-") or "arm"
 
 
-def carry_out(steps: Sequence[Step], say: Callable[[str], None]) -> None:
+def carry_out(steps: Sequence[StudyStep], say: Callable[[str], None]) -> None:
     """Run the commands that have not ended well before. Raises `RunError` for one that fails."""
     waiting = [step for step in steps if not step.is_done]
     for number, step in enumerate(waiting, start=1):
@@ -123,7 +123,7 @@ def carry_out(steps: Sequence[Step], say: Callable[[str], None]) -> None:
             run_step(step)
 
 
-def run_step(step: Step) -> None:
+def run_step(step: StudyStep) -> None:
     """Run one command to its end; its output goes to its log."""
     words = [*step.words]
     if step.folder.exists() and any(step.line().startswith(f"coseek {head} ") for head in RESUMED):
@@ -145,6 +145,6 @@ def last_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
 
 
-def trainings(steps: Sequence[Step]) -> Iterator[Step]:
+def trainings(steps: Sequence[StudyStep]) -> Iterator[StudyStep]:
     """Those that train, whose dry run tells whether they fit."""
     yield from (step for step in steps if step.words[0] == "train" and step.words[1] in ("agent", "together"))

@@ -14,9 +14,9 @@ from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.measure.plots import BarSeries, Svg, bar_plot
 from coseek.measure.report import PlotSection, ReportSection, TableSection, TextSection, write_report
 from coseek.measure.table import Table, show
-from coseek.studies.arms import Step
+from coseek.studies.arms import StudyStep
 from coseek.studies.study import PAPERS, Road, Study, load_study, study_names
-from coseek.studies.verdict import Finding, Values, Verdict, overall
+from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, overall
 
 FOUND = Path(__file__).parent / "found"
 """Our own results, as `coseek study` wrote them."""
@@ -33,13 +33,13 @@ class StoredComparison(Settings):
     """The first arm's minus the other's."""
     seeds: tuple[float, ...]
     """The mean of each seed."""
-    verdict: Verdict
+    verdict: StudyVerdict
     """In the fixed words."""
     questions_that_would_tell: int | None
     """If the difference is what it is here."""
 
     @classmethod
-    def of(cls, found: Finding) -> "StoredComparison":
+    def of(cls, found: ArmComparison) -> "StoredComparison":
         return cls(
             expected=str(found.expected),
             metric=found.metric,
@@ -59,7 +59,7 @@ class StoredResult(Settings):
     """Its size."""
     seeds: tuple[int, ...]
     """The seeds of its commands."""
-    verdict: Verdict
+    verdict: StudyVerdict
     """Of all comparisons."""
     minutes: float
     """Of all commands, those included that another study had run already."""
@@ -81,14 +81,14 @@ class StudyResult:
     seeds: Sequence[int]
     values: Mapping[str, Sequence[Values]]
     """Arm → its numbers under each seed."""
-    found: Sequence[Finding]
-    steps: Sequence[Step]
+    found: Sequence[ArmComparison]
+    steps: Sequence[StudyStep]
     """All commands, for their time."""
-    typed: Sequence[Step]
+    typed: Sequence[StudyStep]
     """The same in folders with the names of the arms, to be read."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StudyVerdict:
         return overall(self.found)
 
     @property

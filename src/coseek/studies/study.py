@@ -37,7 +37,7 @@ NAME = re.compile(r"\{([^{}:,]+)\}")
 _EXPECTED = re.compile(r"(?P<one>.+?) (?P<sign>[<>~]) (?P<other>.+?)(?: within (?P<margin>[\d.]+))?")
 
 
-class Comparison(Settings):
+class Expectation(Settings):
     """What is expected of two arms: `A > B`, `A < B`, or `A ~ B within .03`; `searches: A < B` in another metric."""
 
     one: str
@@ -56,7 +56,7 @@ class Comparison(Settings):
         return f"{metric}{self.one} {self.sign.replace('=', '≈')} {self.other}"
 
 
-def _comparison(given: object) -> object:
+def _expectation(given: object) -> object:
     metric, text = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", given)
     if not isinstance(text, str):
         return given
@@ -95,7 +95,7 @@ def _arm(given: object) -> object:
 
 
 ArmText: TypeAlias = Annotated[Arm, BeforeValidator(_arm)]
-ComparisonText: TypeAlias = Annotated[Comparison, BeforeValidator(_comparison)]
+ExpectationText: TypeAlias = Annotated[Expectation, BeforeValidator(_expectation)]
 
 
 class Study(Settings):
@@ -119,7 +119,7 @@ class Study(Settings):
     """What arms need besides: name → command."""
     arms: dict[str, ArmText]
     """What is compared: name → command, or what else is read of another."""
-    expect: tuple[ComparisonText, ...]
+    expect: tuple[ExpectationText, ...]
     """What the claim says of the arms; all of it must hold."""
     notes: str = ""
     """How it differs from the paper's, beyond the size."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from coseek.core.errors import DataError
 from coseek.measure.intervals import Interval, bootstrap_mean
-from coseek.studies.study import Comparison
+from coseek.studies.study import Expectation
 
 LEAST = 30
 """Questions without which nothing is told: the bootstrap of a few equal differences has no width."""
@@ -25,7 +25,7 @@ Values: TypeAlias = Mapping[str, Mapping[str, float]]
 """Question, or training step → metric → number."""
 
 
-class Verdict(StrEnum):
+class StudyVerdict(StrEnum):
     """The fixed words."""
 
     HOLDS = "holds here"
@@ -34,37 +34,37 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ArmComparison:
     """One comparison: `one` − `other`."""
 
-    expected: Comparison
+    expected: Expectation
     metric: str
     difference: Interval
     seeds: tuple[float, ...]
     """The mean difference of each seed."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StudyVerdict:
         low, high, margin = self.difference.low, self.difference.high, self.expected.margin
         if low is None or high is None or self.difference.n < LEAST:
-            return Verdict.OPEN
+            return StudyVerdict.OPEN
         if self.expected.sign == "=":
             if -margin < low and high < margin:
-                return Verdict.HOLDS
-            return Verdict.FAILS if low > margin or high < -margin else Verdict.OPEN
+                return StudyVerdict.HOLDS
+            return StudyVerdict.FAILS if low > margin or high < -margin else StudyVerdict.OPEN
         if self.expected.sign == "<":
             low, high = -high, -low
         one_way = all((mean > 0) == (self.expected.sign == ">") and mean != 0 for mean in self.seeds)
         if low > 0:
-            return Verdict.HOLDS if one_way else Verdict.OPEN
-        return Verdict.FAILS if high < margin else Verdict.OPEN
+            return StudyVerdict.HOLDS if one_way else StudyVerdict.OPEN
+        return StudyVerdict.FAILS if high < margin else StudyVerdict.OPEN
 
     @property
     def needed(self) -> int | None:
         """How many questions would tell, if the difference is what it is here: at least as many as shrink the interval
         until it excludes 0, or the margin. `None` where it is told, or seeds disagree."""
         low, high, mean = self.difference.low, self.difference.high, self.difference.mean
-        if self.verdict is not Verdict.OPEN or low is None or high is None:
+        if self.verdict is not StudyVerdict.OPEN or low is None or high is None:
             return None
         half, margin = (high - low) / 2, self.expected.margin
         if self.expected.sign == "=":
@@ -77,15 +77,15 @@ class Finding:
         return max(LEAST, math.ceil(self.difference.n * max(1.0, half / gap) ** 2)) if gap > 0 else None
 
 
-def overall(found: Sequence[Finding]) -> Verdict:
+def overall(found: Sequence[ArmComparison]) -> StudyVerdict:
     """Of a study: all of its comparisons must hold."""
     verdicts = {each.verdict for each in found}
-    if Verdict.FAILS in verdicts:
-        return Verdict.FAILS
-    return Verdict.HOLDS if verdicts == {Verdict.HOLDS} else Verdict.OPEN
+    if StudyVerdict.FAILS in verdicts:
+        return StudyVerdict.FAILS
+    return StudyVerdict.HOLDS if verdicts == {StudyVerdict.HOLDS} else StudyVerdict.OPEN
 
 
-def compare(expected: Comparison, metric: str, one: Sequence[Values], other: Sequence[Values]) -> Finding:
+def compare(expected: Expectation, metric: str, one: Sequence[Values], other: Sequence[Values]) -> ArmComparison:
     """Compare two arms, each under the same seeds, on the questions that both have. A question's difference is the mean
     over the seeds that have it. Raises `DataError` where they share none."""
     by_seed = [paired(a, b, metric) for a, b in zip(one, other, strict=True)]
@@ -96,7 +96,7 @@ def compare(expected: Comparison, metric: str, one: Sequence[Values], other: Seq
     interval = bootstrap_mean([fmean(values) for values in differences.values()], np.random.default_rng(0))
     if interval is None:
         raise DataError(f"{expected}: the two share no question with {metric}; see the logs of their commands")
-    return Finding(expected, metric, interval, tuple(fmean(values.values()) for values in by_seed if values))
+    return ArmComparison(expected, metric, interval, tuple(fmean(values.values()) for values in by_seed if values))
 
 
 def paired(one: Values, other: Values, metric: str) -> dict[str, float]:

@@ -38,11 +38,10 @@ from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 
-GROUP = "Results"
-app = new_app()
-
 KEPT = "naive-rag"
 """The folder in a run that keeps a generator's answers from naive RAG."""
+GROUP = "Results"
+app = new_app()
 
 
 @app.command(epilog="Example: `coseek combination-gain runs/mine --retriever INDEX --answer-with MODEL`")

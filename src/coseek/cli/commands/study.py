@@ -15,7 +15,7 @@ from coseek.core.errors import RunError, SettingError, nearest
 from coseek.core.files import Json, JsonObject
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
-from coseek.studies.arms import Plan, Step, carry_out, trainings
+from coseek.studies.arms import StudyPlan, StudyStep, carry_out, trainings
 from coseek.studies.page import StudyResult, listed, title_of
 from coseek.studies.study import ARM, Commands, Road, Study, load_study, on_road, study_names
 from coseek.studies.verdict import compare
@@ -107,7 +107,7 @@ def carried_out(name: str, one: Study, road: Road, seeds: Sequence[int], out: Pa
     from coseek.studies.results import values_of  # torch
 
     one = on_road(one, road)
-    plan = Plan(Commands(one, road), out / ("smoke" if road == "smoke" else "arms"))
+    plan = StudyPlan(Commands(one, road), out / ("smoke" if road == "smoke" else "arms"))
     sources = sources_of(one, plan.commands)
     steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
     carry_out(steps, lambda line: note(f"{title_of(name)} {line}"))
@@ -126,9 +126,9 @@ def carried_out(name: str, one: Study, road: Road, seeds: Sequence[int], out: Pa
     return result
 
 
-def readable(name: str, one: Study, road: Road, seeds: Sequence[int]) -> list[Step]:
+def readable(name: str, one: Study, road: Road, seeds: Sequence[int]) -> list[StudyStep]:
     """A study's commands in folders with the names of its arms."""
-    plan = Plan(Commands(one, road), Path("runs", title_of(name)), readable=True)
+    plan = StudyPlan(Commands(one, road), Path("runs", title_of(name)), readable=True)
     return plan.steps([*sources_of(one, plan.commands).values()], seeds)
 
 
@@ -158,7 +158,7 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> None:
         raise RunError("\n".join(dict.fromkeys(wrong)))
 
 
-def launched(step: Step) -> str:
+def launched(step: StudyStep) -> str:
     """A command as it is started on the machine that its recipe names."""
     devices, settings = 1, [word for word in step.words[3:] if "=" in word]
     if step.words[:2] == ("train", "agent"):
@@ -169,7 +169,7 @@ def launched(step: Step) -> str:
     return step.line().replace("coseek ", many, 1) if devices > 1 else step.line()
 
 
-def dry_run(step: Step) -> str:
+def dry_run(step: StudyStep) -> str:
     """What keeps a training from being carried out at paper size; empty where only its inputs are missing."""
     words = [sys.executable, "-m", "coseek", *step.words, "--dry-run", "--json"]
     ended = subprocess.run(words, capture_output=True, text=True)
