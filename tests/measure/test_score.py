@@ -49,6 +49,17 @@ def test_a_metric_that_a_question_cannot_have_is_absent() -> None:
     assert not {"em", "cover_em", "f1", "answer_hit", "recall", "recall_per_search", "all_gold@5"} & set(scores)
 
 
+def test_an_answer_tells_of_the_use_of_passages_only_where_one_of_them_holds_it() -> None:
+    runs = [
+        run(found("mira", MIRA), answer="in Velora"),
+        run(found("mira", MIRA), answer="Zun", question=replace(QUESTION, id="wrong")),
+        run(found("x", OTHER), answer="Velora", question=replace(QUESTION, id="known")),
+    ]
+    used = score_runs({"a": runs}).of("a").metrics["utilisation"]
+    assert (used.mean, used.n) == (0.5, 2)
+    assert "utilisation" not in score_trajectory(runs[-1])
+
+
 def test_money_is_averaged_over_the_questions_whose_price_is_known() -> None:
     paid, free = run(found("orbo", ORBO)), run(found("orbo", ORBO), question=ONE_HOP)
     scores = score_runs({"a": [replace(paid, cost_usd=0.002), free]})

@@ -1,5 +1,6 @@
 """Fears about the table at paper size: a set of 125 questions measured by five, and no baseline beside the agent."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_pa
         "prompt_template=default", "limits={max_tokens: 1024, max_turn_tokens: 8}",
         "table={questions: 2, dev: false, sampled: false, dev_questions: 1, rag_passages: 2}",
         "table.baselines=[direct, cot, rag, ircot, search-o1, rules]", f"table.baseline_model={chat_model}",
-        "table.metrics=[cover_em, f1]",
+        "table.metrics=[cover_em, f1]", "table.answer_with=[base]",
     ])  # fmt: skip
     training, table = train_and_measure(recipe, tmp_path / "run", False, NoProgress())
     assert table is not None
@@ -98,6 +99,11 @@ def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_pa
     assert "[assistant]" in asked.segments[1].text  # behind what the opening search found
     assert [len(search.hits) for search in asked.searches] == [2]  # rag_passages
     assert "[assistant]" not in next(iter(runs["before"].trajectories())).segments[0].text
+    beside = "| answers of | the agent, cover_em | the agent, f1 | base, cover_em | base, f1 |"
+    assert beside in (training.folder / "table.md").read_text()
+    answered = json.loads((training.folder / "table.json").read_text())["test, answers of base"]
+    assert {one["run"] for one in answered["summaries"] if "f1" in one["metrics"]} == {*names}
+    assert all(len(list(run.folder.glob("reply.*"))) == 1 for run in runs.values())
 
 
 def cell(training: AgentTraining, name: str, column: QuestionSet) -> Run:

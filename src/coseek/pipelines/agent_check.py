@@ -332,6 +332,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         ("policy.folder", recipe.policy.folder, "model"),
         ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
     ]
+    named += [("table.answer_with", name, "model") for name in recipe.table.answer_with]
     if (generator := recipe.graders.generator) is not None:
         named.append(("graders.generator.model", generator.model, "model"))
         named.append(("graders.generator.counted_by", generator.counted_by, "model"))

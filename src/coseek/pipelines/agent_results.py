@@ -5,7 +5,7 @@ Where the agent gives no answer and the recipe has a generator, that generator a
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,7 @@ from coseek.core.text import counted
 from coseek.data.dataset import draw
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import Graders
 from coseek.measure.abstention import ended_right
 from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.question_groups import ALL
@@ -62,6 +63,7 @@ from coseek.pipelines.table_rows import (
     GENERATOR_PAIRED,
     TableRow,
     agent_of,
+    asking,
     by_generator,
     folder_of,
     framed,
@@ -187,26 +189,51 @@ def _trajectories(training: AgentTraining, row: TableRow, column: QuestionSet) -
     return list(Run(cell_folder(training, row, column)).trajectories())
 
 
-def _scores(training: AgentTraining, rows: Sequence[TableRow], column: QuestionSet) -> Scores:
-    """Means of every row, and the paired differences of `pairs_of`."""
-    seed, component = training.recipe.table.seed, by_generator(training)
+def _scores(
+    training: AgentTraining, rows: Sequence[TableRow], column: QuestionSet, graders: Graders | None = None
+) -> Scores:
+    """Means of every row, and the paired differences of `pairs_of`; with `graders`, of their generator's answers."""
+    seed, component = training.recipe.table.seed, graders is not None or by_generator(training)
     if component:
         training.progress.stage(f"answers on {column.name}", len(rows))
     runs: dict[str, ScoredRun] = {}
     for number, row in enumerate(rows, start=1):
-        runs[row.label] = scored(training, row.label, cell_folder(training, row, column))
+        runs[row.label] = scored(training, row.label, cell_folder(training, row, column), graders)
         if component:
             training.progress.advance(number, row.label)
     by, pairs = CHAIN_GROUPS if component else ("hops",), [(runs[one], runs[other]) for one, other in pairs_of(rows)]
     return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, pairs=pairs)
 
 
-def scored(training: AgentTraining, name: str, folder: Path) -> ScoredRun:
-    """A run folder scored by its own answers, or by the generator's where that answers for the agent."""
+def scored(training: AgentTraining, name: str, folder: Path, graders: Graders | None = None) -> ScoredRun:
+    """A run folder scored by the answers of the generator of `graders`, else by its own, or by the recipe's generator's
+    where that answers for the agent."""
     runs = Run(folder).trajectories()
-    if by_generator(training):
-        return scored_by_generator(training.graders, name, folder, list(runs))
-    return score_run(name, runs)
+    if graders is None and not by_generator(training):
+        return score_run(name, runs)
+    return scored_by_generator(graders or training.graders, name, folder, list(runs))
+
+
+def answered_by_others(training: AgentTraining) -> dict[str, dict[str, Scores]]:
+    """Generator of `table.answer_with` → set → scores of its answers from the passages of every row. One generator is
+    open at a time; answers are stored beside each cell."""
+    rows, found = rows_of(training), dict[str, dict[str, Scores]]()
+    for name in training.recipe.table.answer_with:
+        graders = asking(training, name)
+        found[name] = {column.name: _scores(training, rows, column, graders) for column in training.sets}
+    return found
+
+
+def answers_table(training: AgentTraining, found: Mapping[str, Scores]) -> Table:
+    """Rows by whose answers are scored, in the headline metrics. `found`: the agent's own scores, then each
+    generator's."""
+    metrics = training.recipe.table.metrics or (metric_of(training),)
+    rows = [
+        (row.label, *(show(one.of(row.label).metrics.get(metric)) for one in found.values() for metric in metrics))
+        for row in rows_of(training)
+    ]
+    names = ("answers of", *(f"{name}, {metric}" for name in found for metric in metrics))
+    return Table(names, tuple(rows), ("Generators answer from the passages of each row.",))
 
 
 def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, Table]:
@@ -285,11 +312,18 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     """`table.md`, `table.json` and `report.html`; returns the headline."""
     table = headline(training, scores)
     tables = {column.name: tables_of(training, column, scores[column.name]) for column in training.sets}
+    others = answered_by_others(training)
+    for name, found in tables.items() if others else ():
+        whole = {"the agent": scores[name], **{model: each[name] for model, each in others.items()}}
+        found["Answers of generators"] = answers_table(training, whole)
     parts = [f"# {training.recipe.about or training.folder.name}\n", table.markdown()]
     for name, found in tables.items():
         parts += [f"\n## {name}\n", "\n\n".join(one.markdown() for one in found.values())]
     write_cards(training, table)
-    write_tables(training.folder, "\n".join(parts), {name: scores_json(found) for name, found in scores.items()})
+    values: JsonObject = {name: scores_json(found) for name, found in scores.items()}
+    for model, each in others.items():
+        values |= {f"{name}, answers of {model}": scores_json(found) for name, found in each.items()}
+    write_tables(training.folder, "\n".join(parts), values)
     title = training.recipe.about or "A search agent, trained"
     write_report(training.folder / "report.html", title, sections_of(training, scores, tables, table))
     return table

@@ -12,13 +12,14 @@ from coseek.agents.run_questions import row_seed
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.fingerprint import TOKENIZER, fingerprint
+from coseek.core.settings import make_settings
 from coseek.data.digests import questions_digest
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.factory import Graders
-from coseek.graders.generator import Generator
+from coseek.graders.factory import CACHE, Graders, open_generator
+from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import BATCH, answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim
 from coseek.measure.component_scores import Answers, component_run
@@ -27,6 +28,7 @@ from coseek.measure.searched import search_questions
 from coseek.measure.table import Table, show
 from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
+from coseek.models.text_model import TextModelSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import RULES
@@ -201,6 +203,15 @@ def answers_to(graders: Graders, folder: Path, runs: Sequence[Trajectory]) -> tu
     questions = {run.question.id: run.question for run in runs}
     claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
     return answers, judge_claims(graders.judge, claims, verdict_cache(folder, graders.judge))
+
+
+def asking(training: AgentTraining, model: str) -> Graders:
+    """The recipe's judge, and a generator of `table.answer_with` with the limits of the recipe's."""
+    recipe, folder = training.recipe, training.folder
+    usual = recipe.graders.generator or GeneratorSettings(model=model)
+    writing = make_settings(TextModelSettings, recipe.graders.values())
+    generator = open_generator(usual.model_copy(update={"model": model}), folder / CACHE, writing)
+    return Graders(recipe.graders, folder, generator, training.graders.judge)
 
 
 def scored_by_generator(graders: Graders, name: str, folder: Path, runs: Sequence[Trajectory]) -> ScoredRun:
