@@ -44,6 +44,7 @@ def test_the_choices_of_gpqa_stand_behind_the_question_in_an_order_that_does_not
         assert isinstance(choices, list) and sorted(map(str, choices)) == ["1", "2", "3, or\nnone", "4"]
         assert question.answers == ("4",) and question.dataset == "gpqa" and question.id.startswith("gpqa/")
         assert question.question.endswith(" | ".join(map(str, choices)))
+        assert question.searched.endswith("?")
         places.add(choices.index("4"))
     assert places == {0, 1, 2, 3}
 

@@ -34,7 +34,7 @@ class QuestionColumns(Settings):
     """Column of the id; null: `id`, or a digest of the question."""
     choices: tuple[str, ...] = ()
     """Columns of the choices of a multiple-choice question, the right one among them. They are appended to the question
-    in an order drawn by its id."""
+    in an order drawn by its id, and are not searched for."""
     dataset: str | None = None
     """Name of the data set: a column of tables, and the beginning of ids."""
     most: int | None = Field(default=None, ge=1)
@@ -71,7 +71,7 @@ def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: st
     random.Random(made.id).shuffle(choices)
     notes[flashrag.MULTIPLE_CHOICE] += 1
     text = flashrag.with_choices(made.question, choices)
-    return replace(made, question=text, meta={**made.meta, "choices": [*choices]})
+    return replace(made, question=text, search_text=made.question, meta={**made.meta, "choices": [*choices]})
 
 
 def _check_columns(row: SourceRow, columns: Iterable[str]) -> None:
