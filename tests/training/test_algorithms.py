@@ -16,7 +16,7 @@ from tests.training.tiny import agent, environment, tiny_model, trajectory
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.question import Question
-from coseek.data.trajectory import StopReason, Trajectory
+from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
@@ -171,6 +171,25 @@ def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(t
 def test_resampling_needs_runs_to_compare() -> None:
     with pytest.raises(SettingError, match="give a group_size above 1"):
         make_settings(RlSettings, {"dynamic_sampling": True, "group_size": 1})
+
+
+def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_is_none_of_the_agents() -> None:
+    asked = Question("q", "?", ("Ada",))
+    right = trajectory(environment(1), agent(2, 3), answer="ada")
+    silent = trajectory(environment(1, 4), agent(2), answer=None)
+    runs = [
+        replace(right, question=asked, searches=(Search("x", turn=1), Search("y", turn=2))),
+        replace(silent, question=asked, searches=(Search("x", turn=0),)),
+        replace(silent, question=Question("r", "?")),
+    ]
+    scored = [ScoredEpisode(0, run, Reward(value, {})) for run, value in zip(runs, (0.5, 1.0, 0.0), strict=True)]
+    third = {"answered": 1, "declined": 0, "valid": 1, "truncated": 0, "searches": 3, "search_rate": 1, "tokens": 9,
+             "agent_tokens": 4, "reward": 1.5}  # fmt: skip
+    assert describe(EpisodeBatch(tuple(scored), {"model_error": 2}, {})) == pytest.approx(
+        {name: total / 3 for name, total in third.items()}
+        | {"runs": 5, "faults": 2, "faults/model_error": 2, "exact_match": 0.5}
+    )
+    assert "exact_match" not in describe(EpisodeBatch((scored[2],), {}, {}))
 
 
 @pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])

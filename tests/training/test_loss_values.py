@@ -71,6 +71,7 @@ def test_gae_reads_no_number_behind_the_mask() -> None:
         (1.0, 0.0, 1.0, 0.5 * 0.8**2),  # ran up, to its target: held at .2
         (-1.0, 0.0, -1.0, 0.5 * 0.8**2),  # ran down: held at −.2
         (2.0, 1.5, 2.0, 0.5 * 0.3**2),  # held at 1.7
+        (0.0, 0.5, -1.0, 0.5 * 1.3**2),  # held at .3
         (1.6, 1.5, 2.0, 0.5 * 0.4**2),  # within the clip
         (2.0, 1.5, 1.0, 0.5 * 1.0**2),  # ran away from its target: the larger of both errors
     ],

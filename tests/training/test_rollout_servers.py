@@ -303,6 +303,7 @@ def test_a_gap_of_the_sampler_is_corrected_up_to_the_cap() -> None:
     sampler = torch.tensor([[-1.0, -3.0, 1.0, 0.0]]) - 0.1
     cut = importance_weights(trainer, sampler, mask, "truncate", 2.0)[0].tolist()
     assert cut == pytest.approx([1.10517, 2.0, 0.14957, 1.0], abs=1e-5)
+    assert importance_weights(sampler, sampler, mask, "mask", 1.0).eq(1.0).all()  # both bounds are inside
     assert importance_weights(trainer, sampler, mask, "mask", 2.0)[0].tolist() == pytest.approx(
         [1.10517, 0.0, 0.0, 1.0], abs=1e-5
     )
