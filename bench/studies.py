@@ -47,8 +47,6 @@ def page_of(paper: str, title: str) -> str:
     for name, one in studies.items():
         for road in one.at:
             parts += numbers_of(name, one, road)
-        if one.notes:
-            parts.append(f"{name}: {one.notes.strip()}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -82,6 +80,8 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
     ]
     cost = f"seeds {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
     yield f"{one.claim} ({one.place}). **{known.verdict.capitalize()}**; {cost}."
+    if one.notes:
+        yield one.notes
     yield Table(head, tuple(rows)).markdown()
     yield Table(("expected", "difference", "by seed", "verdict"), tuple(compared)).markdown()
 
