@@ -434,7 +434,7 @@ def test_a_dry_run_says_what_is_missing_and_still_looks_at_the_rest(
     assert main(["train", "agent", "search-r1-grpo", "threads=1", "--dry-run", "--json"]) == 2
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)
-    assert tree["parameters"] == PUBLISHED["7b"] and tree["stages"][0]["step"]["runs"] == 4
+    assert tree["parameters"] == PUBLISHED["Qwen2.5-7B"] and tree["stages"][0]["step"]["runs"] == 4
     assert [*tree["missing"].values()] == [
         "there is no data/wiki-18",
         "there is no indexes/wiki-18-e5",
