@@ -198,7 +198,7 @@ def listed(folder: Path) -> Table:
         found = [f"{road}: {known.verdict}" for road in study.at if (known := stored(folder, name, road))]
         costs = [f"{road} {'?' if minutes is None else f'{minutes:g}'}" for road, minutes in study.at.items()]
         rows.append((name, study.place, study.claim, ", ".join(costs), "; ".join(found) or "–"))
-    return Table(("study", "place", "claim", "minutes a seed", "found"), tuple(rows))
+    return Table(("study", "place", "claim", "minutes a seed, about", "found"), tuple(rows))
 
 
 def stored(folder: Path, name: str, road: str) -> StoredResult | None:

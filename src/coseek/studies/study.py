@@ -106,7 +106,7 @@ class Study(Settings):
     place: str
     """Where: its table, figure or section."""
     at: dict[Road, float | None]
-    """The roads that it has → minutes that a seed takes there on two cores, measured; null where that is not known."""
+    """The roads that it has → about how many minutes a seed takes there on two cores; null where nobody has guessed."""
     seeds: int = Field(default=3, ge=1)
     """How many, from 0 on, where none are named. One where nothing is drawn."""
     metrics: tuple[str, ...] = ("em", "recall", "searches")

@@ -11,7 +11,7 @@ import typer
 
 from coseek.cli.options import split_names
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
-from coseek.core.errors import RunError, SettingError, nearest
+from coseek.core.errors import RunError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
@@ -183,7 +183,7 @@ def dry_run(step: StudyStep) -> str:
 
 def road_named(name: str) -> Road:
     if name not in get_args(Road):
-        raise SettingError(f"--at {name!r} is no size{nearest(name, get_args(Road))}")
+        raise SettingError(f"--at {name!r} is no size; choose laptop, real or paper")
     return cast(Road, name)
 
 
