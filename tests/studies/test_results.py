@@ -6,7 +6,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, write_jsonl
 from coseek.measure.report import ROWS
 from coseek.studies.results import values_of
-from coseek.studies.study import Arm, Study, on_road
+from coseek.studies.study import Arm, Study
 
 
 def scores(folder: Path, *runs: str) -> Path:
@@ -37,6 +37,6 @@ def test_gen_acc_is_its_span_check_on_a_road_without_a_judge() -> None:
         "claim": "c", "place": "p", "at": {"real": 1}, "metrics": ["gen_acc", "cover_em", "em"],
         "arms": {"A": "x", "B": "y"}, "expect": ["A > B", {"gen_acc": "A < B"}, {"em": "A > B"}],
     })  # fmt: skip
-    real = on_road(one, "real")
+    real = one.on("real")
     assert real.metrics == ("cover_em", "em") and [each.metric for each in real.expect] == ["", "cover_em", "em"]
-    assert on_road(one, "laptop") is one
+    assert one.on("laptop") == one

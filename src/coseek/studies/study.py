@@ -32,6 +32,8 @@ PAPERS = {
 Road: TypeAlias = Literal["laptop", "real", "paper", "smoke"]
 ARM = "arm "
 """In front of an arm's name among those of commands."""
+NEXT: dict[Road, Road] = {"smoke": "laptop", "real": "paper"}
+"""Road → the one whose command it has where a file gives none for it: real models speak as the paper's do."""
 NAME = re.compile(r"\{([^{}:,]+)\}")
 """A name in a command. Braces with a colon or a comma are YAML."""
 _EXPECTED = re.compile(r"(?P<one>.+?) (?P<sign>[<>~]) (?P<other>.+?)(?: within (?P<margin>[\d.]+))?")
@@ -137,11 +139,22 @@ class Study(Settings):
         return self
 
     def on(self, road: Road) -> "Study":
-        """The study with the arms that it has on a road, and the comparisons of these."""
+        """The study with the arms and comparisons that it has on a road, and its metrics: without a judge GenAcc is its
+        first half, cover-EM."""
         here = {None, road, "laptop" if road == "smoke" else road}
         arms = {name: arm for name, arm in self.arms.items() if arm.only in here}
-        expect = tuple(each for each in self.expect if {each.one, each.other} <= arms.keys())
-        return self.model_copy(update={"arms": arms, "expect": expect})
+        judged = bool(road_of(road).let.get("judge"))
+
+        def known(metric: str) -> str:
+            return "cover_em" if metric == "gen_acc" and not judged else metric
+
+        expect = tuple(
+            each.model_copy(update={"metric": known(each.metric)})
+            for each in self.expect
+            if {each.one, each.other} <= arms.keys()
+        )
+        metrics = tuple(dict.fromkeys(map(known, self.metrics)))
+        return self.model_copy(update={"arms": arms, "expect": expect, "metrics": metrics})
 
 
 def study_names() -> list[str]:
@@ -186,18 +199,6 @@ def road_of(road: Road) -> RoadSettings:
     )
 
 
-def on_road(study: Study, road: Road) -> Study:
-    """The study with the metrics that this road has: without a judge GenAcc is its first half, cover-EM."""
-    if road_of(road).let.get("judge"):
-        return study
-
-    def known(metric: str) -> str:
-        return "cover_em" if metric == "gen_acc" else metric
-
-    expect = tuple(each.model_copy(update={"metric": known(each.metric)}) for each in study.expect)
-    return study.model_copy(update={"metrics": tuple(dict.fromkeys(map(known, study.metrics))), "expect": expect})
-
-
 class Commands:
     """The commands of a study on one road, each with its names still in braces."""
 
@@ -211,7 +212,7 @@ class Commands:
     def _here(self, text: str | dict[Road, str]) -> str:
         if isinstance(text, str):
             return text
-        return text.get(self.road) or text.get("laptop" if self.road == "smoke" else "paper") or ""
+        return text.get(self.road) or text.get(NEXT.get(self.road, self.road)) or ""
 
     def known(self) -> set[str]:
         """Every name that may stand in braces."""

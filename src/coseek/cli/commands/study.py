@@ -11,13 +11,13 @@ import typer
 
 from coseek.cli.options import split_names
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
-from coseek.core.errors import RunError, SettingError
+from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.studies.arms import StudyPlan, StudyStep, carry_out, trainings
 from coseek.studies.page import StudyResult, listed, title_of
-from coseek.studies.study import ARM, Commands, Road, Study, load_study, on_road, study_names
+from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
 from coseek.studies.verdict import compare
 
 GROUP = "Results"
@@ -72,7 +72,7 @@ def results(
     the end for those of several that failed."""
     failed: list[str] = []
     for name, one in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
-        if road != "smoke" and road not in one.at:
+        if ("laptop" if road == "smoke" else road) not in one.at:
             if len(chosen) == 1:
                 raise SettingError(f"{name} has no size {road!r}; it has {', '.join(one.at)}")
             continue
@@ -85,7 +85,7 @@ def results(
             budget -= minutes
         try:
             result = carried_out(name, one, road, list(used), out)
-        except RunError as error:
+        except (RunError, DataError) as error:
             if len(chosen) == 1:
                 raise
             note(f"{name}: {error}")
@@ -106,7 +106,6 @@ def carried_out(name: str, one: Study, road: Road, seeds: Sequence[int], out: Pa
     """Run a study's commands, compare their results, and write and show what was found; not in a tiny world."""
     from coseek.studies.results import values_of  # torch
 
-    one = on_road(one, road)
     plan = StudyPlan(Commands(one, road), out / ("smoke" if road == "smoke" else "arms"))
     sources = sources_of(one, plan.commands)
     steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
