@@ -40,8 +40,7 @@ def page_of(paper: str, title: str) -> str:
     rows = [(f"`{name}`", one.place, one.claim, verdicts(name, one) or "not run") for name, one in studies.items()]
     parts = [
         f"# {title}",
-        "Written by `python -m bench.studies`. `coseek study NAME` runs one here; `--at paper` prints its commands "
-        "with the paper's models and data, each training checked by its dry run.",
+        "Written by `python -m bench.studies`. [How to run them](../how-to/run-a-study.md).",
         Table(("study", "place", "claim", "found here"), tuple(rows)).markdown(),
     ]
     for name, one in studies.items():
@@ -80,8 +79,7 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
     ]
     cost = f"seeds {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
     yield f"{one.claim} ({one.place}). **{known.verdict.capitalize()}**; {cost}."
-    if one.notes:
-        yield one.notes
+    yield from filter(None, [one.notes, *known.missing])
     yield Table(head, tuple(rows)).markdown()
     yield Table(("expected", "difference", "by seed", "verdict"), tuple(compared)).markdown()
 

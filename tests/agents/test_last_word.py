@@ -1,4 +1,4 @@
-"""Fears about the last word at a limit: a search behind it, pay for what was never read, a run no audit follows."""
+"""Fears about the last word at a limit: a search after it, pay for what was never read, a run no audit can follow."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ def test_a_row_reads_back_as_what_was_written(targets: tuple[float, ...] | None)
 
 def test_labels_are_kept_where_only_clocks_and_likelihoods_differ_and_by_nothing_else() -> None:
     made = run(found("orbo", ORBO))
-    # As earlier versions wrote it into label folders: another value would make all their labels anew.
+    # The value in stored label folders: with another one all their labels would be made again.
     assert trajectory_digest(made) == "9650d248f449a643b7dfd06aed7f9603"
     first, *rest = made.segments
     (search,) = made.searches

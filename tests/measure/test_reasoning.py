@@ -1,6 +1,5 @@
 """Fears about what reasonings still hold: a share of the wrong whole, a dead end that counts as right, a turn lost."""
 
-import numpy as np
 import pytest
 from tests.agents.playing import play
 from tests.agents.test_protocols import tool
@@ -9,31 +8,29 @@ from coseek.agents.protocol import load_protocol
 from coseek.data.question import plan_of
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.world import WorldSettings, make_world
-from coseek.measure.intervals import Interval
-from coseek.measure.reasoning import ReasoningClaims, reasoning_curve, reasonings_of
+from coseek.measure.reasoning import ReasoningClaims, reasoning_values, reasonings_of
 
 
 def turn(*clues: int, correct: int = 0, incorrect: int = 0) -> ReasoningClaims:
     return ReasoningClaims(frozenset(clues), correct, incorrect)
 
 
-def mean(of: Interval | None) -> float:
-    assert of is not None
-    return of.mean
-
-
 def test_coverage_and_claims_by_the_latest_turns_worked_by_hand() -> None:
     first = [turn(0, 1, correct=1, incorrect=2), turn(2, incorrect=1), turn(0, 2, correct=2)]
     second = [turn(), turn(5, correct=1)]  # its first turn names no clue and counts for claims alone
-    one, two, whole = reasoning_curve({"a": [first, second], "b": [[]]}, np.random.default_rng(0), (1, 2, None))
-    assert mean(one.coverage) == pytest.approx(((1 + 1 / 3 + 2 / 3) / 3 + 1) / 2)
-    assert mean(two.coverage) == pytest.approx(((1 + 1 + 2 / 3) / 3 + 1) / 2)
-    assert mean(whole.coverage) == 1
-    assert (mean(one.correct), mean(one.incorrect)) == pytest.approx(((3 / 3 + 1 / 2) / 2, (3 / 3) / 2))
-    assert mean(whole.correct) == pytest.approx(((1 + 1 + 3) / 3 + 1 / 2) / 2)
-    assert mean(whole.incorrect) == pytest.approx(((2 + 3 + 3) / 3) / 2)
-    (none,) = reasoning_curve({"b": [[turn()]]}, np.random.default_rng(0), (None,))
-    assert none.coverage is None and mean(none.correct) == 0
+    one, two, whole = (reasoning_values({"a": [first, second], "b": [[]]}, latest) for latest in (1, 2, None))
+    assert one.keys() == {"a"}
+    assert one["a"] == pytest.approx({
+        "coverage": ((1 + 1 / 3 + 2 / 3) / 3 + 1) / 2,
+        "correct": (3 / 3 + 1 / 2) / 2,
+        "incorrect": (3 / 3) / 2,
+        "noise": (3 / 3 - 3 / 3 - 1 / 2) / 2,
+    })  # fmt: skip
+    assert two["a"]["coverage"] == pytest.approx(((1 + 1 + 2 / 3) / 3 + 1) / 2)
+    assert whole["a"]["coverage"] == 1
+    assert whole["a"]["correct"] == pytest.approx(((1 + 1 + 3) / 3 + 1 / 2) / 2)
+    assert whole["a"]["incorrect"] == pytest.approx(((2 + 3 + 3) / 3) / 2)
+    assert reasoning_values({"b": [[turn()]]}, None) == {"b": {"correct": 0, "incorrect": 0, "noise": 0}}
 
 
 def test_the_world_knows_clues_right_claims_and_dead_ends() -> None:

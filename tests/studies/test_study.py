@@ -1,12 +1,16 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from coseek.cli.commands.study import dry_run
 from coseek.cli.main import main
 from coseek.core.errors import SettingError
-from coseek.studies.arms import StudyPlan
+from coseek.studies.arms import StudyPlan, StudyStep
+from coseek.studies.page import StudyResult
 from coseek.studies.study import NAME, Commands, Road, Study, load_study, road_of, study_names
+from coseek.studies.verdict import Values
 
 OWN = """
 claim: rules find more over BM25 than over chance
@@ -134,3 +138,31 @@ def test_an_arm_of_one_road_and_what_is_compared_with_it_are_left_out_on_the_oth
 def test_a_tiny_world_has_every_word_of_the_laptop() -> None:
     laptop, smoke = road_of("laptop"), road_of("smoke")
     assert smoke.let.keys() >= laptop.let.keys() and smoke.make.keys() >= laptop.make.keys()
+
+
+def said_by(tree: object, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    def answered(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 2, stdout=json.dumps(tree), stderr="")
+
+    monkeypatch.setattr(subprocess, "run", answered)
+    return dry_run(StudyStep("x", ("train", *words), Path("x"), ()))
+
+
+def test_a_training_that_does_not_fit_is_seen_also_inside_a_co_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, not_ = {"stages": [{"way_out": ""}]}, {"stages": [{"way_out": "fewer rows"}]}
+    assert said_by(fits, monkeypatch, "agent", "s3") == ""
+    assert said_by(not_, monkeypatch, "agent", "s3") == "fewer rows"
+    assert said_by({"agent": fits, "way_out": ""}, monkeypatch, "together", "laptop") == ""
+    assert said_by({"agent": not_, "way_out": "serve it"}, monkeypatch, "together", "x") == "fewer rows; serve it"
+
+
+def test_an_arm_that_lost_questions_says_so() -> None:
+    one = study(arms={"A": "run x", "B": "run x", "C": "run x"})
+    row = {"em": 1.0}
+    values: dict[str, list[Values]] = {
+        "A": [{"q": row, "r": row}, {"q": row}], "B": [{"q": row}, {"q": row}], "C": [{"q": row, "r": row}, {"q": row}],
+    }  # fmt: skip
+    result = StudyResult("mine", one, "laptop", (0, 1), values, (), (), ())
+    (said,) = result.missing()
+    assert said == "B lacks 1 question that another arm has."
+    assert said in result.lines() and result.stored().missing == (said,)

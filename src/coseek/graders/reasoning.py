@@ -2,7 +2,7 @@
 
 Four kinds of calls in two prompt files: the clues of all reasonings of a run together, then those of each one; what the
 steps of the question find, from its answer and evidence, then the right and wrong claims of each reasoning. A question
-with a plan needs no call for its steps. The result is for `measure.reasoning.reasoning_curve`.
+with a plan needs no call for its steps. The result is for `measure.reasoning.reasoning_values`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -5,7 +5,9 @@ right and wrong claims the k latest ones hold. What a reasoning names is read by
 (`Oracle.claims`) or by a model (`graders.reasoning`):
 
     read = {run.question.id: [oracle.claims(run.question, reasonings_of(run, protocol))] for run in runs}
-    for point in reasoning_curve(read, np.random.default_rng(0)): ...
+    first = reasoning_values(read, latest=1)
+
+`coseek reasoning` does so for a stored run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +15,17 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
-import numpy as np
-
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.data.trajectory import Trajectory
-from coseek.measure.intervals import Interval, bootstrap_mean
 
-LATEST: tuple[int | None, ...] = (1, 2, 5, 9, 17, None)
-"""The paper's k; `None` for all reasonings."""
+METRICS = {
+    "coverage": "share of the clues named so far, in [0, 1]",
+    "correct": "right claims in the latest reasonings together; one in two of them counts twice, as in the paper",
+    "incorrect": "wrong claims and hypotheses, counted so, too",
+    "noise": "wrong claims less right ones",
+}
+"""Metric → description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,6 @@ class ReasoningClaims:
     """Claims and hypotheses that it makes, without what the question says."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningPoint:
-    """The k latest reasonings of a turn, mean over turns, then runs of a question, then questions."""
-
-    latest: int | None
-    coverage: Interval | None
-    """Share of the clues named so far, in [0, 1]; over turns with a clue, `None` without any."""
-    correct: Interval | None
-    incorrect: Interval | None
-    """Claims in the k reasonings together: one that two of them make counts twice, as the paper counts."""
-
-
 def reasonings_of(trajectory: Trajectory, protocol: Protocol) -> list[str]:
     """The reasoning of each turn that searched, oldest first, as its retriever was given it; empty where the agent
     wrote none. The search that opens a run has none and is left out."""
@@ -57,29 +49,28 @@ def reasonings_of(trajectory: Trajectory, protocol: Protocol) -> list[str]:
     return list(found.values())
 
 
-def reasoning_curve(
-    runs: Mapping[str, Sequence[Sequence[ReasoningClaims]]],
-    rng: np.random.Generator,
-    latest: Sequence[int | None] = LATEST,
-) -> list[ReasoningPoint]:
-    """A point for each k of `latest`. `runs` are the read reasonings of each question's runs, by question id; runs
-    without a search are left out."""
-    return [_point([[run for run in each if run] for each in runs.values()], k, rng) for k in latest]
+def reasoning_values(
+    runs: Mapping[str, Sequence[Sequence[ReasoningClaims]]], latest: int | None
+) -> dict[str, dict[str, float]]:
+    """Question → `METRICS` of the `latest` reasonings of a turn, mean over turns, then over runs.
 
-
-def _point(
-    runs: Sequence[Sequence[Sequence[ReasoningClaims]]], latest: int | None, rng: np.random.Generator
-) -> ReasoningPoint:
-    shares, right, wrong = list[float](), list[float](), list[float]()
-    for each in runs:
+    `runs` are the read reasonings of each question's runs, by question id; runs without a search are left out.
+    `coverage` is over turns with a clue, and undefined without any.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for ident, several in runs.items():
+        each = [run for run in several if run]
         windows = [[_latest(run, end, latest) for end in range(1, len(run) + 1)] for run in each]
-        covered = [found for run, turns in zip(each, windows, strict=True) if (found := _coverage(run, turns))]
-        if covered:
-            shares.append(fmean(map(fmean, covered)))
-        if windows:
-            right.append(fmean(fmean(sum(one.correct for one in some) for some in turns) for turns in windows))
-            wrong.append(fmean(fmean(sum(one.incorrect for one in some) for some in turns) for turns in windows))
-    return ReasoningPoint(latest, *(bootstrap_mean(values, rng) for values in (shares, right, wrong)))
+        if not windows:
+            continue
+        values = {
+            name: fmean(fmean(sum(getattr(one, name) for one in some) for some in turns) for turns in windows)
+            for name in ("correct", "incorrect")
+        }
+        values["noise"] = values["incorrect"] - values["correct"]
+        covered = [shares for run, turns in zip(each, windows, strict=True) if (shares := _coverage(run, turns))]
+        found[ident] = values | ({"coverage": fmean(map(fmean, covered))} if covered else {})
+    return found
 
 
 def _latest(run: Sequence[ReasoningClaims], end: int, latest: int | None) -> Sequence[ReasoningClaims]:

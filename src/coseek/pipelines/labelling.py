@@ -183,11 +183,11 @@ def turns_of(run: Run, question_ids: Collection[str] | None = None) -> Iterator[
     for trajectory in run.trajectories():
         name = trajectory.protocol
         if question_ids is None or trajectory.question.id in question_ids:
-            protocols[name] = protocols.get(name) or _protocol_of(run, name)
+            protocols[name] = protocols.get(name) or protocol_of(run, name)
             yield from search_turns(trajectory, protocols[name])
 
 
-def _protocol_of(run: Run, name: str) -> Protocol:
+def protocol_of(run: Run, name: str) -> Protocol:
     """The protocol of a run, from its file where that was the user's."""
     agent = run.settings.get("agent")
     recorded = agent if isinstance(agent, dict) else {}

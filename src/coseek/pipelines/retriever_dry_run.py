@@ -195,12 +195,14 @@ class TogetherDryRun:
     vectors: float = 0.0
     """Bytes of the vectors of a million passages; 0 where the encoder is not there."""
     problems: tuple[str, ...] = ()
-    """What is wrong with retriever 0 and with the labels' models."""
+    """What is missing of retriever 0 and of the labels' models."""
+    way_out: str = ""
+    """What would let the labels' scorer fit; empty if it does."""
 
     def refuse(self) -> None:
         """Raise `DataError` when something is missing."""
         missing = [f"{problem} (agent.{named.setting})" for named, problem in self.agent.missing]
-        if listed := [*missing, *self.problems]:
+        if listed := [*missing, *self.problems, *filter(None, [self.way_out])]:
             raise DataError(f"the recipe cannot be trained yet: {'; '.join(listed)}")
 
     def tables(self) -> Iterator[Table]:
@@ -249,14 +251,14 @@ def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
         check_labels(recipe)
     except UserError as error:
         problems.append(str(error))
-    scorer, machine = _scorer_bytes(recipe), agent.recipe.machine
+    scorer, machine, way_out = _scorer_bytes(recipe), agent.recipe.machine, ""
     if scorer is not None and scorer > FULL * machine.memory_gib * GIB:
-        problems.append(
+        way_out = (
             f"each of {counted(machine.devices, 'process')} would load labels.scorer={recipe.labels.scorer}, "
             f"{shown_gib(scorer)} GiB, and a device has {machine.memory_gib:g}; serve it once for all: "
             f"labels.scorer={SERVER} 'labels.serve=vllm serve {recipe.labels.scorer} --port 8000'"
         )
-    return TogetherDryRun(recipe, agent, work_of(recipe), scorer, encoder, vectors, tuple(problems))
+    return TogetherDryRun(recipe, agent, work_of(recipe), scorer, encoder, vectors, tuple(problems), way_out)
 
 
 def work_of(recipe: TogetherRecipe) -> RoundWork:

@@ -16,7 +16,7 @@ from coseek.core.lock import lock_beside
 from coseek.studies.study import ARM, NAME, Commands, as_words
 
 RESUMED = ("train agent", "train retriever", "train together", "train generator", "run", "label")
-"""Commands that go on with what is in their folder when they are told to."""
+"""Commands that take `--resume`."""
 LINES = 12
 """Last lines of a failed command's log that its error shows."""
 _SLUG = re.compile(r"[^a-z0-9]+")
@@ -46,7 +46,7 @@ class StudyStep:
 
     @property
     def seconds(self) -> float:
-        """What the command took, over all its attempts."""
+        """What its last attempt took."""
         return float(str(read_json_object(self.record)["seconds"])) if self.is_done else 0.0
 
     def line(self) -> str:

@@ -69,6 +69,8 @@ class StoredResult(Settings):
     """What was expected, in order."""
     commands: tuple[str, ...]
     """In folders with the names of the arms."""
+    missing: tuple[str, ...] = ()
+    """Arms that lack questions, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,18 @@ class StudyResult:
             rows.append((arm, *cells, *([str(printed.get(arm, "–"))] if beside else [])))
         return Table(("arm", *self.study.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows))
 
+    def missing(self) -> list[str]:
+        """A sentence for each arm that lacks questions which another arm has, since their runs ended by a fault."""
+        lost = dict.fromkeys(self.values, 0)
+        for number in range(len(self.seeds)):
+            asked = {arm: self.values[arm][number].keys() for arm in self.values}
+            every = set[str]().union(*asked.values())
+            for arm, those in asked.items():
+                lost[arm] += len(every - those)
+        return [
+            f"{arm} lacks {counted(count, 'question')} that another arm has." for arm, count in lost.items() if count
+        ]
+
     def _mean(self, seeds: Sequence[Values], metric: str) -> Interval | None:
         by_question: dict[str, list[float]] = {}
         for values in seeds:
@@ -138,6 +152,7 @@ class StudyResult:
             f"{source}: {self.study.claim}",
             f"**{str(self.verdict).capitalize()}** ({self.road} size, {size}, {self.minutes:.0f} minutes).",
             *filter(None, [self.study.notes]),
+            *self.missing(),
         ]
 
     def stored(self) -> "StoredResult":
@@ -154,6 +169,7 @@ class StudyResult:
             },
             comparisons=tuple(map(StoredComparison.of, self.found)),
             commands=tuple(step.line() for step in self.typed),
+            missing=tuple(self.missing()),
         )
 
     def markdown(self) -> str:

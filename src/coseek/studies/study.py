@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from coseek.core.errors import DataError, SettingError, UnknownName, nearest
 from coseek.core.files import read_yaml
 from coseek.core.settings import Settings, load_settings
+from coseek.measure import reasoning
 from coseek.measure.rankings import FAMILIES
 from coseek.measure.score import METRICS
 
@@ -132,10 +133,11 @@ class Study(Settings):
             for arm in (each.one, each.other):
                 if arm not in self.arms:
                     raise SettingError(f"expect names no arm {arm!r}{nearest(arm, self.arms)}")
+        known = {**METRICS, **reasoning.METRICS}
         curves = any(arm.curve for arm in self.arms.values())
         for metric in (*self.metrics, *(each.metric for each in self.expect if each.metric)):
-            if metric not in METRICS and metric.partition("@")[0] not in FAMILIES and not curves:
-                raise SettingError(f"{metric!r} is no metric{nearest(metric, METRICS)}")
+            if metric not in known and metric.partition("@")[0] not in FAMILIES and not curves:
+                raise SettingError(f"{metric!r} is no metric{nearest(metric, known)}")
         return self
 
     def on(self, road: Road) -> "Study":
@@ -183,7 +185,7 @@ class RoadSettings(Settings):
     make: dict[str, str] = Field(default_factory=dict)
     """Name → command."""
     append: dict[str, str] = Field(default_factory=dict)
-    """Beginning of a command → words behind it, which win over those before."""
+    """Beginning of a command → words appended to it, which replace settings that it has already."""
 
 
 @cache
@@ -223,7 +225,7 @@ class Commands:
         return name if name in self._commands else ARM + name
 
     def of(self, name: str) -> str:
-        """The command of a name, with the road's words in it and behind it."""
+        """The command of a name, with the road's words filled in and appended."""
         text = self._commands.get(name, "")
         if not text:
             at = "" if self.road == "smoke" else f" at {self.road} size"

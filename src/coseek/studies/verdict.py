@@ -20,7 +20,7 @@ from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.studies.study import Expectation
 
 LEAST = 30
-"""Questions without which nothing is told: the bootstrap of a few equal differences has no width."""
+"""Smallest number of questions for a verdict: the bootstrap interval of a few equal differences has no width."""
 Values: TypeAlias = Mapping[str, Mapping[str, float]]
 """Question, or training step → metric → number."""
 
@@ -61,8 +61,8 @@ class ArmComparison:
 
     @property
     def needed(self) -> int | None:
-        """How many questions would tell, if the difference is what it is here: at least as many as shrink the interval
-        until it excludes 0, or the margin. `None` where it is told, or seeds disagree."""
+        """How many questions would decide, if the difference stays what it is here: those that shrink the interval
+        until it excludes 0 or the margin. `None` where the verdict is decided, and where seeds disagree."""
         low, high, mean = self.difference.low, self.difference.high, self.difference.mean
         if self.verdict is not StudyVerdict.OPEN or low is None or high is None:
             return None

@@ -59,7 +59,7 @@ def study(
         launch(chosen, whole_numbers(seeds))
         return
     found: list[Json] = []
-    for result in results(chosen, road, whole_numbers(seeds), seconds(budget), out):
+    for result in results(chosen, road, whole_numbers(seeds), minutes_of(budget), out):
         found.append(result.stored().model_dump(mode="json"))
     if as_json:
         print_json(found)
@@ -169,15 +169,17 @@ def launched(step: StudyStep) -> str:
 
 
 def dry_run(step: StudyStep) -> str:
-    """What keeps a training from being carried out at paper size; empty where only its inputs are missing."""
+    """What keeps a training from fitting its machine; empty where it fits, whatever inputs are missing. A co-training
+    holds its agent's findings, and what its labels need."""
     words = [sys.executable, "-m", "coseek", *step.words, "--dry-run", "--json"]
     ended = subprocess.run(words, capture_output=True, text=True)
     try:
         told = cast(JsonObject, json.loads(ended.stdout))
     except json.JSONDecodeError:
         return ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else f"ended with {ended.returncode}"
-    stages = cast(list[JsonObject], told.get("stages") or [])
-    return "; ".join(str(stage["way_out"]) for stage in stages if stage.get("way_out"))
+    agent = cast(JsonObject, told.get("agent", told))
+    parts = [*cast(list[JsonObject], agent["stages"]), told]
+    return "; ".join(str(part["way_out"]) for part in parts if part.get("way_out"))
 
 
 def road_named(name: str) -> Road:
@@ -194,7 +196,7 @@ def whole_numbers(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, names)))
 
 
-def seconds(text: str) -> float | None:
+def minutes_of(text: str) -> float | None:
     """`8h` or `90m` in minutes; `None` for an empty text."""
     if not text:
         return None

@@ -78,7 +78,7 @@ class DocumentSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file to be read: its bytes, or why there are none."""
+    """A file to read: its bytes, or the reason why they are missing."""
 
     name: str
     """Its path below what was given, through archives: `mail/june.zip/notes.md`."""

@@ -131,7 +131,7 @@ def question_of(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -
 
 
 def with_choices(question: str, choices: Sequence[str]) -> str:
-    """The question with its choices behind it."""
+    """The question, then its choices."""
     return f"{question} Choices: {' | '.join(choices)}"
 
 

@@ -82,7 +82,7 @@ class Oracle:
         return closeness.index(best) if best > (0.0, 0.0) and closeness.count(best) == 1 else None
 
     def claims(self, question: Question, reasonings: Sequence[str]) -> list[ReasoningClaims]:
-        """What each reasoning names, for `reasoning_curve` (AgentIR, figures 3b and 4b). A clue is a step of the plan
+        """What each reasoning names, for `reasoning_values` (AgentIR, figures 3b and 4b). A clue is a step of the plan
         whose answer the reasoning names. A claim is any name of the world, or answer of a step, that the question does
         not give, once in a reasoning: correct if it is the answer of a step, by whatever name, else incorrect."""
         answers = [_words(step.sub_answer) for step in plan_of(question)]

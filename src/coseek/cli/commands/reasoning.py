@@ -1,0 +1,134 @@
+"""Read what an agent's reasonings hold: clues, and right and wrong claims (AgentIR, figures 3b and 4b)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import numpy as np
+import typer
+
+from coseek.cli.options import at_servers, split_names, takes_servers
+from coseek.cli.terminal import AsJson, new_app, print_json, show_tables
+from coseek.core.errors import DataError, ModelError, SettingError
+from coseek.core.files import Json, write_json, write_jsonl
+from coseek.core.lock import lock_if_named
+from coseek.core.text import counted
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Passage
+from coseek.data.question import has_plan
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.graders.judge import is_world
+from coseek.graders.reasoning import ReasonedRun, ReasoningReader
+from coseek.lab.world.world import World
+from coseek.measure.intervals import bootstrap_mean
+from coseek.measure.reasoning import METRICS, ReasoningClaims, reasoning_values, reasonings_of
+from coseek.measure.report import ROWS
+from coseek.measure.table import Table, show
+from coseek.models.text_model import open_text_model
+from coseek.pipelines.labelling import protocol_of
+
+GROUP = "Results"
+app = new_app()
+EVERY = "all"
+Read: TypeAlias = Mapping[str, Sequence[Sequence[ReasoningClaims]]]
+"""Question → what each reasoning of each of its runs holds."""
+
+
+@app.command(epilog="Example: `coseek reasoning runs/mine --read-with worlds/one`")
+@takes_servers
+def reasoning(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
+    read_with: Annotated[
+        str, typer.Option(help="Who reads: a model folder, a URL or YAML file, or a laptop world (its oracle).")
+    ],
+    latest: Annotated[str, typer.Option(help="Numbers of latest reasonings, comma-separated.")] = "1,2,5,9,17,all",
+    out: Annotated[Path | None, typer.Option(help="A folder for questions.jsonl and reasoning.json.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how much of what an agent found out its latest reasonings still hold.
+
+    Of the clues named so far, the share that the latest reasonings name; and their right and wrong claims. Runs with a
+    fault, or that could not be read, are counted and left out.
+    """
+    numbers = latest_of(latest)
+    (reader,) = at_servers(read_with)
+    assert reader is not None
+    stored = Run(run)
+    trajectories = list(stored.trajectories())
+    whole = [one for one in trajectories if one.fault is None]
+    read = read_by(reader, stored, whole)
+    values = {f"k = {EVERY if k is None else k}": reasoning_values(read, k) for k in numbers}
+    table = curve(values, len(trajectories) - sum(map(len, read.values())))
+    rows: list[Json] = [{**dict(zip(table.columns, row, strict=True))} for row in table.rows]
+    if out is not None:
+        with lock_if_named(out):
+            write_jsonl(
+                out / ROWS,
+                (
+                    {"run": name, "id": ident, "metrics": {**found}}
+                    for name, each in values.items()
+                    for ident, found in each.items()
+                ),
+            )
+            write_json(out / "reasoning.json", {"rows": rows, "notes": list(table.notes)})
+    if as_json:
+        print_json({"rows": rows, "notes": list(table.notes)})
+    else:
+        show_tables({"Latest reasonings": table})
+
+
+def latest_of(text: str) -> list[int | None]:
+    """`1,2,all` as numbers, `None` for all."""
+    names = split_names(text)
+    if not names or not all(name == EVERY or (name.isdecimal() and int(name) > 0) for name in names):
+        raise SettingError(
+            f"--latest {text!r} is not a list of whole numbers above 0, or all; write for example 1,2,all"
+        )
+    return [None if name == EVERY else int(name) for name in dict.fromkeys(names)]
+
+
+def read_by(reader: str, run: Run, trajectories: Sequence[Trajectory]) -> Read:
+    """What the oracle of a world, or a model, reads in the reasonings; without runs that a model could not read."""
+    texts = [reasonings_of(one, protocol_of(run, one.protocol)) for one in trajectories]
+    found: dict[str, list[Sequence[ReasoningClaims]]] = {}
+    if is_world(Path(reader)):
+        oracle = World.load(Path(reader)).oracle
+        for one, said in zip(trajectories, texts, strict=True):
+            found.setdefault(one.question.id, []).append(oracle.claims(one.question, said))
+        return found
+    asked = [
+        ReasonedRun(one.question, tuple(said), evidence)
+        for one, said, evidence in zip(trajectories, texts, evidence_of(run, trajectories), strict=True)
+    ]
+    for one, claims in zip(trajectories, ReasoningReader.over(open_text_model(reader)).read(asked), strict=True):
+        if claims is not None:
+            found.setdefault(one.question.id, []).append(claims)
+    if trajectories and not found:
+        raise ModelError(f"{reader} read none of {counted(len(trajectories), 'run')}; it is asked for JSON")
+    return found
+
+
+def evidence_of(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Passage, ...]]:
+    """The gold passages of each trajectory's question, from the data set that the run was asked; none where its plan
+    says what each step finds."""
+    folder = Path(str(run.settings.get("questions", "")))
+    unplanned = [one for one in trajectories if not has_plan(one.question)]
+    if unplanned and not folder.is_dir():
+        raise DataError(f"{run.folder} was asked {folder}, which holds no passages; run a data-set folder instead")
+    corpus = Dataset(folder).corpus if unplanned else None
+    return [
+        () if corpus is None or has_plan(one.question) else tuple(map(corpus.by_id, one.question.gold_ids))
+        for one in trajectories
+    ]
+
+
+def curve(values: Mapping[str, Mapping[str, Mapping[str, float]]], lost: int) -> Table:
+    """A line for each number of latest reasonings."""
+    rng = np.random.default_rng
+    rows = [
+        (name, *(show(bootstrap_mean([row[one] for row in found.values() if one in row], rng(0))) for one in METRICS))
+        for name, found in values.items()
+    ]
+    notes = [f"{counted(lost, 'run')} with a fault, or unread, left out."] if lost else []
+    return Table(("latest", *METRICS), tuple(rows), (*(f"{name}: {what}." for name, what in METRICS.items()), *notes))
