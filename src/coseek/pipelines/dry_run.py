@@ -318,7 +318,10 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
             "baseline": {"folder": None},
         },
         "concurrency": 8,
-        "table": {"questions": 2, "per_set": None, "dev_questions": 2, "dev_per_set": None, "baseline_model": None},
+        "table": {
+            "questions": 2, "per_set": None, "dev_questions": 2, "dev_per_set": None, "baseline_model": None,
+            "answer_with": [model] if recipe.table.answer_with else [],
+        },
     }  # fmt: skip
     if recipe.warm_start is not None:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
