@@ -275,6 +275,13 @@ class Trajectory(Record):
         )
 
     @property
+    def contexts(self) -> tuple[tuple[Segment, ...], ...]:
+        """What each turn of the agent was written after: the segments before it."""
+        return tuple(
+            self.segments[:place] for place, segment in enumerate(self.segments) if segment.author is Author.AGENT
+        )
+
+    @property
     def agent_protocol(self) -> str:
         """The protocol that its agent spoke."""
         return self.logged_protocol or self.protocol

@@ -264,3 +264,28 @@ def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
             "faults": row.faults,
             "metrics": dict(row.metrics),
         }
+
+
+def write_values(
+    out: Path, values: Mapping[str, Mapping[str, Mapping[str, float]]], table: Table, name: str
+) -> JsonObject:
+    """Write row → question → metric as rows of `questions.jsonl`, and the table as `name`; returns what that holds."""
+    write_jsonl(
+        out / ROWS,
+        (
+            {"run": row, "id": ident, "metrics": {**metrics}}
+            for row, questions in values.items()
+            for ident, metrics in questions.items()
+        ),
+    )
+    tree = table_json(table)
+    write_json(out / name, tree)
+    return tree
+
+
+def table_json(table: Table) -> JsonObject:
+    """A table's rows by column, and its notes."""
+    return {
+        "rows": [{**dict(zip(table.columns, row, strict=True))} for row in table.rows],
+        "notes": list(table.notes),
+    }

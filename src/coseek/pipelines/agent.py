@@ -56,6 +56,7 @@ from coseek.retrieval.retriever import Retriever, SharedSchedule, schedule_of
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.backend import EpisodeLoop, TrainingBackend, episode_loop, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation, RetrieverSchedule, RolloutWriter
+from coseek.training.rl.gold_probe import AnswerWriter
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_in_turn, check_servers
@@ -348,8 +349,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
-        """Metrics on `table.dev_questions` questions of the dev split: see `dev_metrics`. All workers answer, and the
-        first scores."""
+        """Metrics on `table.dev_questions` dev questions: see `dev_metrics`. All workers answer, the first scores."""
         questions = self.dev_questions(recipe)
         mine = self.workers.mine(questions)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in mine]
@@ -419,6 +419,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
                 resume=True,
                 callbacks=callbacks,
                 progress=self.progress,
+                answers=AnswerWriter(self.protocol, self.tokenizer),
             )
         except MonitorStop:
             self._save_healthy(backend, stage)
@@ -430,9 +431,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         settings = self._sampler_settings(temperature, stage.recipe.limits)
         stops = self.protocol.stops_for(self.tokenizer)
         if temperature > 0.0:
-            top_p = stage.recipe.rl.top_p
-            nucleus = settings.model_copy(update={"top_p": top_p})
-            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, nucleus, on_policy=top_p == 1.0))
+            nucleus = settings.model_copy(update={"top_p": stage.recipe.rl.top_p})
+            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, nucleus, on_policy=nucleus.top_p == 1.0))
         greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
         return Agent(self.protocol, greedy, self.turn_identities(stage.begins, temperature))
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from coseek.core.errors import DataError, SettingError, UnknownName, nearest
 from coseek.core.files import read_yaml
 from coseek.core.settings import Settings, load_settings
-from coseek.measure import reasoning
+from coseek.measure import credit, reasoning
 from coseek.measure.rankings import FAMILIES
 from coseek.measure.score import METRICS
 
@@ -28,8 +28,9 @@ PAPERS = {
     "s3": "s3: You Don't Need That Much Data to Train a Search Agent via RL",
     "agentic-r": "Agentic-R: Learning to Retrieve for Agentic Search",
     "agentir": "AgentIR: Reasoning-Aware Retrieval for Deep Research Agents",
+    "beyond": "Beyond the papers",
 }
-"""Folder of the studies of a paper → its title."""
+"""Folder of the studies of a paper → its title; the last are of no paper that defines coseek."""
 Road: TypeAlias = Literal["laptop", "real", "paper", "smoke"]
 ARM = "arm "
 """In front of an arm's name among those of commands."""
@@ -133,7 +134,7 @@ class Study(Settings):
             for arm in (each.one, each.other):
                 if arm not in self.arms:
                     raise SettingError(f"expect names no arm {arm!r}{nearest(arm, self.arms)}")
-        known = {**METRICS, **reasoning.METRICS}
+        known = {**METRICS, **reasoning.METRICS, **credit.METRICS}
         curves = any(arm.curve for arm in self.arms.values())
         for metric in (*self.metrics, *(each.metric for each in self.expect if each.metric)):
             if metric not in known and metric.partition("@")[0] not in FAMILIES and not curves:

@@ -10,7 +10,6 @@ import typer
 from coseek.cli.options import at_servers, split_names, takes_servers
 from coseek.cli.terminal import AsJson, new_app, print_json, show_tables
 from coseek.core.errors import DataError, ModelError, SettingError
-from coseek.core.files import Json, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset
@@ -23,7 +22,7 @@ from coseek.graders.reasoning import ReasonedRun, ReasoningReader
 from coseek.lab.world.world import World
 from coseek.measure.intervals import bootstrap_mean
 from coseek.measure.reasoning import METRICS, ReasoningClaims, reasoning_values, reasonings_of
-from coseek.measure.report import ROWS
+from coseek.measure.report import table_json, write_values
 from coseek.measure.table import Table, show
 from coseek.models.text_model import open_text_model
 from coseek.pipelines.labelling import protocol_of
@@ -60,20 +59,11 @@ def reasoning(
     read = read_by(reader, stored, whole)
     values = {f"k = {EVERY if k is None else k}": reasoning_values(read, k) for k in numbers}
     table = curve(values, len(trajectories) - sum(map(len, read.values())))
-    rows: list[Json] = [{**dict(zip(table.columns, row, strict=True))} for row in table.rows]
     if out is not None:
         with lock_if_named(out):
-            write_jsonl(
-                out / ROWS,
-                (
-                    {"run": name, "id": ident, "metrics": {**found}}
-                    for name, each in values.items()
-                    for ident, found in each.items()
-                ),
-            )
-            write_json(out / "reasoning.json", {"rows": rows, "notes": list(table.notes)})
+            write_values(out, values, table, "reasoning.json")
     if as_json:
-        print_json({"rows": rows, "notes": list(table.notes)})
+        print_json(table_json(table))
     else:
         show_tables({"Latest reasonings": table})
 

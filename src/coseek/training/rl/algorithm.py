@@ -18,20 +18,24 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.plugins import PluginSpec, check_takes, find_plugin, offer, plugin_name
 from coseek.core.settings import Settings, make_settings
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Segment, Trajectory
 from coseek.training.rl.settings import RlSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE = "coseek.training.rl.algorithms"
+GoldContext: TypeAlias = tuple[Trajectory, Sequence[Segment]]
+"""A run, and segments of it that an agent reads: after them it would answer."""
+GoldProbe: TypeAlias = Callable[[Sequence[GoldContext]], list[float]]
+"""Contexts → the mean log-probability, in nats, of the tokens of the gold answer of each one's question."""
 
 
 class AlgorithmSettings(Settings):
@@ -78,12 +82,33 @@ class StepRewards:
     """The runs, one a row."""
     rewards_of_turns: tuple[tuple[float, ...], ...] = ()
     """What the reward gave each turn of a run; empty for a run where it names none. Row by row."""
+    gold_probe: "GoldProbe | None" = None
+    """Reads the gold answer with the policy: see `gold_logprobs`."""
 
     @property
     def turn_spans(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Start and end along T of every turn of every run. Raises `SettingError` where the engine hands over no
         trajectories."""
         return tuple(run.turn_spans for run in self._runs())
+
+    def turn_rewards(self) -> list[list[float]]:
+        """Return what each turn of every run earned: what the reward gave it, and at the last turn also the rest."""
+        turns = self.rewards_of_turns or ((),) * len(self.rewards_B)
+        earned = [[*given] or [0.0] * len(spans) for given, spans in zip(turns, self.turn_spans, strict=True)]
+        for row, rewards in enumerate(earned):
+            if rewards:
+                rewards[-1] += float(self.rewards_B[row]) - sum(rewards)
+        return earned
+
+    def gold_logprobs(self, contexts: "Sequence[GoldContext]") -> list[float]:
+        """Return the policy's mean log-probability of the gold answer's tokens, in nats, if it answered after each
+        context. Raises `SettingError` where the engine has no policy to ask."""
+        if self.gold_probe is None:
+            raise SettingError(
+                "the algorithm asks how likely the policy finds the gold answer, which is not known here; take "
+                "rl.backend=local"
+            )
+        return self.gold_probe(contexts)
 
     def tree(self) -> "tuple[TurnNode, ...]":
         """The turns of all groups as trees: runs of a group whose tokens are the same up to a turn's end share it.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coseek.data.run import RowKey
 from coseek.data.token_data import TokenData, agent_spans, finite
-from coseek.training.rl.algorithm import Algorithm, StepRewards
+from coseek.training.rl.algorithm import Algorithm, GoldProbe, StepRewards
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
 from coseek.training.rl.losses import importance_weights, kl_estimate
@@ -46,7 +46,11 @@ class Experience:
 
 
 def make_experience(
-    episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend | None
+    episodes: EpisodeBatch,
+    settings: RlSettings,
+    algorithm: Algorithm,
+    backend: TrainingBackend | None,
+    gold_probe: GoldProbe | None = None,
 ) -> Experience:
     """Make a batch with advantages from scored runs. Without a backend there is no reference and no critic, and the old
     policy is the sampler's."""
@@ -73,6 +77,7 @@ def make_experience(
         values_BT=values_BT,
         trajectories=tuple(episode.trajectory for episode in episodes.scored),
         rewards_of_turns=tuple(episode.reward.turns for episode in episodes.scored),
+        gold_probe=gold_probe,
     )
     estimates = algorithm.advantages(step)
     advantages_BT = estimates.advantages_BT

@@ -33,6 +33,7 @@ from coseek.training.rl.callbacks import (
 )
 from coseek.training.rl.episodes import RolloutFunction, SampledStep, ScoreFunction, describe, sample_step
 from coseek.training.rl.experience import StepTokens, TokenRecord, make_experience
+from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
 from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
@@ -58,6 +59,8 @@ class RlRun:
     rollout: RolloutAhead
     state: RunState
     """Position and files of the run."""
+    answers: AnswerWriter | None
+    """Writes gold answers, for algorithms that ask how likely the policy finds them."""
 
 
 def train_rl(
@@ -71,6 +74,7 @@ def train_rl(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
+    answers: AnswerWriter | None = None,
 ) -> dict[str, float]:
     """Train the backend's policy; `folder` gets `metrics.jsonl` and `checkpoints/`. Returns the last step's metrics.
 
@@ -83,7 +87,8 @@ def train_rl(
     stream = QuestionStream(questions, settings.seed, settings.balance_hops)
     state = _open(folder, settings, backend, resume)
     backend.refresh()
-    run = RlRun(settings, open_algorithm(settings), backend, RolloutAhead(rollout, stream, settings, backend), state)
+    ahead = RolloutAhead(rollout, stream, settings, backend)
+    run = RlRun(settings, open_algorithm(settings), backend, ahead, state, answers)
     callbacks = [*callbacks, *_own_callbacks(run, folder, progress)]
     progress.stage(run.algorithm.name.upper(), settings.steps)
     for callback in callbacks:
@@ -119,7 +124,8 @@ def _update(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> 
     if not episodes.scored:
         return {"updates": 0, **_compare_sampler(policy, sampled)}
     with timer("advantages_s"):
-        experience = make_experience(episodes, settings, run.algorithm, run.backend)
+        asked = None if run.answers is None else PolicyProbe(policy, run.answers)
+        experience = make_experience(episodes, settings, run.algorithm, run.backend, asked)
         right_N = right_rows(episodes.scored, settings.monitor.outcome)
         probe = LikelihoodProbe(policy, experience.batch, right_N, ~experience.silent_B, settings.monitor.probe_runs)
     with timer("update_s"):

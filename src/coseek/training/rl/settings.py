@@ -120,7 +120,8 @@ class RlSettings(Settings):
     """Reinforcement learning of an agent. The defaults fit a laptop; the papers' values are given in brackets."""
 
     algorithm: str = "grpo"
-    """`grpo`, `rloo`, `reinforce-pp`, `ppo`, or the path of a Python file: see `rl/algorithm.py`."""
+    """A file of `rl/algorithms` by name (`grpo`, `rloo`, `ppo`, `mt-grpo` …), or the path of a Python file: see
+    `rl/algorithm.py`."""
     algorithm_settings: dict[str, object] = Field(default_factory=dict)
     """Settings of the algorithm, such as `{scale_by_std: false}`."""
     policy_loss: str = "ppo-clip"

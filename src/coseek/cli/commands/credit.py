@@ -1,0 +1,82 @@
+"""Score turn credits: which signal says what continuations of the agent say."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.options import Count, DeviceName, split_names
+from coseek.cli.terminal import AsJson, new_app, note, print_json, progress_bar, resumable, show_tables
+from coseek.core.lock import lock_folder
+from coseek.core.text import counted
+from coseek.measure.credit import DECISIVE, CreditScores
+from coseek.measure.report import write_values
+from coseek.measure.table import Table, show
+
+GROUP = "Results"
+TURNS = 4
+"""First turns whose bias is shown."""
+app = new_app()
+
+
+@app.command(epilog="Example: `coseek credit runs/sampled --continuations 32 --out runs/credit`")
+def credit(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`."),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write; the same command resumes it.")],
+    continuations: Annotated[
+        int, typer.Option(min=2, help="Continuations of every turn; the standard error of a value is √(1/2K) at most.")
+    ] = 32,
+    signals: Annotated[
+        str, typer.Option(help="Comma-separated names, or YAML files of own signals. [default: all shipped ones]")
+    ] = "",
+    decisive: Annotated[float, typer.Option(help="The least value of a decisive turn.")] = DECISIVE,
+    count: Count = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what each turn of an agent is worth, and which training signals say so.
+
+    The agent goes on from the end of every turn that searched, and from the beginning: a turn's value is the gain in
+    right answers. A signal is what an algorithm gives the turn's tokens. `auc` is the chance that it ranks a decisive
+    turn above another one, over all turns and among those of one question; half of the continuations, scored by the
+    other half, are what can be reached.
+    """
+    from coseek.pipelines.credit import load_signals, measure_credit  # torch
+
+    chosen = load_signals(split_names(signals) if signals else [])
+    with lock_folder(out), resumable("the same command"), progress_bar() as bars:
+        found = measure_credit(run, chosen, continuations, out, decisive, count, device, bars.report, note)
+        table = table_of(found, decisive)
+        of_questions = {
+            name: {ident: {"auc": value} for ident, value in each.items()} for name, each in found.within.items()
+        }
+        tree = write_values(out, of_questions, table, "credit.json")
+    if as_json:
+        print_json(tree)
+    else:
+        show_tables({"Credit of turns": table})
+
+
+def table_of(found: CreditScores, decisive: float) -> Table:
+    """A line for each signal."""
+    names = ("signal", "auc", "auc in a question", "rank correlation", "precision", "bias by turn", "tokens a turn")
+    rows = [
+        (
+            name,
+            show(one.auc),
+            show(one.within),
+            show(one.correlation),
+            "–" if one.precision is None else f"{one.precision:.3f}",
+            " ".join(f"{rank:+.2f}" for _, rank in sorted(one.bias.items())[:TURNS]),
+            f"{found.tokens.get(name, 0.0):,.0f}",
+        )
+        for name, one in found.scores.items()
+    ]
+    share = sum(value >= decisive for value in found.values.values()) / len(found.values)
+    notes = [f"{counted(len(found.values), 'turn')}, {share:.0%} of them decisive (value of {decisive:g} or more)."]
+    if found.faults:
+        notes.append(f"{counted(found.faults, 'continuation')} with a fault, tried again by the same command.")
+    return Table(names, tuple(rows), tuple(notes))

@@ -1,0 +1,187 @@
+"""Credit: how well a signal says which turns of a search agent deserve the reward.
+
+The value of a turn is E[outcome | the run up to its end] - E[outcome | the run up to its beginning], each the mean
+outcome of continuations of the same policy. With K continuations of each the standard error of a value is at most
+sqrt(1 / (2 K)): .125 for 32. A turn is *decisive* if its value is at least `DECISIVE`.
+
+A signal is scored by the chance that it ranks a decisive turn above one that is not (`auc`: .5 by chance, 1 for the
+truth), over all turns and within the runs of each question; by rank correlation with the values; by the share of
+decisive turns among as many that it ranks highest (`precision`); and by the turns that it favours (`bias`).
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coseek.core.record import OMIT_NONE, Record
+from coseek.measure.intervals import TAIL, Interval, bootstrap_mean
+
+N = TypeVar("N", bound=Hashable)
+
+METRICS = {"auc": "chance that a decisive turn is ranked above another of its question, in [0, 1]"}
+"""Metric of a question → description."""
+DECISIVE = 0.25
+"""The least value of a decisive turn."""
+RESAMPLES = 1000
+Floats: TypeAlias = NDArray[np.float64]
+TurnKey: TypeAlias = tuple[str, int, int]
+"""Question id, the run's seed, and the turn from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOutcome(Record):
+    """How one continuation of a run from the end of one of its turns ended."""
+
+    question_id: str
+    seed: int
+    """Seed of the run; of turn 0, which all runs of a question share, it is 0."""
+    turn: int
+    """The agent's turns that stand, from 0."""
+    number: int
+    outcome: float | None
+    """In [0, 1]; `None` for a fault."""
+    tokens: int = 0
+    """Tokens that the agent wrote in it."""
+    fault: Annotated[str | None, OMIT_NONE] = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question_id, str(self.seed), str(self.turn), str(self.number)
+
+
+def turn_values(
+    turns: Iterable[TurnKey], continuations: Iterable[StateOutcome], half: int | None = None
+) -> dict[TurnKey, float]:
+    """The values of those turns whose beginning and end were both continued.
+
+    `half` 0 or 1 takes every second continuation alone, from that one on: the two halves estimate the same values
+    independently, so one of them is a signal as good as the ruler itself.
+    """
+    outcomes: dict[TurnKey, list[float]] = {}
+    for one in continuations:
+        if one.outcome is not None and half in (None, one.number % 2):
+            outcomes.setdefault((one.question_id, one.seed, one.turn), []).append(one.outcome)
+    means = {state: fmean(found) for state, found in outcomes.items()}
+    values = {}
+    for question, seed, turn in turns:
+        before, after = (question, seed if turn > 1 else 0, turn - 1), (question, seed, turn)
+        if before in means and after in means:
+            values[question, seed, turn] = means[after] - means[before]
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class SignalScore:
+    """How well a signal tells decisive turns; intervals are over questions."""
+
+    auc: Interval | None
+    """Over all turns; `None` without a decisive turn, or without another."""
+    within: Interval | None
+    """Mean AUC among the turns of one question, over the questions that have both kinds."""
+    correlation: Interval | None
+    """Spearman's, over all turns."""
+    precision: float | None
+    bias: Mapping[int, float]
+    """Turn number → mean rank that the signal gives it less its mean rank by value, both in [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditScores:
+    """The values of a run's turns, and how well signals say them."""
+
+    values: Mapping[TurnKey, float]
+    scores: Mapping[str, SignalScore]
+    """By signal; `CHANCE` and `RULER` are the last."""
+    within: Mapping[str, Mapping[str, float]]
+    """Signal → question → AUC among its turns."""
+    tokens: Mapping[str, float]
+    """Signal → tokens that it reads or writes for each valued turn."""
+    faults: int
+    """Continuations that failed."""
+
+
+def score_signal(
+    values: Mapping[TurnKey, float], signal: Mapping[TurnKey, float], seed: int = 0, decisive: float = DECISIVE
+) -> SignalScore:
+    """Score a signal on the turns of `values`. Raises `KeyError` for a turn that it lacks."""
+    keys = sorted(values)
+    truth, given = np.array([values[key] for key in keys]), np.array([signal[key] for key in keys])
+    positive = truth >= decisive
+    count = int(positive.sum())
+    highest = np.argsort(-given, kind="stable")[:count]
+    ranks_of_signal, ranks_of_truth = _ranks(given), _ranks(truth)
+    size = max(1, len(keys) - 1)
+    bias = {
+        turn: float(np.mean([(ranks_of_signal[at] - ranks_of_truth[at]) / size for at in places]))
+        for turn, places in _places(key[2] for key in keys).items()
+    }
+    return SignalScore(
+        _resampled(lambda rows: auc(given[rows], positive[rows]), keys, seed),
+        bootstrap_mean([*within_questions(values, signal, decisive).values()], np.random.default_rng(seed)),
+        _resampled(lambda rows: _correlation(given[rows], truth[rows]), keys, seed),
+        float(positive[highest].mean()) if count else None,
+        bias,
+    )
+
+
+def within_questions(
+    values: Mapping[TurnKey, float], signal: Mapping[TurnKey, float], decisive: float = DECISIVE
+) -> dict[str, float]:
+    """Question → the AUC among its turns; questions without a decisive turn, or without another, are left out."""
+    found: dict[str, float] = {}
+    keys = sorted(values)
+    for name, places in _places(key[0] for key in keys).items():
+        of_question = [keys[at] for at in places]
+        given = np.array([signal[key] for key in of_question])
+        value = auc(given, np.array([values[key] >= decisive for key in of_question]))
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def auc(given: Floats, positive: NDArray[np.bool_]) -> float | None:
+    """The chance that a positive has a larger number than a negative, ties half; `None` without one of them."""
+    count, others = int(positive.sum()), int((~positive).sum())
+    if not count or not others:
+        return None
+    return float((_ranks(given)[positive].sum() - count * (count - 1) / 2) / (count * others))
+
+
+def _correlation(one: Floats, other: Floats) -> float | None:
+    ranks = [_ranks(each) for each in (one, other)]
+    return None if any(each.std() == 0 for each in ranks) else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks from 0, the mean of equal numbers' ranks for each of them."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts + 1) / 2)[inverse] if len(values) else values
+
+
+def _places(names: Iterable[N]) -> dict[N, list[int]]:
+    places: dict[N, list[int]] = {}
+    for at, name in enumerate(names):
+        places.setdefault(name, []).append(at)
+    return places
+
+
+def _resampled(
+    measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey], seed: int
+) -> Interval | None:
+    """A statistic of turns, with the percentile interval over questions drawn with replacement."""
+    groups = [np.array(places) for places in _places(key[0] for key in keys).values()]
+    whole = measure(np.arange(len(keys)))
+    if whole is None:
+        return None
+    rng = np.random.default_rng(seed)
+    draws = (rng.integers(len(groups), size=len(groups)) for _ in range(RESAMPLES))
+    drawn = [found for draw in draws if (found := measure(np.concatenate([groups[at] for at in draw]))) is not None]
+    if len(groups) < 2 or not drawn:
+        return Interval(whole, None, None, len(groups))
+    low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
+    return Interval(whole, float(low), float(high), len(groups))

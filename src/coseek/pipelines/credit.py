@@ -1,0 +1,320 @@
+"""Credit of a stored run's turns: continues the agent from every turn, and scores signals against what that says.
+
+A state after a turn that searched is continued from the turn's own passages (`agents/branching.py`), so a model that
+can fork reads each run once. Turns of an agent that did not search, and the last one, have no value.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from pydantic import Field
+
+from coseek.agents.branching import Branch, branch
+from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.factory import AgentSettings, is_scripted, open_agent, open_tokenizer
+from coseek.agents.protocol import load_protocol
+from coseek.agents.run_questions import row_seed
+from coseek.agents.search_turns import turn_number
+from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.files import read_yaml
+from coseek.core.fingerprint import digest_of
+from coseek.core.settings import Settings, make_settings
+from coseek.data.answers import exact_match
+from coseek.data.dataset import draw
+from coseek.data.grade_cache import GradeCache
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.measure import credit as measures
+from coseek.measure.credit import (
+    DECISIVE,
+    CreditScores,
+    SignalScore,
+    StateOutcome,
+    TurnKey,
+    score_signal,
+    turn_values,
+    within_questions,
+)
+from coseek.models.model_folder import model_path
+from coseek.models.pretrained import load_model
+from coseek.pipelines.labelling import agent_of, identity_of, limits_of, retriever_of
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.retriever import Retriever
+from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.training.rl.algorithm import GoldContext, GoldProbe, open_algorithm
+from coseek.training.rl.episodes import score
+from coseek.training.rl.experience import make_experience
+from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
+from coseek.training.rl.settings import RlSettings
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings
+
+SIGNALS = Path(measures.__file__).with_name("credits.yaml")
+RULER, CHANCE = "half of the continuations", "chance"
+AT_ONCE = 4096
+"""Continuations that are sampled before the next are listed."""
+Tell: TypeAlias = Callable[[int, int], None]
+
+
+class CreditSignal(Settings):
+    """A signal: what an algorithm gives a turn's tokens."""
+
+    algorithm: str
+    """`rl.algorithm`: a name, or a file."""
+    settings: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """`rl.algorithm_settings`."""
+    reward: RewardSpec = Field(default_factory=lambda: RewardSpec({"exact_match": 1.0}))
+    """The reward that the algorithm is given."""
+
+
+def load_signals(names: Sequence[str]) -> dict[str, CreditSignal]:
+    """Signals by name; a YAML file of signals adds its own. All shipped ones for no name."""
+    known = _signals(SIGNALS)
+    if not names:
+        return known
+    chosen: dict[str, CreditSignal] = {}
+    for name in names:
+        if name.endswith((".yaml", ".yml")):
+            chosen |= _signals(Path(name))
+        elif name in known:
+            chosen[name] = known[name]
+        else:
+            raise UnknownName("signal", name, known)
+    return chosen
+
+
+def _signals(path: Path) -> dict[str, CreditSignal]:
+    tree = read_yaml(path, "file of signals", "`name: {algorithm: …}`")
+    return {name: make_settings(CreditSignal, row, path) for name, row in tree.items() if isinstance(row, dict)}
+
+
+# --- continuations
+
+
+def searching_turns(run: Trajectory, agent: Agent) -> dict[int, int]:
+    """Number of each turn that searched, from 1 → the index of its first search."""
+    places: dict[int, int] = {}
+    for place in range(len(run.searches)):
+        if turn := turn_number(run, place, agent.protocol):
+            places.setdefault(turn, place)
+    return places
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """Continues runs from their turns, and keeps how each continuation ended."""
+
+    agent: Agent
+    agent_identity: str
+    retriever: Retriever
+    limits: Limits
+    continuations: int
+    """How many of every state."""
+    folder: Path
+
+    @property
+    def cache(self) -> GradeCache[StateOutcome]:
+        identity = digest_of("credit", self.agent_identity, self.retriever.identity)
+        return GradeCache.beside(self.folder, StateOutcome, identity, {"agent": self.agent_identity})
+
+    def measure(self, runs: Sequence[Trajectory], tell: Tell = lambda *_: None) -> list[StateOutcome]:
+        """Continue every state of the runs that the folder does not hold yet. Faults are tried again."""
+        known = {key: one for key, one in self.cache.entries().items() if one.fault is None}
+        wanted = [state for state in self._states(runs) if state.key not in known]
+        done = 0
+        with self.cache.appending() as file:
+            for start in range(0, len(wanted), AT_ONCE):
+                for ended in self._continued(wanted[start : start + AT_ONCE]):
+                    self.cache.append(file, ended)
+                    known[ended.key] = ended
+                    done += 1
+                    tell(done, len(wanted))
+        return [*known.values()]
+
+    def _states(self, runs: Sequence[Trajectory]) -> "list[_State]":
+        states = [
+            _State(run.question, 0, 0, number, None, None)
+            for run in {run.question.id: run for run in runs}.values()
+            for number in range(self.continuations)
+        ]
+        for run in runs:
+            for turn, place in searching_turns(run, self.agent).items():
+                states += [
+                    _State(run.question, run.seed, turn, number, run, place) for number in range(self.continuations)
+                ]
+        return states
+
+    def _continued(self, states: "Sequence[_State]") -> Iterable[StateOutcome]:
+        """Continue states, and yield how each ended."""
+        fresh = [state for state in states if state.run is None]
+        questions, seeds = [state.question for state in fresh], [state.continued_seed for state in fresh]
+        for state, run in zip(fresh, rollout(self.agent, self.retriever, questions, seeds, self.limits), strict=True):
+            yield state.ended(run)
+        begun = [(state, state.branch()) for state in states if state.run is not None]
+        for (state, _), run in zip(
+            begun, branch(self.agent, self.retriever, [one for _, one in begun], self.limits), strict=True
+        ):
+            yield state.ended(run)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """One continuation to make."""
+
+    question: Question
+    seed: int
+    turn: int
+    number: int
+    run: Trajectory | None
+    place: int | None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question.id, str(self.seed), str(self.turn), str(self.number)
+
+    @property
+    def continued_seed(self) -> int:
+        return row_seed(self.seed, f"{self.question.id}/{self.turn}", self.number)
+
+    def branch(self) -> Branch:
+        """The continuation from the search's own passages."""
+        assert self.run is not None and self.place is not None
+        passages = tuple(hit.passage for hit in self.run.searches[self.place].hits)
+        return Branch(self.run, self.place, passages, self.continued_seed)
+
+    def ended(self, run: Trajectory) -> StateOutcome:
+        fault = None if run.fault is None else run.fault[1] or str(run.fault[0])
+        right = None if fault is not None else float(exact_match(run.answer, self.question.answers))
+        tokens = run.agent_tokens - (sum(end - start for start, end in run.turn_spans[: self.turn]))
+        return StateOutcome(self.question.id, self.seed, self.turn, self.number, right, tokens, fault)
+
+
+# --- signals
+
+
+def credit_of(runs: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe | None) -> dict[TurnKey, float]:
+    """The mean advantage that the signal gives the tokens of every turn. Raises `SettingError` where its reward cannot
+    be paid."""
+    by_question: dict[str, list[Trajectory]] = {}
+    for run in runs:
+        by_question.setdefault(run.question.id, []).append(run)
+    ordered = [run for group in by_question.values() for run in group]
+    groups = [place for place, group in enumerate(by_question.values()) for _ in group]
+    size = max(map(len, by_question.values()), default=1)
+    settings = make_settings(
+        RlSettings, {"algorithm": signal.algorithm, "algorithm_settings": {**signal.settings}, "group_size": size}
+    )
+    episodes = score(groups, ordered, make_reward(signal.reward))
+    if len(episodes.scored) < len(ordered):
+        raise SettingError(f"the reward of the signal {signal.algorithm} failed: {dict(episodes.faults)}")
+    experience = make_experience(episodes, settings, open_algorithm(settings), None, probe)
+    return {
+        (run.question.id, run.seed, turn): float(
+            experience.advantages_BT[row, start:end].double().mean()
+        )  # exact for equal numbers
+        for row, run in enumerate(ordered)
+        for turn, (start, end) in enumerate(run.turn_spans, start=1)
+    }
+
+
+def gold_probe_of(settings: AgentSettings) -> GoldProbe | None:
+    """Reads gold answers with an agent's own weights; `None` for an agent that is no model folder."""
+    folder = model_path(settings.name)
+    if is_scripted(settings.name) or settings.is_remote or not (folder / "config.json").is_file():
+        return None
+    protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
+    policy = Policy(load_model(folder, settings), LearnerSettings(), 1, settings.temperature)
+    return PolicyProbe(policy, AnswerWriter(protocol, open_tokenizer(settings, protocol)))
+
+
+@dataclass
+class CountingProbe:
+    """Implements `GoldProbe`; counts the tokens that it read."""
+
+    probe: GoldProbe
+    tokens: int = 0
+
+    def __call__(self, contexts: Sequence[GoldContext]) -> list[float]:
+        self.tokens += sum(len(segment.ids) for _, context in contexts for segment in context)
+        return self.probe(contexts)
+
+
+def measured_turns(runs: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
+    """The turns that searched."""
+    return [(run.question.id, run.seed, turn) for run in runs for turn in searching_turns(run, agent)]
+
+
+def values_of(
+    runs: Sequence[Trajectory], agent: Agent, found: Sequence[StateOutcome]
+) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
+    """The values of the turns: by all continuations, and by each half of them. Raises `DataError` for none."""
+    turns = measured_turns(runs, agent)
+    whole = turn_values(turns, found)
+    if not whole:
+        raise DataError("no turn has a value: none searched, or no continuation went through")
+    return whole, turn_values(turns, found, 0), turn_values(turns, found, 1)
+
+
+def measure_credit(
+    folder: Path,
+    signals: Mapping[str, CreditSignal],
+    continuations: int,
+    out: Path,
+    decisive: float = DECISIVE,
+    count: int | None = None,
+    device: str | None = None,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> CreditScores:
+    """Continue the turns of a stored run, by `count` of its questions, and score signals on them.
+
+    `tell` is called with (`continuations`, done, total). A signal that cannot be computed is left out, and said.
+    """
+    stored = Run(folder)
+    settings = sampling_agent(stored, device)
+    whole = [run for run in stored.trajectories() if run.fault is None]
+    kept = {question.id for question in draw([*{run.question.id: run.question for run in whole}.values()], count, 0)}
+    runs = [run for run in whole if run.question.id in kept]
+    agent, retriever = open_agent(settings), open_retriever(retriever_of([stored], None))
+    ruler = Ruler(agent, identity_of(settings), retriever, limits_of([stored], None, settings), continuations, out)
+    found = ruler.measure(runs, partial(tell, "continuations"))
+    values, even, odd = values_of(runs, agent, found)
+    scores: dict[str, SignalScore] = {}
+    within: dict[str, dict[str, float]] = {}
+    tokens = {RULER: sum(one.tokens for one in found) / len(values)}
+
+    def add(name: str, truth: Mapping[TurnKey, float], signal: Mapping[TurnKey, float]) -> None:
+        scores[name] = score_signal(truth, signal, decisive=decisive)
+        within[name] = within_questions(truth, signal, decisive)
+
+    probe = gold_probe_of(settings)
+    for name, signal in signals.items():
+        counting = None if probe is None else CountingProbe(probe)
+        try:
+            add(name, values, credit_of(runs, signal, counting))
+        except SettingError as error:
+            say(f"{name} is left out: {error}")
+            continue
+        tokens[name] = 0.0 if counting is None else counting.tokens / len(values)
+    drawn = np.random.default_rng(0).random(len(values))
+    add(CHANCE, values, dict(zip(values, drawn.tolist(), strict=True)))
+    add(RULER, even, odd)
+    return CreditScores(values, scores, within, tokens, sum(one.fault is not None for one in found))
+
+
+def sampling_agent(run: Run, device: str | None) -> AgentSettings:
+    """The agent of a run at the temperature it had. Raises `SettingError` for a greedy one: all continuations would be
+    equal."""
+    settings = agent_of([run], None, 1.0)
+    given = run.settings.get("agent")
+    if settings is None or not isinstance(given, dict):
+        raise SettingError(f"{run.folder} names no agent that could go on")
+    if not given.get("temperature") and not is_scripted(settings.name):
+        raise SettingError(f"{run.folder} was run greedily and has one continuation; run it with --temperature 1")
+    update = {"temperature": given.get("temperature"), **({} if device is None else {"device": device})}
+    return settings.model_copy(update=update)

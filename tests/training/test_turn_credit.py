@@ -1,0 +1,169 @@
+"""Fears about credits of turns: a formula that is not the paper's, a gradient that the baseline bends."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.training.echo import settings_of
+from tests.training.tiny import agent, environment, tiny_model
+
+from coseek.agents.protocol import load_protocol
+from coseek.core.errors import SettingError
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, Segment, StopReason, Trajectory
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.rewards.reward import make_reward, reward_spec
+from coseek.training.rl.algorithm import GoldContext, GoldProbe, StepRewards, open_algorithm
+from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings
+
+PROMPT = environment(1, 2)
+
+
+def run(*turns: int, found: Sequence[str] = (), right: bool = True) -> Trajectory:
+    """A run whose turns write one token each; turn n of those in `found` searches and finds these passages."""
+    segments: list[Segment] = [PROMPT]
+    for token in turns:
+        segments += [agent(token), environment(9)]
+    searches = tuple(
+        Search(f"q{turn}", tuple(Hit(Passage(ident, "", ident), 0.0) for ident in idents.split()), turn=turn)
+        for turn, idents in enumerate(found, start=1)
+    )
+    asked = Question("q", "?", ("gold",), gold_ids=("g1", "g2"))
+    answer = "gold" if right else "other"
+    return Trajectory(asked, "search-r1", tuple(segments[:-1]), searches, StopReason.ANSWERED, answer, valid=True)
+
+
+def credit(
+    name: str,
+    runs: Sequence[Trajectory],
+    rewards: Sequence[float],
+    turns: Sequence[Sequence[float]] = (),
+    levels: GoldProbe | None = None,
+    **own: float | str | bool,
+) -> list[list[float]]:
+    """What an algorithm gives each turn of the runs of one question."""
+    width = max(len(one.ids) for one in runs)
+    mask_BT = torch.tensor([[*one.agent_mask, *[False] * (width - len(one.ids))] for one in runs])
+    step = StepRewards(
+        torch.tensor(rewards, dtype=torch.float64), torch.zeros(mask_BT.shape), mask_BT, (tuple(range(len(runs))),),
+        len(runs), torch.zeros(len(runs)).bool(), trajectories=tuple(runs),
+        rewards_of_turns=tuple(map(tuple, turns)), gold_probe=levels,
+    )  # fmt: skip
+    opened = open_algorithm(settings_of(name, group_size=len(runs), algorithm_settings=own))
+    advantages_BT = opened.advantages(step).advantages_BT
+    return [[float(advantages_BT[row, start]) for start, _ in one.turn_spans] for row, one in enumerate(runs)]
+
+
+def test_mt_grpo_compares_a_turn_with_the_returns_of_the_others_from_there_on() -> None:
+    runs, turns = [run(3, 4, 5), run(3, 4), run(6)], [[1, 0, 0], [0, 0], [0]]
+    found = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns)
+    assert found[0] == pytest.approx([2 - (0 + 1) / 2, 1 - 0.0, 1 - 0.0])  # the rest of the reward is the last turn's
+    assert found[1] == pytest.approx([0 - (2 + 1) / 2, 0 - (1 + 0) / 2])
+    biased = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns, ended="skip")
+    assert biased[0] == pytest.approx([(1 - 2 / 3) + 0 + (1 - 1), 0 + 0, 0])
+
+
+def bent_gradient(ended: str, stop: float) -> tuple[float, float]:
+    """d E[return] / d θ of a policy that stops with probability σ(θ) after each of two turns, exactly; and the mean of
+    the estimator over all pairs of runs. A turn that goes on earns 1, the end 0."""
+    going = [(2,), (1, 2), (1, 1)]  # token 2 stops, token 1 goes on
+    chance = {2: stop, 1: 1 - stop}
+    slope = {2: 1 - stop, 1: -stop}  # of the log-probability
+    earned = {one: [1.0 if token == 1 else 0.0 for token in one] for one in going}
+    weight = {one: math.prod(chance[token] for token in one) for one in going}
+    true = sum(weight[one] * sum(map(slope.__getitem__, one)) * sum(earned[one]) for one in going)
+    estimate = 0.0
+    for pair in itertools.product(going, repeat=2):
+        turns = [earned[one] for one in pair]
+        values = credit("mt-grpo", [run(*one) for one in pair], [sum(each) for each in turns], turns, ended=ended)
+        of_pair = sum(
+            slope[token] * value
+            for one, row in zip(pair, values, strict=True)
+            for token, value in zip(one, row, strict=True)
+        )
+        estimate += weight[pair[0]] * weight[pair[1]] * of_pair / 2
+    return true, estimate
+
+
+@pytest.mark.parametrize("stop", [0.2, 0.5, 0.7])
+def test_a_baseline_of_turns_bends_no_gradient_unless_it_skips_runs_that_ended(stop: float) -> None:
+    true, estimate = bent_gradient("zero", stop)
+    assert estimate == pytest.approx(true, abs=1e-6)
+    true, biased = bent_gradient("skip", stop)
+    assert abs(biased - true) > 0.05  # verl-project/verl#7244
+
+
+def test_gigpo_adds_the_advantage_among_turns_that_had_read_the_same() -> None:
+    runs = [run(3, 4, found=["a b"]), run(5, 6, found=["b a"]), run(7, 8, found=["c"])]
+    found = credit("gigpo", runs, [1.0, 0.0, 0.0], scale_by_std=False, gamma=0.5, weight=2.0)
+    third = 1 / 3
+    assert found[0] == pytest.approx([2 * third + 2 * (0.5 - 0.5 * third), 2 * third + 2 * 0.5])
+    assert found[2] == pytest.approx([-third - 2 * 0.5 * third, -third])  # nobody else had read c alone
+
+
+def test_tree_grpo_compares_runs_within_their_tree_and_in_the_group() -> None:
+    runs = [run(3, 4), run(3, 5), run(6, 4)]
+    found = credit("tree-grpo", runs, [1.0, 0.0, 0.0])
+    whole = math.sqrt(2)  # (1 - 1/3) / std of 1, 0, 0
+    assert found[0] == pytest.approx([whole + 1] * 2)
+    assert found[1] == pytest.approx([-whole / 2 - 1] * 2) and found[2] == pytest.approx([-whole / 2] * 2)
+
+
+def test_igpo_pays_each_turn_the_gain_in_probability_standardised_over_the_group() -> None:
+    levels = iter(map(math.log, [0.1, 0.5, 0.5, 0.2]))
+
+    def probe(contexts: Sequence[GoldContext]) -> list[float]:
+        assert [len(context) for _, context in contexts] == [1, 3, 5, 1]
+        return [next(levels) for _ in contexts]
+
+    found = credit("igpo", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
+    gains = torch.tensor([0.4, 0.0, 1.0, 0.0])
+    standard = ((gains - gains.mean()) / gains.std(correction=0)).tolist()
+    assert found[0] == pytest.approx([sum(standard[:3]), sum(standard[1:3]), standard[2]], abs=1e-5)
+    assert found[1] == pytest.approx([standard[3]], abs=1e-5)
+
+
+def test_a_turn_is_paid_what_the_gold_answer_loses_without_it() -> None:
+    def probe(contexts: Sequence[GoldContext]) -> list[float]:
+        """A passage is worth a nat where token 4 stands in the context."""
+        return [-1.0 + (4 in [token for segment in context for token in segment.ids]) for _, context in contexts]
+
+    found = credit("leave-one-turn-out", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
+    assert found[0] == pytest.approx([1.0 + 0.0, 1.0 + 1.0, 1.0])
+    with pytest.raises(SettingError, match="how likely the policy finds the gold answer"):
+        credit("igpo", [run(3)], [1.0])
+
+
+def test_turn_rewards_pay_what_a_turn_found_first() -> None:
+    one = run(3, 4, 5, 6, found=["a g1", "g1 b", "gold g2"])
+    step = make_reward(reward_spec("step_search"))(one)
+    assert step is not None and step.turns == pytest.approx((0.5, -0.5, 0.5, 0.0))
+    nearer = make_reward({"step_search": {"redundancy": 0.0}})(one)
+    assert nearer is not None and nearer.turns == pytest.approx((0.5, 0.0, 0.5, 0.0))
+    first = make_reward(reward_spec("first_appearance"))(one)
+    assert first is not None and first.turns == (0.0, 0.0, 1.0, 0.0) and first.value == 1.0
+    assert credit("turn-reward", [one], [0.5], [step.turns])[0] == pytest.approx([0.375, -0.625, 0.375, -0.125])
+
+
+def test_the_gold_answer_is_weighed_by_the_policy_where_the_agent_would_write_it() -> None:
+    class Letters(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return [5 + byte % 19 for byte in super().encode(text)]
+
+        encode_data = encode
+
+    model = tiny_model(seed=2)
+    probe = PolicyProbe(Policy(model, LearnerSettings(), 1), AnswerWriter(load_protocol("search-r1"), Letters()))
+    one = run(3, 4, found=["a"])
+    short, long = probe([(one, context) for context in one.contexts])
+    turn, answer = probe.writer.ids(one, one.contexts[1])
+    ids = [token for segment in one.contexts[1] for token in segment.ids]
+    logprobs = model(input_ids=torch.tensor([[*ids, *turn]])).logits[0].log_softmax(1)
+    wanted = [float(logprobs[len(ids) + at - 1, turn[at]].detach()) for at in answer]
+    assert long == pytest.approx(sum(wanted) / len(wanted), abs=1e-4) and short != pytest.approx(long)
+    assert [turn[at] for at in answer] == Letters().encode("gold")
