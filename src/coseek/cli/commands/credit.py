@@ -50,10 +50,12 @@ def credit(
     with lock_folder(out), resumable("the same command"), progress_bar() as bars:
         found = measure_credit(run, chosen, continuations, out, decisive, count, device, bars.report, note)
         table = table_of(found, decisive)
-        of_questions = {
-            name: {ident: {"auc": value} for ident, value in each.items()} for name, each in found.within.items()
+        asked = sorted({question for question, _, _ in found.values})
+        rows = {
+            name: {ident: {"auc": each[ident]} if ident in each else {} for ident in asked}
+            for name, each in found.within.items()
         }
-        tree = write_values(out, of_questions, table, "credit.json")
+        tree = write_values(out, rows, table, "credit.json")
     if as_json:
         print_json(tree)
     else:
