@@ -11,7 +11,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakValueDictionary
 
@@ -50,6 +50,30 @@ def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
     for end in ends:
         base = base.removesuffix(end)
     return base.rstrip("/")
+
+
+_PORTS = {"http": 80, "https": 443}
+_DELIMITERS = "!$&'()*+,;=:@"
+"""Characters that a segment of a path may hold unescaped, besides letters, digits and `-._~` (RFC 3986)."""
+
+
+def canonical_url(url: str) -> str:
+    """One spelling for the address of a web page: host in lower case, no default port, no fragment, and the same
+    characters of the path escaped. Empty for anything but an http(s) address, and for one with a user name."""
+    try:
+        parts = urlsplit(url.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    if parts.scheme not in _PORTS or parts.username is not None or not host or " " in host or not host.isprintable():
+        return ""
+    host = f"[{host}]" if ":" in host else host
+    netloc = host if port in (None, _PORTS[parts.scheme]) else f"{host}:{port}"
+    # Escapes of other encodings than UTF-8 are kept as bytes.
+    segments = (unquote(segment, errors="surrogateescape") for segment in (parts.path or "/").split("/"))
+    path = "/".join(quote(segment, safe=_DELIMITERS, errors="surrogateescape") for segment in segments)
+    query = quote(parts.query, safe=f"{_DELIMITERS}/?%")  # an escaped & or + has another meaning than a bare one
+    return urlunsplit((parts.scheme, netloc, path, query, ""))
 
 
 # Connections to one HTTP server: kept open and used again, through the proxy that the environment names.

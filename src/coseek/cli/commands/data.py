@@ -1,5 +1,7 @@
-"""Import, export and synthesize data sets, documents and agents' logs."""
+"""Import, collect, export and synthesize data sets, documents and agents' logs."""
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -16,6 +18,7 @@ from coseek.cli.terminal import (
     new_app,
     print_json,
     progress_bar,
+    resumable,
     say,
     shell_word,
     stdout_console,
@@ -42,6 +45,8 @@ from coseek.labels.importing import LabelImport, import_labels
 from coseek.measure.table import Table as TextTable
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import TextModelSettings
+from coseek.pipelines.collection import RECORD, CollectionSettings
+from coseek.pipelines.collection import collect as collect_pages
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.retrieval.factory import check_source, open_retriever
 from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped
@@ -60,7 +65,7 @@ TRACES, LABELS = "traces", "labels"
 
 @app.callback()
 def data() -> None:
-    """Import public data, documents and agents' logs; make questions; export runs."""
+    """Import public data, documents and agents' logs; collect pages; make questions; export runs."""
 
 
 @app.command("import", epilog="Example: `coseek data import documents ~/notes --out data/notes`")
@@ -160,6 +165,67 @@ def pool(
         tell(f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here.")
     tell(f"{out}: {counted(made.passages, 'passage')}.")
     tell_next(out)
+
+
+@app.command(epilog="Example: `coseek data collect data/webshaper --search serper.yaml --out data/webshaper-pages`")
+@takes_servers
+def collect(
+    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC… [NAME=VALUE…]",
+            help="Data-set folders (their gold pages, or their corpus), URLs, .txt files with a URL per line, and "
+            ".jsonl, .csv or .parquet files of documents (text, url) or of URLs. Settings: results, sub_queries, "
+            "at_once, retry, limits.timeout_s …",
+        ),
+    ],
+    search: Annotated[
+        str | None,
+        typer.Option(help="Also fetch what this finds for each question: the YAML file of a web retriever."),
+    ] = None,
+    generator: Annotated[
+        str | None,
+        typer.Option(help="A model (folder, URL or YAML file) that breaks each question into further searches."),
+    ] = None,
+    cache: CacheFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch web pages as a corpus, with the questions of SRC and the gold pages that could be fetched.
+
+    A page is a passage; its id is its address after redirects. Pages that fail are counted and listed in
+    OUT/collection.json. Pages, search results and replies of the generator are stored in --cache (OUT.cache.sqlite by
+    default): the same command resumes; retry=true also fetches again what failed.
+    """
+    settings = make_settings(CollectionSettings, assignments(filter(_is_setting, words)))
+    if search is not None:
+        check_source(search)
+    elif generator is not None:
+        raise SettingError("--generator makes searches; name what they search with --search")
+    (generator,) = at_servers(generator)
+    store = cache or out.with_name(f"{out.name}.cache.sqlite")
+    writer = None if generator is None else open_frozen_model(generator, store)
+    searched = None if search is None else open_retriever(search)
+    sources = [word for word in words if not _is_setting(word)]
+    with resumable("the same command"), progress_bar() as bars:
+        made = collect_pages(sources, out, settings, store, searched, writer, bars.report)
+    if as_json:
+        print_json({"folder": str(out), **made.to_json()})
+        return
+    counts = "".join(f", {counted(count, f'{name} question')}" for name, count in made.questions.items())
+    lacking = f", {made.lacking_gold:,} of them without some gold page (meta.uncollected)" if made.lacking_gold else ""
+    tell(f"{out}: {counted(made.passages, 'passage')}{counts}{lacking}.")
+    show_failures("page", made.failed_pages, "the same command with retry=true fetches these again")
+    show_failures("search", made.failed_searches, "the same command makes these again")
+    tell_next(out)
+
+
+def show_failures(what: str, failed: Mapping[str, str], way_out: str) -> None:
+    """Print how many pages or searches failed, why, and some of them."""
+    if failed:
+        reasons = ", ".join(f"{why}: {count:,}" for why, count in Counter(failed.values()).most_common())
+        some = ", ".join(list(failed)[:MOST_NAMED]) + (" …" if len(failed) > MOST_NAMED else "")
+        say(f"warning: {counted(len(failed), what)} failed ({reasons}): {some}; {RECORD} lists all; {way_out}")
 
 
 @app.command(epilog="Example: `coseek data synthesize data/notes count=500 --out data/questions`")
@@ -363,7 +429,7 @@ def tokenizer_folder(name: Json) -> Json:
 
 def _is_setting(source: str) -> bool:
     name, equals, _ = source.partition("=")
-    return bool(equals) and name.isidentifier() and not Path(source).exists()
+    return bool(equals) and all(map(str.isidentifier, name.split("."))) and not Path(source).exists()
 
 
 def split_names(text: str | None) -> tuple[str, ...]:

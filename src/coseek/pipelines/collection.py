@@ -1,0 +1,236 @@
+"""Collection: a data set whose corpus is fetched from the web, as AgentIR's appendix B makes WebShaper's.
+
+Its pages are the gold pages of questions, pages that searches for the questions find, named ones, and documents of
+files, such as a sample of FineWeb. A page is one passage, its address after redirects is the id, and of two with one
+address the first is kept. A page that could not be fetched is counted and has no passage.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.core.connections import canonical_url, is_url
+from coseek.core.errors import DataError, ModelError, RunError
+from coseek.core.files import Json, atomic_folder, check_output_folder, check_replaceable, read_lines, write_json
+from coseek.core.lock import lock_beside
+from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
+from coseek.core.record import Record
+from coseek.core.settings import Settings, dump_settings
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.dataset import Dataset
+from coseek.data.imports._sources import SourceRow, kind_of, read_rows
+from coseek.data.passage import Passage
+from coseek.data.question import Question, load_questions, save_questions
+from coseek.models.text_model import TextModel
+from coseek.models.written import visible
+from coseek.retrieval.factory import require_library
+from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.web.page_store import PageStore, StoredPage, Tell
+from coseek.retrieval.web.pages import Fetcher, PageLimits
+
+RECORD = "collection.json"
+UNCOLLECTED = "uncollected"
+"""Key of a question's `meta`: the gold addresses whose pages are not in the corpus."""
+_FILES = re.compile(r"collection\.json|corpus\.jsonl|questions\.[^/]*\.jsonl")
+_BULLET = re.compile(r"^\s*+(?:[-*•]|[0-9]{1,3}[.)])?\s*+")
+_MAX_TOKENS = 1000
+_TOGETHER = 32
+"""Questions that a generator is given together."""
+
+
+class CollectionSettings(Settings):
+    """How pages are searched for and fetched."""
+
+    results: int = Field(default=100, ge=1)
+    """Results of a search whose pages are fetched."""
+    sub_queries: int = Field(default=6, ge=1)
+    """Searches that a generator makes of each question, at most."""
+    at_once: int = Field(default=16, ge=1)
+    """Pages that are fetched at once."""
+    retry: bool = False
+    """Fetch the pages again that failed in an earlier start."""
+    limits: PageLimits = PageLimits()
+    """Limits on fetching a page."""
+
+
+class SubQueryPrompt(PromptFile):
+    """The prompt of a model that breaks a question into searches."""
+
+    prompt: str
+    """`{question}` and `{count}` are filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSummary(Record):
+    """The counts of a collection."""
+
+    passages: int
+    questions: dict[str, int]
+    """By split."""
+    lacking_gold: int
+    """Questions without the page of one of their gold addresses."""
+    pages: int
+    """Addresses that were fetched; some lead to the same page."""
+    failed_pages: dict[str, str]
+    """Address → reason."""
+    searches: int
+    failed_searches: dict[str, str]
+    """Query → reason."""
+
+
+@dataclass(slots=True)
+class CollectionSources:
+    """What a collection is made of."""
+
+    questions: dict[str, list[Question]] = field(default_factory=dict)
+    """By split."""
+    urls: dict[str, None] = field(default_factory=dict)
+    """Addresses to fetch, in one spelling and in order."""
+    documents: list[Path] = field(default_factory=list)
+    """Files with the texts of pages."""
+
+    @classmethod
+    def read(cls, names: Iterable[str]) -> "CollectionSources":
+        """Read data-set folders (their gold pages, or their corpus), addresses, `.txt` files with an address a line,
+        and files of documents. Raises `DataError`."""
+        sources = cls()
+        for name in names:
+            path = Path(name)
+            if is_url(name):
+                sources._add_url(name, "the sources")
+            elif path.is_dir():
+                sources._add_folder(Dataset(path))
+            elif kind_of(path) == ".txt":
+                for number, line in read_lines(path):
+                    if line.strip():
+                        sources._add_url(line, f"{path}, line {number}")
+            elif (first := next(read_rows(path), None)) is None:
+                raise DataError(f"{path} is empty; it needs at least one row")
+            else:
+                _document(first)  # a file of another form is refused before anything is fetched
+                sources.documents.append(path)
+        return sources
+
+    def _add_url(self, text: str, where: str) -> None:
+        if not (url := canonical_url(text)):
+            raise DataError(f"{where}: {text.strip()!r} is no web address; write https://HOST/PATH")
+        self.urls[url] = None
+
+    def _add_folder(self, dataset: Dataset) -> None:
+        if has_corpus := dataset.corpus_path.exists():
+            self.documents.append(dataset.corpus_path)
+        elif not dataset.splits:
+            raise DataError(f"{dataset.folder} has no questions and no corpus.jsonl; name a data set")
+        for split in dataset.splits:
+            if split in self.questions:
+                raise DataError(f"two sources have questions of the split {split!r}; import one with another --split")
+            self.questions[split] = load_questions(dataset.split_path(split))
+            golds = (ident for one in self.questions[split] for ident in one.gold_ids)
+            self.urls.update(dict.fromkeys(() if has_corpus else filter(is_url, golds)))
+
+
+def collect(
+    names: Sequence[str], out: Path, settings: CollectionSettings, store: Path, search: Retriever | None = None,
+    generator: TextModel | None = None, tell: Tell = lambda what, done, total: None,
+) -> CollectionSummary:  # fmt: skip
+    """Fetch pages and write the data set `out`: their corpus and the questions of the sources.
+
+    `search` finds further pages for each question, and for the searches that `generator` makes of it. Pages and
+    results are kept in the SQLite file `store`, so the same call resumes after a kill and ends in the same files.
+    Raises `DataError`, `RunError` where all searches or the generator fail, and `InUse`; writes nothing to `out` then.
+    """
+    require_library("httpx", "fetching pages", "web")
+    require_library("trafilatura", "reading pages", "web")
+    with lock_beside(out, again=False):
+        check_output_folder(out, RECORD)
+        check_replaceable(out, _FILES.fullmatch, "a collection")
+        sources, pages = CollectionSources.read(names), PageStore(store, Fetcher(settings.limits), settings.at_once)
+        queries: list[str] = []
+        failed_searches: dict[str, str] = {}
+        if search is not None:
+            asked = [one.searched for questions in sources.questions.values() for one in questions]
+            made = [] if generator is None else sub_queries(generator, asked, settings.sub_queries, tell)
+            queries = list(dict.fromkeys([*asked, *made]))
+            found, failed_searches = pages.search(search, queries, settings.results, tell)
+            if queries and len(failed_searches) == len(queries):
+                raise RunError(f"every search failed: {failed_searches[queries[0]]}")
+            sources.urls.update(dict.fromkeys(found))
+        urls = [*sources.urls]
+        pages.fetch(urls, settings.retry, tell)
+        failed = {url: page.fault for url, page in pages.pages(urls) if page.fault}
+        if len(failed) == len(urls) and not sources.documents:
+            why = f"no page could be fetched ({failed[urls[0]]}: {urls[0]})" if urls else "the sources name no page"
+            raise DataError(f"{why}; check the addresses and the network, then give retry=true")
+        saved: list[CollectionSummary] = []
+
+        def fill(folder: Path) -> None:
+            resolved: dict[str, str] = {}
+            passages = _passages(pages.pages(urls), sources.documents, resolved)
+            corpus = CorpusFile.write(folder / "corpus.jsonl", passages, "what was collected")
+            splits = {name: [_resolved(one, resolved) for one in each] for name, each in sources.questions.items()}
+            for name, questions in splits.items():
+                save_questions(folder / f"questions.{name}.jsonl", questions)
+            summary = CollectionSummary(
+                len(corpus), {name: len(questions) for name, questions in splits.items()},
+                sum(UNCOLLECTED in one.meta for questions in splits.values() for one in questions),
+                len(urls) - len(failed), failed, len(queries) - len(failed_searches), failed_searches,
+            )  # fmt: skip
+            write_json(folder / RECORD, {**summary.to_json(), "settings": dump_settings(settings)})
+            saved.append(summary)
+
+        atomic_folder(out, fill)
+    return saved[0]
+
+
+def sub_queries(generator: TextModel, questions: Sequence[str], count: int, tell: Tell) -> list[str]:
+    """Up to `count` searches for each question, a line each in what the generator writes. Raises `RunError` where it
+    fails."""
+    prompt = load_prompt(SubQueryPrompt, "sub-queries", Path(), {"prompt": {"question", "count"}}, PROMPTS)
+    prompts = [fill_template(prompt.prompt, question=one_line(one), count=str(count)) for one in questions]
+    queries: list[str] = []
+    for start in range(0, len(prompts), _TOGETHER):
+        try:
+            texts = generator.write(prompts[start : start + _TOGETHER], _MAX_TOKENS)
+        except ModelError as error:
+            raise RunError(f"the generator failed ({error}); the same command goes on") from None
+        for text in texts:
+            lines = (_BULLET.sub("", line).strip() for line in visible(text).splitlines())
+            queries += list(filter(None, lines))[:count]
+        tell("questions", start + len(texts), len(prompts))
+    return queries
+
+
+def _passages(
+    pages: Iterable[tuple[str, StoredPage]], documents: Iterable[Path], resolved: dict[str, str]
+) -> Iterator[Passage]:
+    """Every page and document once; fills `resolved`: address or id → passage id."""
+    for url, page in pages:
+        if not page.fault:
+            if page.url not in resolved:
+                resolved[page.url] = page.url
+                yield Passage(page.url, page.title, page.text)
+            resolved[url] = resolved[page.url]
+    for path in documents:
+        for passage in map(_document, read_rows(path)):
+            if passage.id not in resolved:
+                resolved[passage.id] = passage.id
+                yield passage
+
+
+def _document(row: SourceRow) -> Passage:
+    """The passage of a row with `text` (or `contents`); its id is its `url` if it has one."""
+    url = canonical_url(row.text("url")) if row.has("url") else ""
+    with row.placed():
+        return Passage.from_json({**row.value, "id": url} if url else row.value)
+
+
+def _resolved(question: Question, resolved: dict[str, str]) -> Question:
+    """The question with the gold ids that the corpus has."""
+    absent: list[Json] = [ident for ident in question.gold_ids if ident not in resolved]
+    gold_ids = tuple(dict.fromkeys(resolved[ident] for ident in question.gold_ids if ident in resolved))
+    meta = {**question.meta, UNCOLLECTED: absent} if absent else question.meta
+    return replace(question, gold_ids=gold_ids, meta=meta)

@@ -1,0 +1,108 @@
+"""Page store: pages and search results in one SQLite file, written as they arrive, so that a collection resumes.
+
+A page that failed is stored with its reason and no text.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from coseek.core.cache import TextCache
+from coseek.core.concurrency import WorkAhead
+from coseek.core.connections import canonical_url
+from coseek.core.errors import RetrieverError
+from coseek.core.files import json_line, parse_line
+from coseek.core.fingerprint import digest_of
+from coseek.core.record import Record
+from coseek.core.strict_json import replace_surrogates
+from coseek.data.passage import Hit
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.web.pages import Fetcher, PageFault, read_page
+
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""(what is done, how many are done, of how many)."""
+_TOGETHER = 200
+"""Pages in memory at once."""
+_MOST = 10**12
+"""Texts to keep: all. An evicted page would be missing from the corpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPage(Record):
+    """A page as it was fetched, or why it could not be."""
+
+    url: str
+    """The address after redirects, in one spelling."""
+    title: str = ""
+    text: str = ""
+    fault: str = ""
+
+
+class PageStore:
+    """Fetches pages and searches, each once."""
+
+    def __init__(self, path: Path, fetcher: Fetcher, at_once: int) -> None:
+        self.path = path
+        self._texts = TextCache(path, _MOST)
+        self._fetcher, self._at_once = fetcher, at_once
+
+    def fetch(self, urls: Sequence[str], retry: bool, tell: Tell) -> None:
+        """Fetch the pages that are not stored yet; with `retry` also those that failed."""
+        stored = {url for url, page in self.pages(urls) if not (retry and page.fault)}
+        missing = [url for url in urls if url not in stored]
+        tell("pages", len(stored), len(urls))
+        with WorkAhead(self._fetch, missing, self._at_once) as ahead:
+            for done, _ in enumerate(ahead, start=len(stored) + 1):
+                tell("pages", done, len(urls))
+
+    def pages(self, urls: Sequence[str]) -> Iterator[tuple[str, StoredPage]]:
+        """The stored pages among these addresses, in order."""
+        for some in _batches(urls, _TOGETHER):
+            known = self._texts.read([f"{kind} {url}" for url in some for kind in ("page", "fault")])
+            for url in some:
+                if (text := known.get(f"page {url}", known.get(f"fault {url}"))) is not None:
+                    yield url, StoredPage.from_json(parse_line(text, f"{self.path}, {url}"))
+
+    def search(
+        self, retriever: Retriever, queries: Sequence[str], k: int, tell: Tell
+    ) -> tuple[list[str], dict[str, str]]:
+        """The distinct addresses of the first `k` hits of each query, and the queries whose search failed, with the
+        reason. A failed search is not stored."""
+        urls, faults, done = dict[str, None](), dict[str, str](), 0
+        for some in _batches(queries, self._at_once):
+            keys = {query: f"search {digest_of(retriever.identity, query, str(k))}" for query in some}
+            known = self._texts.read([*keys.values()])
+            missing = [query for query in some if keys[query] not in known]
+            for query, found in zip(missing, _searched(retriever, missing, k), strict=True):
+                if isinstance(found, RetrieverError):
+                    faults[query] = str(found)
+                else:
+                    known[keys[query]] = "\n".join(filter(None, (canonical_url(hit.passage.url) for hit in found)))
+            self._texts.write({keys[query]: known[keys[query]] for query in missing if query not in faults})
+            urls.update(dict.fromkeys(url for query in some for url in known.get(keys[query], "").split()))
+            done += len(some)
+            tell("searches", done, len(queries))
+        return list(urls), faults
+
+    def _fetch(self, url: str) -> None:
+        try:
+            fetched = self._fetcher.fetch(url)
+            found = read_page(fetched)
+            page = StoredPage(canonical_url(fetched.url) or url, replace_surrogates(found.title), found.text)
+        except PageFault as fault:
+            page = StoredPage(url, fault=str(fault))
+        # The cache never replaces a text, so a fault has a key of its own; a page that comes later goes before it.
+        self._texts.write({f"{'fault' if page.fault else 'page'} {url}": json_line(page.to_json())})
+
+
+def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Hit] | RetrieverError]:
+    """The hits or the fault of each query. A batch that fails is searched one by one."""
+    try:
+        return list(retriever.search(queries, k)) if queries else []
+    except RetrieverError as error:
+        return [error] if len(queries) == 1 else [one for each in queries for one in _searched(retriever, [each], k)]
