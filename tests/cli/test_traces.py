@@ -81,7 +81,7 @@ def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type
     log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
     out = ("--out", tmp_path / "run")
     for words, said in (
-        ((log, "--split", "test"), "traces have no splits"),
+        ((log, "--split", "test"), "traces takes no --split"),
         ((tmp_path / "none.jsonl",), "there is no file"),
         ((log, "answers=gold.x"), "no record has anything at answers=gold.x"),
         ((log, "answer_s=x"), "answers"),

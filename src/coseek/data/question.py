@@ -143,6 +143,18 @@ class Question(Record):
         )
 
 
+def with_options(question: Question, options: Mapping[str, str], letter: str) -> Question:
+    """The question with lettered options, which are not searched for, and the gold answers with and without their
+    letter. Only a judge says what is right, since wrong answers may hold the right one's words ("yes", "no")."""
+    return replace(
+        question,
+        question="\n".join([question.question, "Options:", *(f"{name}. {option}" for name, option in options.items())]),
+        answers=(options[letter], f"{letter}. {options[letter]}"),
+        meta={**question.meta, "options": {**options}, "answer": letter, JUDGE_ONLY: True},
+        search_text=question.question,
+    )
+
+
 class QuestionSplit(tuple[Question, ...]):
     """The questions of a data set's split, which remember where they are from."""
 
@@ -295,7 +307,7 @@ class Step(Record):
     """The value as that passage writes it."""
     sub_question: str
     rest: str = ""
-    """The question once this step is known: with the value in the place of what it answers. Of compositions alone."""
+    """The question once this step is known: with the value in the place of what it answers. Not of comparisons."""
 
 
 def has_plan(question: Question) -> bool:

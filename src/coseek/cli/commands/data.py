@@ -31,6 +31,7 @@ from coseek.core.settings import make_settings
 from coseek.core.text import counted
 from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
 from coseek.data.imports._sources import Deal
+from coseek.data.imports.recipe import recipe_names
 from coseek.data.pool import make_pool, parse_source
 from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator
@@ -59,8 +60,13 @@ MOST_UNREAD = 20
 """Unread documents or records that are printed one by one."""
 MOST_NAMED = 5
 """Names of one kind of left out questions or judgements that are printed."""
-TRACES, LABELS = "traces", "labels"
-"""The formats of logs of agents, which become a run, and of tevatron's training rows, which become a label folder."""
+TRACES, LABELS, RECIPE = "traces", "labels", "recipe"
+"""The formats of logs of agents, which become a run, of tevatron's training rows, which become a label folder, and of
+data recipes, which say what their splits are."""
+SOURCES = (
+    "The files to read, plain or .gz, or a folder of them; documents, questions and traces take settings. For recipe: "
+    f"{', '.join(recipe_names())}, or a YAML file."
+)
 
 
 @app.callback()
@@ -75,10 +81,7 @@ def import_(
     ],
     sources: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SRC",
-            help="The files to read, plain or .gz, or a folder of them; documents, questions and traces take settings.",
-        ),
+        typer.Argument(metavar="SRC", help=SOURCES),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write: a data set, a run of traces, or labels.")],
     split: Annotated[
@@ -108,8 +111,8 @@ def import_(
     """
     paths = [Path(source) for source in sources if not _is_setting(source)]
     settings = assignments(source for source in sources if _is_setting(source))
-    if format_name in (TRACES, LABELS) and any(option is not None for option in (split, shares, train, test)):
-        raise SettingError(f"{format_name} have no splits; leave --split, --shares, --train and --test out")
+    if format_name in (TRACES, LABELS, RECIPE) and any(option is not None for option in (split, shares, train, test)):
+        raise SettingError(f"{format_name} takes no --split, --shares, --train and --test; leave them out")
     if format_name == LABELS:
         show_labels(out, import_labels([Path(source) for source in sources], out), as_json)
         return

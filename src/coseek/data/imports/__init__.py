@@ -141,12 +141,19 @@ def _corpus(format_name: str, reading: ImportedData, files: Sequence[Path], out:
     return CorpusFile.scan(path)
 
 
-def read_sources(format_name: str, sources: Sequence[Path]) -> tuple[ImportedData, list[Path]]:
+def source_files(format_name: str, sources: Sequence[Path]) -> list[Path]:
+    """The files of a format among files and folders. Raises `DataError`."""
+    return _files(_format(format_name), format_name, sources)
+
+
+def read_sources(
+    format_name: str, sources: Sequence[Path], settings: Mapping[str, object] | None = None
+) -> tuple[ImportedData, list[Path]]:
     """What a format reads of files and folders, without writing anything, and the files. Raises `DataError` and
     `SettingError`."""
     part = _format(format_name)
     files = _files(part, format_name, sources)
-    return _read(format_name, part, files, None), files
+    return _read(format_name, part, files, settings), files
 
 
 def _format(name: str) -> ImportFormat:

@@ -4,9 +4,8 @@ Its `benchmark.json` is `{SET: {ID: {"question", "options": {"A": …}, "answer"
 `pubmedqa`, `bioasq` and `mmlu`. A chunk of MedRAG is the line `{"id", "title", "content"}`; other corpora have lines of
 `{"id", "contents"}` (s3 also takes the Wikipedia of 2018).
 
-The options are part of the question and not of the text that is searched (*question-only retrieval*). Gold answers are
-the right option without and with its letter. Since wrong answers may hold the right one's words ("yes", "no"), only a
-judge says what is right (s3, appendix A.4).
+The options are part of the question and not of the text that is searched (*question-only retrieval*), and only a judge
+says what is right (s3, appendix A.4).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import read_json_object
 from coseek.data.imports._sources import ImportedData, SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
-from coseek.data.question import JUDGE_ONLY, Question
+from coseek.data.question import Question, with_options
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
@@ -38,14 +37,8 @@ def _question(dataset: str, ident: str, row: SourceRow) -> Question:
     options, letter, text = row.row("options"), row.text("answer"), row.text("question")
     if not options.has(letter):
         raise DataError(f"{row.where}: the answer {letter!r} is none of the options {', '.join(options.value)}")
-    listed = {name: options.text(name) for name in options.value}
-    return Question(
-        id=f"{dataset}/{ident}",  # ids are unique within a set
-        question="\n".join([text, "Options:", *(f"{name}. {option}" for name, option in listed.items())]),
-        answers=(listed[letter], f"{letter}. {listed[letter]}"),
-        meta={"dataset": dataset, "options": {**listed}, "answer": letter, JUDGE_ONLY: True},
-        search_text=text,
-    )
+    question = Question(f"{dataset}/{ident}", text, meta={"dataset": dataset})  # ids are unique within a set
+    return with_options(question, {name: options.text(name) for name in options.value}, letter)
 
 
 def _passages(paths: Sequence[Path]) -> Iterator[Passage]:

@@ -23,7 +23,7 @@ from coseek.data.question import KNOWN, Question, Step, plan_of
 from coseek.data.trajectory import Search, Trajectory
 from coseek.lab.world.lexicon import LAPTOP
 from coseek.lab.world.passages import spaced
-from coseek.lab.world.plan import answer_of, constraints_of, kind_of, wanted
+from coseek.lab.world.plan import LIST, answer_of, constraints_of, kind_of, listed, wanted
 from coseek.lab.world.rationales import NEXT, NOW, compared, line, step_line
 from coseek.models.model import EpisodeState, Tokenizer
 
@@ -242,11 +242,13 @@ def _give_up(question: Question, plan: Sequence[Step], done: int, searches: Sequ
 
 def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
                  rng: random.Random) -> str:  # fmt: skip
-    """Answer with the last fact found, else the latest first-ranked title, else a name in the question."""
+    """Answer with the last fact found (a list: with all), else the latest first-ranked title, else a name in the
+    question."""
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
     if done:
-        return plan[done - 1].sub_answer
+        told = [step.sub_answer for step in plan[:done]]
+        return listed(told) if kind_of(question) == LIST else told[-1]
     titles = [hit.passage.title.strip() for search in searches for hit in search.hits[:1]]
     return titles[-1] if titles else plan[0].mention
 

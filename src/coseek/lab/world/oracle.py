@@ -5,7 +5,7 @@ It replaces the papers' large model with the gold answer in its prompt, so a met
 
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon
-from coseek.lab.world.plan import kind_of
+from coseek.lab.world.plan import LIST, kind_of
 from coseek.lab.world.settings import WorldSettings
 from coseek.measure.reasoning import ReasoningClaims
 
@@ -51,13 +51,22 @@ class Oracle:
         """Whether the response contains an accepted answer.
 
         Words are compared without case, punctuation and articles. `New Merrow` does not contain the answer `Merrow`
-        when it names another entity. Yes and no must be the first word.
+        when it names another entity. Yes and no must be the first word. Of a list every name is needed, in any order.
         """
         said = _words(response)
+        if kind_of(question) == LIST and question.answers:
+            return all(any(self._says(said, name, names) for name in names) for names in self._each(question))
         accepted = {_words(answer) for answer in question.answers} - {()}
         if accepted <= {("yes",), ("no",)}:
             return said[:1] in accepted
         return any(self._says(said, answer, accepted) for answer in accepted)
+
+    def _each(self, question: Question) -> Iterator[set[tuple[str, ...]]]:
+        """The accepted names of each step."""
+        for step in plan_of(question):
+            fact = self.facts[step.gold_id].fact(step.relation)
+            entity = self.facts.get(fact.object_id or "") if fact else None
+            yield {_words(name) for name in (step.sub_answer, *(entity.names if entity else ()))}
 
     def relevance(self, question: Question, passage: Passage, hop: int | None = None) -> int:
         """Relevance in 0 to 100 for one hop (from 0), or the maximum over all hops; from 60 on the fact follows."""

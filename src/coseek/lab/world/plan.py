@@ -1,11 +1,16 @@
 """What a laptop world's questions say of their plans: their kind, their constraints, and what a step looks up."""
 
+from collections.abc import Sequence
+
 from coseek.core.files import JsonObject
 from coseek.data.question import Question, Step
 
+LIST = "list"
+"""The kind of a question for several names."""
+
 
 def kind_of(question: Question) -> str:
-    """`composition`, `comparison` or `constraint`; empty for questions of no laptop world."""
+    """`composition`, `comparison`, `constraint` or `list`; empty for questions of no laptop world."""
     return str(question.meta.get("kind", ""))
 
 
@@ -26,9 +31,16 @@ def wanted(question: Question, step: Step) -> str:
     return f"the {step.relation} of {step.mention}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """`A , B and C`: several names, spaced as in passages."""
+    return f"{' , '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
 def answer_of(question: Question, last: Step) -> str:
     """The answer as the last step writes it, or the question's own where its path leads elsewhere: one that compares
-    asks for none of the names that its path leads to."""
+    asks for none of the names that its path leads to, and a list for all of them."""
+    if kind_of(question) == LIST:
+        return question.answers[0]
     if last.word or not question.answers or last.sub_answer in question.answers:
         return last.sub_answer
     return question.answers[0]

@@ -1,28 +1,32 @@
 """The questions of a laptop world, each with one right answer and the plan that finds it.
 
 A *composition* chains one to four relations from its anchor. A *comparison* compares one relation of two anchors. A
-*constraint* question asks for the only entity with two values; its anchor is the first value. No entity is an anchor
-in two splits; other entities are shared.
+*constraint* question asks for the only entity with two values; its anchor is the first value. A *list* asks for one
+relation of several anchors. No entity is an anchor in two splits; other entities are shared.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import product
+from string import ascii_uppercase
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.data.question import KNOWN, Question, Step, plan_of
+from coseek.data.question import KNOWN, Question, Step, plan_of, with_options
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon
 from coseek.lab.world.passages import WrittenWorld, spaced
+from coseek.lab.world.plan import LIST, listed
 from coseek.lab.world.relations import Constraint, Relation
 from coseek.lab.world.settings import SPLITS, Split, WorldSettings
 
 ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}
 ATTEMPTS = 400
 """Draws of one question before its type counts as exhausted."""
-
+LISTED = (2, 4)
+"""Fewest and most names of a list."""
 
 Path = list[tuple[Entity, Fact]]
 """A chain: each fact's object is the next entity."""
@@ -62,6 +66,28 @@ def make_known(
         return replace(question, meta={**question.meta, KNOWN: True}) if whole else question
 
     return {split: [*map(marked, some)] for split, some in {**questions, KNOWN: asked}.items() if some}
+
+
+def offer(
+    told: WrittenWorld, questions: Mapping[str, Sequence[Question]], count: int, rng: random.Random
+) -> dict[str, list[Question]]:
+    """The questions with up to `count` lettered options in a drawn order."""
+    values: dict[str, dict[str, None]] = {}
+    for entity in told.facts.values():
+        for noun, value in ((entity.word, entity.title), *((fact.noun, fact.value) for fact in entity.facts)):
+            values.setdefault(noun, {})[value] = None
+
+    def offered(question: Question) -> Question:
+        plan, right = plan_of(question), question.answers[0]
+        compared = {"same": ["yes", "no"], "earlier": [step.mention for step in plan]}
+        others = compared.get(str(question.meta.get("compare")), [*values[plan[-1].relation]])
+        wrong = [other for other in others if other not in question.answers]
+        options = [right, *rng.sample(wrong, min(len(wrong), count - 1))]
+        rng.shuffle(options)
+        lettered = dict(zip(ascii_uppercase, options, strict=False))
+        return with_options(question, lettered, ascii_uppercase[options.index(right)])
+
+    return {split: [*map(offered, asked)] for split, asked in questions.items()}
 
 
 def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
@@ -116,7 +142,7 @@ class _Asker:
         return questions
 
     def _draws(self, anchors: list[Entity]) -> dict[str, Draw]:
-        """The draws by type of question: `comparison`, `constraint`, and `1` to `4` hops."""
+        """The draws by type of question: `comparison`, `constraint`, `list`, and `1` to `4` hops."""
         rng = self._rng
         by_noun: dict[str, list[Entity]] = {}
         for entity in anchors:
@@ -127,6 +153,7 @@ class _Asker:
         draws: dict[str, Draw] = {
             "comparison": lambda name: (self._same if rng.random() < 0.5 else self._earlier)(name, by_noun),
             "constraint": lambda name: self._constraint(name, *rng.choice(patterns)) if patterns else None,
+            LIST: lambda name: self._list(name, *rng.choice([*by_noun.items()])),
         }
         for hops, weight in enumerate(self._settings.hop_mix, start=1):
             if weight > 0:
@@ -139,6 +166,7 @@ class _Asker:
         weights = [weight for weight in self._settings.hop_mix if weight > 0]
         dice, drawn = self._rng.random(), self._rng.choices(hops, weights)[0]
         shares = {"comparison": self._settings.comparison, "constraint": self._settings.constraint}
+        shares[LIST] = self._settings.lists
         first = next((sort for sort in shares if (dice := dice - shares[sort]) < 0), drawn)
         for sort in dict.fromkeys((first, drawn, *reversed(hops))):
             for _ in range(0 if sort in spent else ATTEMPTS):
@@ -236,6 +264,29 @@ class _Asker:
             # Added after the check: a passage may contain its own value.
             seen += f"{self._passages[entity.id].text} "
         return False
+
+    # Lists
+
+    def _list(self, name: str, noun: str, entities: list[Entity]) -> Question | None:
+        """The values of a relation that these anchors have, for two to four of one kind."""
+        rng, kind = self._rng, self._rng.choice(entities).kind
+        alike = [entity for entity in entities if entity.kind == kind]
+        chosen = rng.sample(alike, min(len(alike), rng.randint(*LISTED)))
+        path = [(entity, fact) for entity in chosen if (fact := entity.fact(noun))]
+        mentions = [self._mention(entity, noun) for entity in chosen]
+        parts = [rng.choice(fact.relation.phrases[: self._settings.paraphrases]).format(x=mention)
+                 for (_, fact), mention in zip(path, mentions, strict=True)]  # fmt: skip
+        frame, values = rng.choice(self._lexicon.frames), [fact.value for _, fact in path]
+        left = [frame.format(x=listed([*values[:step], *parts[step:]])) for step in range(len(path))]
+        anchors = [entity.id for entity in chosen]
+        if len(path) < LISTED[0] or self._gives_away(path, left[0]) or not self._is_new(LIST, noun, *sorted(anchors)):
+            return None
+        plan = [
+            self._step(entity, mention, fact, rest)
+            for (entity, fact), mention, rest in zip(path, mentions, [*map(spaced, left[1:]), ""], strict=True)
+        ]
+        answers = tuple(map(listed, product(*(self._answers(fact) for _, fact in path))))
+        return _question(name, LIST, left[0], answers, plan, anchors, 1)
 
     # Comparisons
 

@@ -55,6 +55,12 @@ class WorldSettings(Settings):
     """Share of questions that compare two entities (which is earlier; are they the same)."""
     constraint: float = Field(default=0.08, ge=0, le=1)
     """Share of questions for the only entity with two given values."""
+    lists: float = Field(default=0.0, ge=0, le=1)
+    """Share of questions for a list: one relation of two to four entities. An answer with some of the values has F1 and
+    no EM."""
+    choices: int = Field(default=0, ge=0, le=9)
+    """Lettered options of each question (of comparisons two), one of them right. They are not searched for, and only a
+    judge says what is right. 0: no options."""
     paraphrases: int = Field(default=3, ge=1, le=3)
     """Wordings of a relation, in passages and questions; with 1 their words always match."""
     aliases: float = Field(default=0.25, ge=0, le=1)
@@ -79,8 +85,10 @@ class WorldSettings(Settings):
     def _can_be_made(self) -> "WorldSettings":
         if not 1 <= len(self.hop_mix) <= MAX_HOPS or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
             raise ValueError(f"hop_mix needs 1 to {MAX_HOPS} weights, none below 0 and not all 0")
-        if self.comparison + self.constraint > 1:
-            raise ValueError("comparison and constraint are shares of one whole; lower one of them")
+        if self.comparison + self.constraint + self.lists > 1:
+            raise ValueError("comparison, constraint and lists are shares of one whole; lower one of them")
+        if self.choices == 1 or (self.lists and self.choices):
+            raise ValueError("choices takes 2 to 9 options, or 0; with lists only 0")
         if self.known and self.unanswerable:
             raise ValueError("what is known needs no passage to be answered; set known or unanswerable to 0")
         return self

@@ -19,7 +19,7 @@ from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import make_facts
 from coseek.lab.world.oracle import Oracle
 from coseek.lab.world.passages import write_passages
-from coseek.lab.world.questions import make_known, make_questions
+from coseek.lab.world.questions import make_known, make_questions, offer
 from coseek.lab.world.reference import reference_worlds
 from coseek.lab.world.settings import SPLITS, WorldSettings
 
@@ -58,8 +58,9 @@ class World:
         for split, questions in self.questions.items():
             save_questions(folder / f"questions.{split}.jsonl", questions)
         settings = dump_settings(self.settings)
-        if not self.settings.known:
-            del settings["known"]  # the file of a world without it stays as earlier versions write it
+        for later in ("known", "lists", "choices"):
+            if not settings[later]:
+                del settings[later]  # the file of a world without it stays as earlier versions write it
         write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
 
     @classmethod
@@ -103,6 +104,8 @@ def make_world(settings: WorldSettings) -> World:
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
     told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
     questions = make_questions(told, settings, lexicon, _stage(settings, "questions"))
+    if settings.choices:
+        questions = offer(told, questions, settings.choices, _stage(settings, "choices"))
     if settings.known:
         questions = make_known(told, settings, lexicon, _stage(settings, "known"), questions)
     withheld = _withheld(questions, settings)

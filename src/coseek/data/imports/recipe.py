@@ -1,0 +1,120 @@
+"""Data recipe: a paper's corpus, training and test questions from the files that their publishers offer.
+
+A recipe is a YAML file of `data/recipes`, or of the user's. It says which files in the working directory are read in
+which formats, and how many questions of which data sets the paper takes. Other numbers are reported, not refused.
+
+    coseek data import recipe qagent --out data/qagent
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.plugins import find_yaml
+from coseek.core.settings import Settings, load_settings
+from coseek.data.dataset import QuestionFilter
+from coseek.data.imports import read_sources, source_files
+from coseek.data.imports._sources import Deal, ImportedData
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+
+FOLDER = Path(__file__).parent.parent / "recipes"
+OTHER_SIZES = "questions here, and in the paper"
+
+
+class RecipePart(Settings):
+    """Files of one format."""
+
+    format: str
+    """One of `coseek data import`."""
+    files: tuple[Path, ...]
+    """Files or folders."""
+    settings: dict[str, object] = Field(default={})
+    """The format's settings."""
+
+
+class DataRecipe(Settings):
+    """What is read, and which questions of it are taken."""
+
+    about: str
+    """One line of description."""
+    fetch: tuple[str, ...] = ()
+    """Commands or pages that bring the files; shown where one is missing."""
+    parts: tuple[RecipePart, ...]
+    """What is read."""
+    train: dict[str, int | None] = Field(default={})
+    """Data set → how many training questions the paper has, a hundredth of which becomes dev; null: not said."""
+    test: dict[str, int | None] = Field(default={})
+    """Data set → how many questions the paper tests; dev questions where a set has no test questions."""
+    ids: dict[str, Path] = Field(default={})
+    """Data set → a file that lists those of its questions that are tested (`select.ids`)."""
+
+    @property
+    def deal(self) -> Deal:
+        return Deal(tuple(self.train), tuple(self.test))
+
+    def opened(self) -> Iterator[tuple[RecipePart, list[Path]]]:
+        """Each part with its files, without those of other data sets. Raises `DataError` for a missing one."""
+        for path in (*(path for part in self.parts for path in part.files), *self.ids.values()):
+            if not path.exists():
+                raise DataError(f"there is no {path} in the working directory; get the files by:", *self.fetch)
+        for part in self.parts:
+            alone = self.deal.leaves_alone(part.files)
+            yield part, [file for file in source_files(part.format, part.files) if file not in alone]
+
+    def dealt(self, readings: Sequence[ImportedData]) -> dict[str, list[Question]]:
+        """Split → questions."""
+        published: dict[tuple[str, str], Sequence[Question]] = {}
+        for reading in readings:
+            published |= reading.published
+            known = {name for name, _ in reading.published}
+            for one in reading.questions:
+                if one.dataset and one.dataset not in known:  # a benchmark that names no split
+                    published[one.dataset, "test"] = [*published.get((one.dataset, "test"), ()), one]
+        for name, path in self.ids.items():
+            for split in [split for split in ("test", "dev") if (name, split) in published][:1]:
+                published[name, split] = QuestionFilter(ids=str(path)).apply(published[name, split])
+        return self.deal.apply(published)
+
+    def other_sizes(self, splits: Mapping[str, Sequence[Question]]) -> Iterator[str]:
+        """Where the numbers are not the paper's."""
+        test = splits.get("test", ())
+        train = [*splits.get("train", ()), *splits.get("dev", ())]
+        for split, sizes, questions in (("train", self.train, train), ("test", self.test, test)):
+            counts = Counter(question.dataset for question in questions)
+            for name, size in sizes.items():
+                if size not in (None, counts[name]):
+                    yield f"{name} {split} {counts[name]:,} and {size:,}"
+
+
+def recipe_names() -> list[str]:
+    """The names of coseek's data recipes."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def files(sources: Sequence[Path]) -> list[Path]:
+    """The recipe, then the files that it reads. Raises `UserError` for an unknown recipe or a missing file."""
+    if len(sources) != 1:
+        raise SettingError("name one data recipe; it says which files it reads")
+    path = find_yaml("data recipe", FOLDER, str(sources[0]))
+    return [path, *(file for _, found in load_settings(DataRecipe, path).opened() for file in found)]
+
+
+def read(sources: Sequence[Path]) -> ImportedData:
+    """What the recipe takes of its files; they are read as passages are asked for."""
+    recipe = load_settings(DataRecipe, sources[0])
+    readings = [read_sources(part.format, found, part.settings)[0] for part, found in recipe.opened()]
+    splits, notes, sizes = dict[str, list[Question]](), Counter[str](), list[str]()
+
+    def passages() -> Iterator[Passage]:
+        for reading in readings:
+            yield from reading.passages
+            notes.update(reading.notes)
+        splits.update(recipe.dealt(readings))
+        sizes.extend(recipe.other_sizes(splits))
+
+    alone = all(reading.alone for reading in readings)
+    return ImportedData(passages(), (), notes, splits, named={OTHER_SIZES: sizes}, alone=alone)
