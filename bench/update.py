@@ -3,12 +3,15 @@
     python -m bench.update                       # a laptop policy, 64 runs
     python -m bench.update --runs 128 --turns 5 --bar 1.5
     python -m bench.update --shape smollm2 --runs 8 --turns 2 --sizes 2 4   # random weights
+    python -m bench.update --shape smollm2 --runs 16 --turns 3 --sizes 2 4 --shared .5   # runs that begin alike
 
 Both sides have the same weights, precision (float32), runs, masks, old log-probabilities, advantages, clips, token
 loss aggregation, optimizer and one update a step: forward, loss, backward, clip, AdamW. Neither has a reference. TRL
 is given
 what it may fairly have: the best of several batch sizes, rows sorted by length so that a batch has little padding, its
-batches made beforehand, no logging. The sides take turns in one process. First both losses are compared, so that it is
+batches made beforehand, no logging. With `--shared` the eight runs of a group begin
+with the same tokens, as those of a question do, and ours runs them as a tree (`rl.policy.share_prefixes`) and apart.
+The sides take turns in one process. First both losses are compared, so that it is
 the same update that is timed. Exits 1 below `--bar`.
 """
 
@@ -50,6 +53,8 @@ from coseek.training.rl.update import update_weights
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 
+OWN_TOKENS = 275
+"""Mean tokens of a run after its prompt."""
 Inputs = dict[str, Tensor]
 """What TRL's `compute_loss` reads, by its names."""
 
@@ -78,20 +83,23 @@ def main() -> int:
     settings = RlSettings(num_minibatches=1, policy=LearnerSettings(micro_batch_tokens=options.micro_batch_tokens))
     policy = Policy(copy.deepcopy(model), settings.policy, 1)
     experience, prompts = _step(policy, settings, options, int(model.config.vocab_size))
+    ours = {"ours": _our_step(policy, settings, experience)}
+    if options.shared:
+        trees = settings.policy.model_copy(update={"share_prefixes": True})
+        shared = Policy(copy.deepcopy(model), trees, 1)
+        ours = {"ours": _our_step(shared, settings, experience), "ours, apart": ours["ours"]}
     tokens = int(experience.batch.lengths_B.sum())
     print(f"{options.runs} runs, {tokens} tokens, {int(experience.mask_BT.sum())} of them the agent's")
     print(f"{options.threads} threads, instructions: {instructions()}")
     with tempfile.TemporaryDirectory() as folder:
         side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
         theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in options.sizes}
-        return _race(
-            lambda: update_weights(
-                experience, settings, open_algorithm(settings), LocalBackend(policy, settings), random.Random(0)
-            )["loss"],
-            theirs,
-            tokens,
-            options,
-        )
+        return _race(ours, theirs, tokens, options)
+
+
+def _our_step(policy: Policy, settings: RlSettings, experience: Experience) -> Callable[[], float]:
+    backend = LocalBackend(policy, settings)
+    return lambda: update_weights(experience, settings, open_algorithm(settings), backend, random.Random(0))["loss"]
 
 
 def _options() -> argparse.Namespace:
@@ -100,6 +108,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shape", choices=SHAPES, help="a larger network, with random weights")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[2, 4, 8, 16], help="batch sizes that TRL may choose from"
+    )
+    parser.add_argument(
+        "--shared", type=float, default=0.0, help="share of a run's tokens that its group begins with, such as .5"
     )
     parser.add_argument("--turns", type=int, default=5, help="times that each side steps")
     parser.add_argument("--threads", type=int, default=2)
@@ -131,8 +142,15 @@ def _step(
         return Segment(Author.AGENT, "search", "?", written, (-8.0,) * len(written))
 
     made: list[Trajectory] = []
+    length = round(OWN_TOKENS * options.shared / (1 - options.shared))
     for number in range(options.runs):
-        segments = [Segment(Author.ENVIRONMENT, "prompt", "?", ids(20, 40))]
+        if number % 8 == 0:
+            prompt = (
+                ids(20, 40) if not options.shared else ids(*(2 * [round(280 * options.shared / (1 - options.shared))]))
+            )
+        elif not options.shared:
+            prompt = ids(20, 40)
+        segments = [Segment(Author.ENVIRONMENT, "prompt", "?", prompt)]
         for _ in range(rng.randint(1, 4)):
             segments += [agent(10, 25), Segment(Author.ENVIRONMENT, "information", "?", ids(60, 100))]
         segments.append(agent(8, 20))
@@ -172,12 +190,16 @@ def _their_step(side: TrlSide, batches: list[Inputs]) -> Callable[[], float]:
 
 
 def _race(
-    ours: Callable[[], float], theirs: dict[int, Callable[[], float]], tokens: int, options: argparse.Namespace
+    ours: dict[str, Callable[[], float]],
+    theirs: dict[int, Callable[[], float]],
+    tokens: int,
+    options: argparse.Namespace,
 ) -> int:
     """A turn of each to warm up, in which the losses must agree; then in turn, by the clock and in processor time."""
-    losses = {"ours": ours(), **{f"TRL, {size} rows": theirs[size]() for size in options.sizes[:1]}}
+    losses = {name: step() for name, step in ours.items()}
+    losses |= {f"TRL, {size} rows": theirs[size]() for size in options.sizes[:1]}
     print("first losses: " + ", ".join(f"{name} {loss:.5f}" for name, loss in losses.items()))
-    contenders = {"ours": ours, **{f"TRL, {size} rows": step for size, step in theirs.items()}}
+    contenders = {**ours, **{f"TRL, {size} rows": step for size, step in theirs.items()}}
     clocks = {"by the clock": time.perf_counter, "in processor time": time.process_time}
     taken: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contenders} for clock in clocks}
     for _ in range(options.turns):
@@ -197,10 +219,12 @@ def _compare(clock: str, seconds: dict[str, list[float]], tokens: int) -> float:
     for name, turns in seconds.items():
         rates = sorted(tokens / second for second in turns)
         print(f"  {name:14} {tokens / medians[name]:8.0f} tokens/s  ({rates[0]:.0f} to {rates[-1]:.0f})")
-    best = min((name for name in seconds if name != "ours"), key=medians.__getitem__)
-    by_turn = sorted(other / own for own, other in zip(seconds["ours"], seconds[best], strict=True))
-    factor = statistics.median(by_turn)
-    print(f"  ours is {factor:.2f} times as fast as {best} ({by_turn[0]:.2f} to {by_turn[-1]:.2f} turn by turn)")
+    best = min((name for name in seconds if name.startswith("TRL")), key=medians.__getitem__)
+    factor = 0.0
+    for other in [*(name for name in seconds if name == "ours, apart"), best]:
+        by_turn = sorted(theirs / own for own, theirs in zip(seconds["ours"], seconds[other], strict=True))
+        factor = statistics.median(by_turn)
+        print(f"  ours is {factor:.2f} times as fast as {other} ({by_turn[0]:.2f} to {by_turn[-1]:.2f} turn by turn)")
     return factor
 
 

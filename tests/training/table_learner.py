@@ -9,7 +9,8 @@ from torch import Tensor
 from coseek.models.model import Model, Tokenizer
 from coseek.models.sampler import SamplerSettings
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import Entropy, LearnerState, Loss
+from coseek.training.trainer.learner import LearnerState, Loss
+from coseek.training.trainer.logprobs import Entropy
 from coseek.training.trainer.workers import ALONE, Workers
 
 

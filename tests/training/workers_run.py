@@ -18,7 +18,7 @@ from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.trainer import workers
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import Entropy
+from coseek.training.trainer.logprobs import Entropy
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, Offloaded, OptimizerSettings
 from coseek.training.trainer.workers import Workers, workers_here

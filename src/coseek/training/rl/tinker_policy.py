@@ -21,7 +21,8 @@ from coseek.models.remote import CalledRow, RowCalls, check_turn, cut_at_stop
 from coseek.training.rl.backends.tinker import Reduction, TinkerClient
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.learner import Entropy, LearnerState, Loss
+from coseek.training.trainer.learner import LearnerState, Loss
+from coseek.training.trainer.logprobs import Entropy
 from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.settings import LearnerSettings
 

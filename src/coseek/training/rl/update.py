@@ -20,7 +20,8 @@ from coseek.training.rl.losses import kl_estimate, loss_weights, ratios, value_l
 from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_loss
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import Entropy, ForwardModel, Loss
+from coseek.training.trainer.learner import ForwardModel, Loss
+from coseek.training.trainer.logprobs import Entropy
 from coseek.training.trainer.workers import Workers
 
 

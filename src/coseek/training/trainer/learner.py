@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Literal, Protocol, TypeAlias, TypedDict
+from typing import Protocol, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from coseek.core.errors import SettingError
 from coseek.hardware.placement import Precision, Use, precision_of
 from coseek.models.model_folder import shape_of_config
 from coseek.training.trainer.batch import Batch, micro_batches
-from coseek.training.trainer.logprobs import bfloat16_autocast
+from coseek.training.trainer.logprobs import Entropy, bfloat16_autocast
 from coseek.training.trainer.optimizer import Optimizer, OptimizerState
 from coseek.training.trainer.settings import LearnerSettings, micro_batch_tokens
 from coseek.training.trainer.workers import ALONE, Workers, layers_of, pass_device, shard
@@ -28,10 +28,6 @@ from coseek.training.trainer.workers import ALONE, Workers, layers_of, pass_devi
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all parts sum to the
 loss of the batch. t may be less than the batch's T: a part is cut to its longest row."""
-
-
-Entropy: TypeAlias = Literal["no", "seen", "trained"]
-"""Whether a policy also returns the entropy at each wanted token: `seen` without a gradient, `trained` with one."""
 
 
 class LearnerState(TypedDict):
@@ -222,7 +218,10 @@ class Learner(ABC):
         return self.is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world)
 
     def _parts(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
-        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
+        return self._split(batch, wanted_BT, wanted_BT.any(dim=1).nonzero()[:, 0])
+
+    def _split(self, batch: Batch, wanted_BT: Tensor, rows_N: Tensor) -> list[Tensor]:
+        """Split rows into those of each pass."""
         return [rows_N[part] for part in micro_batches(batch.lengths_B[rows_N], self._part_tokens)]
 
     @cached_property

@@ -6,7 +6,7 @@ Shapes: B rows · T tokens · N wanted tokens · D hidden size · V vocabulary.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -306,14 +306,16 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 Head: TypeAlias = Callable[[Tensor], Tensor]
+Entropy: TypeAlias = Literal["no", "seen", "trained"]
+"""Whether a policy also returns the entropy at each wanted token: `seen` without a gradient, `trained` with one."""
 
 
 def target_logprobs(
     hidden_BTD: Tensor, head: Head, ids_BT: Tensor, wanted_BT: Tensor, temperature: float = 1.0
 ) -> Tensor:
     """Return log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT."""
-    logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
-    return _placed(-F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none"), wanted_BT)
+    hidden_ND, targets_N = _before(hidden_BTD, wanted_BT), _targets(ids_BT, wanted_BT)
+    return placed(logprobs_at(hidden_ND, head, targets_N, temperature), wanted_BT)
 
 
 def logprobs_and_entropy(
@@ -329,10 +331,20 @@ def logprobs_and_entropy(
 
     Without `gradient` the entropy has no gradient and keeps no activations.
     """
-    logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
-    logprobs_N = -F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none")
-    entropy_N = entropies(logits_NV if gradient else logits_NV.detach())
-    return torch.stack([_placed(logprobs_N, wanted_BT), _placed(entropy_N, wanted_BT)])
+    hidden_ND, targets_N = _before(hidden_BTD, wanted_BT), _targets(ids_BT, wanted_BT)
+    entropy: Entropy = "trained" if gradient else "seen"
+    return placed(logprobs_at(hidden_ND, head, targets_N, temperature, entropy), wanted_BT)
+
+
+def logprobs_at(
+    hidden_ND: Tensor, head: Head, targets_N: Tensor, temperature: float, entropy: Entropy = "no"
+) -> Tensor:
+    """Return the log-probability of each target, shape N; with `entropy` also that of its distribution, shape 2N."""
+    logits_NV = _logits(hidden_ND, head, temperature)
+    logprobs_N = -F.cross_entropy(logits_NV, targets_N, reduction="none")
+    if entropy == "no":
+        return logprobs_N
+    return torch.stack([logprobs_N, entropies(logits_NV if entropy == "trained" else logits_NV.detach())])
 
 
 def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
@@ -351,14 +363,21 @@ def _entropy(logits_NV: Tensor) -> Tensor:
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=torch.finfo(logits_NV.dtype).min)).sum(dim=1)
 
 
-def _logits(hidden_BTD: Tensor, head: Head, wanted_BT: Tensor, temperature: float) -> Tensor:
-    """Return the logits that predict the wanted tokens, at least float32; shape NV.
+def _before(hidden_BTD: Tensor, wanted_BT: Tensor) -> Tensor:
+    """Return the states that predict the wanted tokens; shape ND. The head runs only there: logits of retrieved tokens
+    are not needed."""
+    check_wanted(wanted_BT)
+    return hidden_BTD[:, :-1][wanted_BT[:, 1:]]
 
-    The head runs only at these positions: logits of retrieved tokens are not needed.
-    """
+
+def check_wanted(wanted_BT: Tensor) -> None:
+    """Raise `DataError` where a row's first token is wanted."""
     if bool(wanted_BT[:, 0].any()):
         raise DataError("the first token of a row has nothing before it, so it has no log-probability")
-    hidden_ND = hidden_BTD[:, :-1][wanted_BT[:, 1:]]
+
+
+def _logits(hidden_ND: Tensor, head: Head, temperature: float) -> Tensor:
+    """Return the logits of states, at least float32; shape NV."""
     logits_NV = head(pad_positions(hidden_ND))[: len(hidden_ND)]
     if logits_NV.dtype is not torch.float64:
         logits_NV = logits_NV.float()
@@ -369,8 +388,7 @@ def _targets(ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
     return ids_BT[:, 1:][wanted_BT[:, 1:]]
 
 
-def _placed(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
-    """Put the values at the wanted positions, row by row, 0 elsewhere; shape BT."""
-    return torch.zeros(wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device).masked_scatter(
-        wanted_BT, values_N
-    )
+def placed(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
+    """Put values at the wanted positions, row by row, 0 elsewhere; shape N → BT, 2N → 2BT."""
+    everywhere = torch.zeros(*values_N.shape[:-1], *wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device)
+    return everywhere.masked_scatter(wanted_BT, values_N)

@@ -22,15 +22,20 @@ from coseek.models.model_folder import hidden_size
 from coseek.models.pretrained import DTYPES, load_model, quiet
 from coseek.models.sampler import Sampler, SamplerSettings, make_engine
 from coseek.training.trainer.batch import Batch, before
-from coseek.training.trainer.learner import Entropy, Learner, untied
+from coseek.training.trainer.learner import Learner, untied
 from coseek.training.trainer.logprobs import (
+    Entropy,
     Head,
+    check_wanted,
     logprobs_and_entropy,
+    logprobs_at,
     pad_length,
+    placed,
     reduced_last_layer,
     reducible_parts,
     target_logprobs,
 )
+from coseek.training.trainer.prefixes import CAP, PrefixTree, check_shares, ends_of, tree_parts
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.workers import ALONE, Workers, whole
 
@@ -155,14 +160,22 @@ class Policy(Learner):
         self._engines: dict[torch.dtype, Engine] = {}
         self._is_plain = _has_plain_head(module)
         self._reduced = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
+        if settings.share_prefixes:
+            check_shares(module, self._is_plain)
 
     def entry(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, PreTrainedModel)
-        return Scorer(module, self.temperature, self._is_plain, self._reduced)
+        return Scorer(module, self.temperature, self._is_plain, self._reduced, self.settings.share_prefixes)
 
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         with self._autocast():
             return _tensor(entry(part.ids_BT, wanted_BT, entropy))
+
+    def _split(self, batch: Batch, wanted_BT: Tensor, rows_N: Tensor) -> list[Tensor]:
+        if not self.settings.share_prefixes:
+            return super()._split(batch, wanted_BT, rows_N)
+        most = min(self._part_tokens, CAP * int(self.model.config.get_text_config().hidden_size))
+        return tree_parts(batch.ids_BT, ends_of(wanted_BT), rows_N, most)
 
     def sampler(
         self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings, *, on_policy: bool = True
@@ -290,16 +303,38 @@ class AdapterOff(Policy):
 class Scorer(nn.Module):
     """A model and its log-probabilities in one forward call, so that FSDP gathers weights around the whole of it."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool, reduced: Sequence[str]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, temperature: float, is_plain: bool, reduced: Sequence[str], shares: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.is_plain = is_plain
         self.reduced = reduced
+        self.shares = shares
+        """Whether rows run as one tree of their beginnings."""
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+        if self.shares:
+            return self._of_tree(ids_BT, wanted_BT, entropy)
         length = ids_BT.shape[1]
         return self._outputs(pad_length(ids_BT), pad_length(wanted_BT), entropy)[..., :length]
+
+    def _of_tree(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
+        """The same with what the rows begin with in common computed once."""
+        check_wanted(wanted_BT)
+        tree = PrefixTree.of(ids_BT, ends_of(wanted_BT))
+        places_N = tree.places_BT[wanted_BT]
+        nodes_M, node_of_N = places_N.unique(return_inverse=True)
+        parents_M = torch.empty_like(nodes_M)
+        parents_M[node_of_N] = tree.places_BT[:, :-1][wanted_BT[:, 1:]]
+        needed_1U = torch.zeros_like(tree.ids_1U, dtype=torch.bool)
+        needed_1U[0, parents_M] = True
+        with reduced_last_layer(self.model.base_model, self.reduced, needed_1U):
+            hidden_MD = tree.hidden(self.model.base_model)[parents_M]
+        head: Head = self.model.get_output_embeddings()
+        values_M = logprobs_at(hidden_MD, head, tree.ids_1U[0, nodes_M], self.temperature, entropy)
+        return placed(values_M[..., node_of_N], wanted_BT)
 
     def _outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
         if self.is_plain:

@@ -84,6 +84,9 @@ class LearnerSettings(Settings):
     checkpointing: bool = False
     """Keep one activation per layer and recompute the others in the backward pass: about a third slower, the same
     gradient, and far less memory for long rows."""
+    share_prefixes: bool = False
+    """Compute what rows of a pass begin with in common once (`prefixes.py`): prompts, instructions, forked turns. For
+    networks of full attention; the result is the same up to rounding."""
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of the weights."""
     workers: Literal["ddp", "fsdp2"] = "ddp"
