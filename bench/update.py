@@ -144,12 +144,8 @@ def _step(
     made: list[Trajectory] = []
     length = round(OWN_TOKENS * options.shared / (1 - options.shared))
     for number in range(options.runs):
-        if number % 8 == 0:
-            prompt = (
-                ids(20, 40) if not options.shared else ids(*(2 * [round(280 * options.shared / (1 - options.shared))]))
-            )
-        elif not options.shared:
-            prompt = ids(20, 40)
+        if not options.shared or number % 8 == 0:
+            prompt = ids(length, length) if options.shared else ids(20, 40)
         segments = [Segment(Author.ENVIRONMENT, "prompt", "?", prompt)]
         for _ in range(rng.randint(1, 4)):
             segments += [agent(10, 25), Segment(Author.ENVIRONMENT, "information", "?", ids(60, 100))]

@@ -95,7 +95,7 @@ class CreditScores:
 
     values: Mapping[TurnKey, float]
     scores: Mapping[str, SignalScore]
-    """By signal; `CHANCE` and `RULER` are the last."""
+    """By signal; the last is a half of the continuations, scored by the other half."""
     within: Mapping[str, Mapping[str, float]]
     """Signal → question → AUC among its turns."""
     tokens: Mapping[str, float]

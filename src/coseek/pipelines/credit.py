@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 from pydantic import Field
 
 from coseek.agents.branching import Branch, branch
@@ -55,7 +54,7 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 
 SIGNALS = Path(measures.__file__).with_name("credits.yaml")
-RULER, CHANCE = "half of the continuations", "chance"
+RULER = "half of the continuations"
 AT_ONCE = 4096
 """Continuations that are sampled before the next are listed."""
 Tell: TypeAlias = Callable[[int, int], None]
@@ -301,9 +300,9 @@ def measure_credit(
             say(f"{name} is left out: {error}")
             continue
         tokens[name] = 0.0 if counting is None else counting.tokens / len(values)
-    drawn = np.random.default_rng(0).random(len(values))
-    add(CHANCE, values, dict(zip(values, drawn.tolist(), strict=True)))
+    asked = within_questions(values, values, decisive)
     add(RULER, even, odd)
+    within[RULER] = {question: value for question, value in within[RULER].items() if question in asked}
     return CreditScores(values, scores, within, tokens, sum(one.fault is not None for one in found))
 
 
