@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,8 @@ from tests.pipelines.typed_run import trained
 from tests.training.tiny import agent, environment, trajectory
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from coseek.agents.drivers import Agent, Limits
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.forks import rollout_groups
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import JsonObject
@@ -38,7 +40,6 @@ from coseek.pipelines.estimate import SHAPES, shape_of, work_of
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.index import build_index
-from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.sft.settings import RejectionSettings
@@ -220,24 +221,25 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     run that a stage's budgets allow is no fault of the model."""
     asked: list[tuple[bool, SamplerSettings]] = []
     """Whether it was a look, and what was sampled with."""
-    plain, look = AgentTraining.roll_out, AgentTraining.evaluate
-    looking = False
+    looked_before, looking = AgentTraining.evaluate, False
 
-    def noted(
-        self: AgentTraining, agent: Agent, over: Retriever, some: list[Question], seeds: list[int], limits: Limits
-    ) -> list[Trajectory]:
-        assert isinstance(agent.model, Sampler)
-        asked.append((looking, agent.model.settings))
-        return plain(self, agent, over, some, seeds, limits)
+    def noting(plain: Callable[..., list[Trajectory]]) -> Callable[..., list[Trajectory]]:
+        def noted(agent: Agent, *args: object, **options: object) -> list[Trajectory]:
+            assert isinstance(agent.model, Sampler)
+            asked.append((looking, agent.model.settings))
+            return plain(agent, *args, **options)
+
+        return noted
 
     def looked(self: AgentTraining, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         nonlocal looking
         looking = True
-        found = look(self, agent, recipe, scoring)
+        found = looked_before(self, agent, recipe, scoring)
         looking = False
         return found
 
-    monkeypatch.setattr(AgentTraining, "roll_out", noted)
+    monkeypatch.setattr("coseek.pipelines.agent.rollout_groups", noting(rollout_groups))
+    monkeypatch.setattr("coseek.pipelines.agent.rollout", noting(rollout))
     monkeypatch.setattr(AgentTraining, "evaluate", looked)
     nucleus = "rl: {steps: 1, num_minibatches: 1, temperature: 0.7, top_p: 0.5, old_logprobs: recompute}"
     wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}, "

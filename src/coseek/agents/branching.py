@@ -138,6 +138,15 @@ def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
     return trajectory.segments[: places[turn - 1] + 1 if turn else 1]
 
 
+def searches_by_turn(run: Trajectory, protocol: Protocol) -> dict[int, int]:
+    """Number of each turn that searched, from 1 → the index of its first search."""
+    places: dict[int, int] = {}
+    for place in range(len(run.searches)):
+        if turn := turn_number(run, place, protocol):
+            places.setdefault(turn, place)
+    return places
+
+
 def with_hits(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajectory:
     """Replace the hits of one search by hits of equal contents and other passage ids."""
     search = run.searches[place]

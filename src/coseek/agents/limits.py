@@ -1,4 +1,6 @@
-"""Limits: the budgets of a run."""
+"""Limits: the budgets of a run, and the shape of a group of runs."""
+
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -33,3 +35,13 @@ class Limits(Settings):
     def with_passages(self, count: int) -> "Limits":
         """The same limits with top-k `count` for every search, the opening one included."""
         return self.model_copy(update={"passages_per_search": count, "opening_passages": None})
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The shape of a group whose runs fork (`agents/forks.py`)."""
+
+    runs: int
+    """Runs of a question."""
+    roots: int
+    """How many of them begin at the question."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.forks import rollout_groups
 from coseek.agents.protocol import Protocol
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
@@ -340,20 +341,15 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         table = recipe.table
         return draw(self.questions(recipe.data.dev), table.dev_questions, table.seed, table.dev_per_set)
 
-    def roll_out(
-        self, agent: Agent, retriever: Retriever, questions: Sequence[Question], seeds: Sequence[int], limits: Limits
-    ) -> list[Trajectory]:
-        """Run an agent on questions with the recipe's concurrency."""
-        together, overlap = self.recipe.concurrency, self.recipe.overlap
-        with self._rollout_lock:
-            return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
-
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         """Metrics on `table.dev_questions` dev questions: see `dev_metrics`. All workers answer, the first scores."""
         questions = self.dev_questions(recipe)
         mine = self.workers.mine(questions)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in mine]
-        shares = self.workers.gather(self.roll_out(agent, self.retrievers["data"], mine, seeds, recipe.limits))
+        engine, together, overlap = self.retrievers["data"], self.recipe.concurrency, self.recipe.overlap
+        with self._rollout_lock:
+            own = rollout(agent, engine, mine, seeds, recipe.limits, concurrency=together, overlap=overlap)
+        shares = self.workers.gather(own)
         runs = [shares[place % len(shares)][place // len(shares)] for place in range(len(questions))]
         return self.workers.agree(lambda: dev_metrics(runs, scoring))
 
@@ -399,9 +395,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             callbacks.append(ServerMetrics(backend, self.progress.say))
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         retriever, scoring = self.training_retriever, self._first_scoring(recipe)
+        tree, together, overlap = settings.tree, self.recipe.concurrency, self.recipe.overlap
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            return self.roll_out(sampled, retriever, questions, seeds, recipe.limits)
+            with self._rollout_lock:
+                return rollout_groups(
+                    sampled, retriever, questions, seeds, recipe.limits, tree, concurrency=together, overlap=overlap
+                )
 
         callbacks.append(Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every))
         if self._schedule is not None:

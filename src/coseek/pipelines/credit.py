@@ -12,12 +12,11 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from coseek.agents.branching import Branch, branch
+from coseek.agents.branching import Branch, branch, searches_by_turn
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import AgentSettings, is_scripted, open_agent, open_tokenizer
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import row_seed
-from coseek.agents.search_turns import turn_number
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import read_yaml
 from coseek.core.fingerprint import digest_of
@@ -95,15 +94,6 @@ def _signals(path: Path) -> dict[str, CreditSignal]:
 # --- continuations
 
 
-def searching_turns(run: Trajectory, agent: Agent) -> dict[int, int]:
-    """Number of each turn that searched, from 1 → the index of its first search."""
-    places: dict[int, int] = {}
-    for place in range(len(run.searches)):
-        if turn := turn_number(run, place, agent.protocol):
-            places.setdefault(turn, place)
-    return places
-
-
 @dataclass(frozen=True)
 class Ruler:
     """Continues runs from their turns, and keeps how each continuation ended."""
@@ -142,7 +132,7 @@ class Ruler:
             for number in range(self.continuations)
         ]
         for run in runs:
-            for turn, place in searching_turns(run, self.agent).items():
+            for turn, place in searches_by_turn(run, self.agent.protocol).items():
                 states += [
                     _State(run.question, run.seed, turn, number, run, place) for number in range(self.continuations)
                 ]
@@ -245,7 +235,7 @@ class CountingProbe:
 
 def measured_turns(runs: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
     """The turns that searched."""
-    return [(run.question.id, run.seed, turn) for run in runs for turn in searching_turns(run, agent)]
+    return [(run.question.id, run.seed, turn) for run in runs for turn in searches_by_turn(run, agent.protocol)]
 
 
 def values_of(

@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from coseek.agents.limits import Tree
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
 from coseek.models.remote import RemoteModelSettings
@@ -139,6 +140,9 @@ class RlSettings(Settings):
     """Questions per step; a step has this times `group_size` runs (Search-R1: 512)."""
     group_size: int = Field(default=8, ge=1)
     """Runs per question (Search-R1: 5)."""
+    tree_roots: int | None = Field(default=None, ge=1)
+    """How many runs of a group begin at the question; the others fork from a search of one of these (Tree-GRPO). None:
+    all."""
     balance_hops: bool = False
     """Give every number of hops the same share of each step, rather than its share of the questions. Without it, a step
     may hold no long question, or few that are paid."""
@@ -214,6 +218,12 @@ class RlSettings(Settings):
     """Steps between evaluations; 0 evaluates only after the last step."""
 
     @model_validator(mode="after")
+    def _has_runs_that_fork(self) -> "RlSettings":
+        if self.tree_roots is not None and self.tree_roots >= self.group_size:
+            raise ValueError(f"tree_roots={self.tree_roots} leaves no run of group_size={self.group_size} to fork")
+        return self
+
+    @model_validator(mode="after")
     def _has_groups_to_resample(self) -> "RlSettings":
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError("dynamic_sampling needs several runs of a question to compare; give a group_size above 1")
@@ -236,6 +246,11 @@ class RlSettings(Settings):
                 "old_logprobs=recompute (with rollout, the clipped ratio is to the sampler already)"
             )
         return self
+
+    @property
+    def tree(self) -> Tree | None:
+        """The shape of a group whose runs fork."""
+        return None if self.tree_roots is None else Tree(self.group_size, self.tree_roots)
 
     @property
     def updates(self) -> int:

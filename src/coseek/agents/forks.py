@@ -1,0 +1,63 @@
+"""Forks: groups of runs that share beginnings. Some begin at the question; the others go on from a search of one of
+these (Tree-GRPO, Ji et al. 2025, arXiv 2509.21240, section 3.2), which costs the tokens after the fork alone."""
+
+import random
+from collections.abc import Sequence
+
+from coseek.agents.branching import Branch, branch, searches_by_turn
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits, Tree
+from coseek.core.errors import SettingError
+from coseek.data.question import Question
+from coseek.data.trajectory import Trajectory
+from coseek.retrieval.retriever import Retriever
+
+
+def rollout_groups(
+    agent: Agent,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    seeds: Sequence[int],
+    limits: Limits,
+    tree: Tree | None,
+    *,
+    concurrency: int = 256,
+    overlap: bool = False,
+) -> list[Trajectory]:
+    """Run groups of `tree.runs` equal questions, the first `tree.roots` of each from the question; without a tree, all.
+
+    Each other run forks from one of these in turn, after a search of it that its seed draws; from a run that did not
+    search, or failed, it cannot, and begins at the question, too. Raises `SettingError` for a part of a group, which a
+    worker may be given.
+    """
+    if tree is None:
+        return rollout(agent, retriever, questions, seeds, limits, concurrency=concurrency, overlap=overlap)
+    if len(questions) % tree.runs:
+        raise SettingError(
+            f"{len(questions)} runs are no whole groups of {tree.runs}, as tree_roots needs in every process; let the "
+            "number of processes divide questions_per_step"
+        )
+
+    def runs_of(places: Sequence[int]) -> dict[int, Trajectory]:
+        asked, seeded = [questions[place] for place in places], [seeds[place] for place in places]
+        runs = rollout(agent, retriever, asked, seeded, limits, concurrency=concurrency, overlap=overlap)
+        return dict(zip(places, runs, strict=True))
+
+    done = runs_of([place for place in range(len(questions)) if place % tree.runs < tree.roots])
+    forks: dict[int, Branch] = {}
+    alone: list[int] = []
+    for place in range(len(questions)):
+        number = place % tree.runs
+        if number >= tree.roots:
+            root = done[place - number + number % tree.roots]
+            searches = [] if root.fault else [*searches_by_turn(root, agent.protocol).values()]
+            if searches:
+                search = random.Random(seeds[place]).choice(searches)
+                passages = tuple(hit.passage for hit in root.searches[search].hits)
+                forks[place] = Branch(root, search, passages, seeds[place])
+            else:
+                alone.append(place)
+    done |= runs_of(alone)
+    ends = branch(agent, retriever, [*forks.values()], limits, concurrency=concurrency)
+    done |= dict(zip(forks, ends, strict=True))
+    return [done[place] for place in range(len(questions))]
