@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.real_sets import ROOT
 
 from coseek.measure.table import Table, show
-from coseek.studies.page import FOUND, result_path, stored
+from coseek.studies.page import FOUND, StoredComparison, result_path, stored
 from coseek.studies.study import PAPERS, Study, load_study, study_names
 
 PAGES = ROOT / "docs" / "papers"
@@ -54,34 +54,28 @@ def verdicts(name: str, one: Study) -> str:
 
 
 def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
-    """The arms and comparisons of one result."""
+    """The arms and comparisons of one result: the first metric with its interval, means of the others."""
     known = stored(FOUND, name, road)
     if known is None:
         return
     beside = one.printed.get("metric", "")
-    rows = [
-        (
-            arm,
-            *(show(metrics.get(metric)) for metric in one.metrics),
-            *([str(one.printed.get(arm, "–"))] if beside else []),
-        )
-        for arm, metrics in known.arms.items()
-    ]
-    head = ("arm", *one.metrics, *([f"paper: {beside}"] if beside else []))
-    compared = [
-        (
-            each.expected,
-            f"{each.metric} {show(each.difference)}",
-            ", ".join(f"{seed:+.3f}" for seed in each.seeds),
-            each.verdict + (f"; {n:,} questions would" if (n := each.questions_that_would_tell) else ""),
-        )
-        for each in known.comparisons
-    ]
-    cost = f"seeds {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
-    yield f"{one.claim} ({one.place}). **{known.verdict.capitalize()}**; {cost}."
-    yield from filter(None, [one.notes, *known.missing])
-    yield Table(head, tuple(rows)).markdown()
-    yield Table(("expected", "difference", "by seed", "verdict"), tuple(compared)).markdown()
+    rows = []
+    for arm, metrics in known.arms.items():
+        first, *others = (metrics.get(metric) for metric in one.metrics)
+        means = ["–" if mean is None else f"{mean.mean:.3f}" for mean in others]
+        rows.append((arm, show(first), *means, *([str(one.printed.get(arm, "–"))] if beside else [])))
+    cost = f"seed{'s' * (len(known.seeds) > 1)} {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
+    yield f"## {name.partition('/')[2]}: {known.verdict} ({road}, {cost})"
+    yield " ".join(filter(None, [one.notes, *known.missing]))
+    yield Table(("arm", *one.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows)).markdown()
+    yield "\n".join(f"- {compared(each)}" for each in known.comparisons)
+
+
+def compared(each: StoredComparison) -> str:
+    """A comparison as a sentence."""
+    seeds = f" ({', '.join(f'{seed:+.3f}' for seed in each.seeds)} by seed)" if len(each.seeds) > 1 else ""
+    needed = f"; {n:,} questions would" if (n := each.questions_that_would_tell) else ""
+    return f"{each.expected}: {each.metric} {show(each.difference)}{seeds}, {each.verdict}{needed}"
 
 
 if __name__ == "__main__":
