@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training.tiny import VOCABULARY, agent, environment, seeded, tiny_model, trajectory
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from coseek.core.errors import SettingError
 from coseek.data.trajectory import Trajectory
@@ -18,12 +25,14 @@ from coseek.training.trainer.prefixes import PrefixTree, tree_parts
 from coseek.training.trainer.settings import LearnerSettings
 
 
-def llama() -> PreTrainedModel:
-    config = LlamaConfig(
+def llama(
+    kind: type[PreTrainedModel] = LlamaForCausalLM, config_kind: type[PretrainedConfig] = LlamaConfig
+) -> PreTrainedModel:
+    config = config_kind(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, initializer_range=0.3,
     )  # fmt: skip
-    return seeded(LlamaForCausalLM, config, 1)
+    return seeded(kind, config, 1)
 
 
 def forks(rng: random.Random) -> list[Trajectory]:
@@ -65,7 +74,7 @@ def test_shared_rows_have_the_outputs_and_gradients_of_the_rows_apart(entropy: E
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_a_tree_holds_every_beginning_once_and_every_row_reads_itself(rows: list[list[int]], most: int) -> None:
+def test_a_tree_holds_every_beginning_once_and_every_row_is_a_path(rows: list[list[int]], most: int) -> None:
     ids_BT = torch.tensor([row + [0] * (9 - len(row)) for row in rows])
     ends_B = torch.tensor([len(row) for row in rows])
     tree = PrefixTree.of(ids_BT, ends_B)
@@ -74,7 +83,7 @@ def test_a_tree_holds_every_beginning_once_and_every_row_reads_itself(rows: list
     assert {place for path in paths for place in path} == set(range(len(beginnings)))
     for row, path in zip(rows, paths, strict=True):
         for at, place in enumerate(path):
-            assert tree.sees_11UU[0, 0, place].nonzero()[:, 0].tolist() == sorted(path[: at + 1])
+            assert int(tree.places_BT.flatten()[tree.tokens_U[place]]) == place
             assert int(tree.ids_1U[0, place]) == row[at] and int(tree.positions_1U[0, place]) == at
     parts = [part.tolist() for part in tree_parts(ids_BT, ends_B, torch.arange(len(rows)), most)]
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))
@@ -86,3 +95,5 @@ def test_a_tree_holds_every_beginning_once_and_every_row_reads_itself(rows: list
 def test_a_network_whose_layers_mix_neighbours_is_refused() -> None:
     with pytest.raises(SettingError, match="share_prefixes needs a network of full attention"):
         Policy(tiny_model(), LearnerSettings(share_prefixes=True), 1)
+    with pytest.raises(SettingError, match="share_prefixes needs a network of full attention"):
+        Policy(llama(MistralForCausalLM, MistralConfig), LearnerSettings(share_prefixes=True), 1)

@@ -35,7 +35,7 @@ from coseek.training.trainer.logprobs import (
     reducible_parts,
     target_logprobs,
 )
-from coseek.training.trainer.prefixes import CAP, PrefixTree, check_shares, ends_of, tree_parts
+from coseek.training.trainer.prefixes import PrefixTree, check_shares, ends_of, tree_parts
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.workers import ALONE, Workers, whole
 
@@ -174,8 +174,7 @@ class Policy(Learner):
     def _split(self, batch: Batch, wanted_BT: Tensor, rows_N: Tensor) -> list[Tensor]:
         if not self.settings.share_prefixes:
             return super()._split(batch, wanted_BT, rows_N)
-        most = min(self._part_tokens, CAP * int(self.model.config.get_text_config().hidden_size))
-        return tree_parts(batch.ids_BT, ends_of(wanted_BT), rows_N, most)
+        return tree_parts(batch.ids_BT, ends_of(wanted_BT), rows_N, self._part_tokens)
 
     def sampler(
         self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings, *, on_policy: bool = True
@@ -324,6 +323,7 @@ class Scorer(nn.Module):
         """The same with what the rows begin with in common computed once."""
         check_wanted(wanted_BT)
         tree = PrefixTree.of(ids_BT, ends_of(wanted_BT))
+        wanted_BT, everywhere_BT = wanted_BT[:, : tree.places_BT.shape[1]], wanted_BT
         places_N = tree.places_BT[wanted_BT]
         nodes_M, node_of_N = places_N.unique(return_inverse=True)
         parents_M = torch.empty_like(nodes_M)
@@ -334,7 +334,7 @@ class Scorer(nn.Module):
             hidden_MD = tree.hidden(self.model.base_model)[parents_M]
         head: Head = self.model.get_output_embeddings()
         values_M = logprobs_at(hidden_MD, head, tree.ids_1U[0, nodes_M], self.temperature, entropy)
-        return placed(values_M[..., node_of_N], wanted_BT)
+        return placed(values_M[..., node_of_N], everywhere_BT)
 
     def _outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
         if self.is_plain:

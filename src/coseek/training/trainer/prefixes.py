@@ -1,27 +1,27 @@
 """Prefixes: rows that begin alike run through a network as one tree, so what they share is computed once.
 
-The runs of a question share its prompt, all prompts of a protocol their instructions, and forked runs their turns. A
-token of the tree attends to its ancestors and has the position that it has in its rows, so outputs and gradients are
-those of the rows apart, up to floating-point summation order.
+The runs of a question share its prompt, all prompts of a protocol their instructions, and forked runs their turns. All
+products with weights run over the tree. Attention, which is little of the work and differs from row to row, runs over
+the rows: their queries, keys and values are copied out of the tree, and one row's output of a shared token back into
+it. Outputs and gradients are those of the rows apart, up to floating-point summation order.
 
-Shapes: B rows · T tokens · U tokens of the tree · D hidden size.
+Shapes: B rows · T tokens · U tokens of the tree · H heads · D size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError
+from coseek.training.trainer.logprobs import KNOWN, ReplacedAttention
 
 MULTIPLE = 16
 """Trees are filled up to a multiple of this many tokens: few shapes of products (see `logprobs`)."""
-CAP = 2
-"""Most tokens of a tree, in hidden sizes: attention, which grows with their square, then stays below about a third of
-the other products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,56 +31,46 @@ class PrefixTree:
     ids_1U: Tensor
     positions_1U: Tensor
     """Of a token in its rows, from 0."""
-    sees_11UU: Tensor
-    """True where the token of the third index attends to that of the fourth: itself and its ancestors."""
     places_BT: Tensor
     """Index in the tree of every token of the rows; 0 from their ends on."""
+    tokens_U: Tensor
+    """A token of the rows for every one of the tree, counted through all rows."""
 
     @classmethod
     def of(cls, ids_BT: Tensor, ends_B: Tensor) -> "PrefixTree":
         """The tree of the first `ends_B` tokens of every row."""
         rows = [row[:end] for row, end in zip(ids_BT.tolist(), ends_B.tolist(), strict=True)]
-        places_BT = torch.zeros(ids_BT.shape, dtype=torch.long)
-        ids: list[int] = []
-        positions: list[int] = []
-        branches: list[tuple[int, int, Tensor]] = []
-        """Start and end in the tree of what a row adds, and what it adds it to."""
-        before: list[int] = []
-        path = places_BT[0, :0]
+        width = max(map(len, rows))
+        places: list[list[int]] = [[]] * len(rows)
+        ids, positions, tokens = list[int](), list[int](), list[int]()
+        before, path = list[int](), list[int]()
         for row in sorted(range(len(rows)), key=rows.__getitem__):  # neighbours in this order share the most
-            shared, start = common_prefix(before, rows[row]), len(ids)
+            shared = common_prefix(before, rows[row])
+            path = [*path[:shared], *range(len(ids), len(ids) + len(rows[row]) - shared)]
             ids += rows[row][shared:]
             positions += range(shared, len(rows[row]))
-            path = torch.cat([path[:shared], torch.arange(start, len(ids))])
-            branches.append((start, len(ids), path[:shared]))
-            places_BT[row, : len(path)] = path
+            tokens += (row * width + at for at in range(shared, len(rows[row])))
+            places[row] = [*path, *[0] * (width - len(path))]
             before = rows[row]
-        filler = -len(ids) % MULTIPLE
-        size = len(ids) + filler
-        sees_UU = torch.eye(size, dtype=torch.bool)
-        for start, end, ancestors in branches:
-            sees_UU[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril()
-            sees_UU[start:end, ancestors] = True
-        tree = cls(
-            torch.tensor([ids + [0] * filler]), torch.tensor([positions + [0] * filler]), sees_UU[None, None], places_BT
-        )
-        return tree.to(ids_BT.device)
-
-    def to(self, device: torch.device) -> "PrefixTree":
-        return replace(
-            self,
-            ids_1U=self.ids_1U.to(device),
-            positions_1U=self.positions_1U.to(device),
-            sees_11UU=self.sees_11UU.to(device),
-            places_BT=self.places_BT.to(device),
-        )
+        filler = [0] * (-len(ids) % MULTIPLE)
+        parts = ([ids + filler], [positions + filler], places, tokens + filler)
+        return cls(*(torch.tensor(part, device=ids_BT.device) for part in parts))
 
     def hidden(self, trunk: torch.nn.Module) -> Tensor:
         """The network's last hidden states of the tree; shape UD."""
-        states: Tensor = trunk(
-            input_ids=self.ids_1U, position_ids=self.positions_1U, attention_mask=self.sees_11UU, use_cache=False
-        ).last_hidden_state
+        unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.ids_1U.device)  # or one would be made
+        with ReplacedAttention(self._attend):
+            states: Tensor = trunk(
+                input_ids=self.ids_1U, position_ids=self.positions_1U, attention_mask=unused, use_cache=False
+            ).last_hidden_state
         return states[0]
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, **named: object) -> Tensor:
+        """Causal attention of every row; shape 1HUD."""
+        rows = (part[0][:, self.places_BT].transpose(0, 1) for part in (queries, keys, values))
+        attend = cast(Callable[..., Tensor], KNOWN)
+        found_BHTD = attend(*rows, **{**named, "attn_mask": None, "is_causal": True})
+        return found_BHTD.transpose(1, 2).flatten(0, 1)[self.tokens_U].transpose(0, 1)[None]
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -115,7 +105,7 @@ def tree_parts(ids_BT: Tensor, ends_B: Tensor, rows_N: Tensor, most: int) -> lis
 
 def check_shares(model: PreTrainedModel, has_plain_head: bool) -> None:
     """Raise `SettingError` for a network whose tokens of a tree are not those of the rows apart: one with convolutions
-    or windows, or with an attention kernel that takes no mask."""
+    or windows, or with attention of its own."""
     ids_BT = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5], [1, 5, 3, 2]], device=next(model.parameters()).device)
     trunk, same = model.base_model, False
     with suppress(RuntimeError, ValueError, TypeError, IndexError), torch.no_grad():
@@ -123,9 +113,13 @@ def check_shares(model: PreTrainedModel, has_plain_head: bool) -> None:
         shared_BTD = tree.hidden(trunk)[tree.places_BT].float()
         apart_BTD: Tensor = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
         same = torch.allclose(shared_BTD, apart_BTD, rtol=1e-2, atol=1e-2 * float(apart_BTD.abs().max()))
-    same = same and has_plain_head
+    config = model.config.get_text_config()
+    windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or getattr(
+        config, "sliding_window", 0
+    )
+    same = same and has_plain_head and not windows  # a window is wider than the rows that were tried
     if not same:
         raise SettingError(
-            f"share_prefixes needs a network of full attention that takes a mask; {type(model).__name__} is none here: "
-            "leave it out"
+            f"share_prefixes needs a network of full attention by torch's kernels, and {type(model).__name__} is none "
+            "here; leave it out"
         )

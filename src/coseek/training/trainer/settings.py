@@ -104,6 +104,8 @@ class LearnerSettings(Settings):
                 f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, which workers={self.workers} "
                 "has not; set workers=fsdp2, or leave offload out"
             )
+        if self.share_prefixes and self.checkpointing:
+            raise ValueError("share_prefixes keeps the activations of its attention; leave out checkpointing")
         if self.optimizer.algorithm == "muon" and self.workers == "fsdp2":
             raise ValueError("Muon needs whole matrices; set workers=ddp, or optimizer.algorithm=adamw")
         return self
