@@ -7,14 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training.tiny import VOCABULARY, agent, environment, seeded, tiny_model, trajectory
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, LlamaForCausalLM, MistralForCausalLM, PretrainedConfig, PreTrainedModel
 
 from coseek.core.errors import SettingError
 from coseek.data.trajectory import Trajectory
@@ -25,14 +18,12 @@ from coseek.training.trainer.prefixes import PrefixTree, tree_parts
 from coseek.training.trainer.settings import LearnerSettings
 
 
-def llama(
-    kind: type[PreTrainedModel] = LlamaForCausalLM, config_kind: type[PretrainedConfig] = LlamaConfig
-) -> PreTrainedModel:
-    config = config_kind(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+def network(name: str = "llama") -> PreTrainedModel:
+    config: PretrainedConfig = AutoConfig.for_model(
+        name, vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, initializer_range=0.3,
     )  # fmt: skip
-    return seeded(kind, config, 1)
+    return seeded({"llama": LlamaForCausalLM, "mistral": MistralForCausalLM}[name], config, 1)
 
 
 def forks(rng: random.Random) -> list[Trajectory]:
@@ -60,7 +51,7 @@ def test_shared_rows_have_the_outputs_and_gradients_of_the_rows_apart(entropy: E
     outputs, gradients = [], []
     for shares in (False, True):
         learner = LearnerSettings(share_prefixes=shares, micro_batch_tokens=tokens)
-        policy = Policy(llama(), learner, 1, temperature=0.7)
+        policy = Policy(network(), learner, 1, temperature=0.7)
         wanted_BT = batch.agent_BT.clone()
         wanted_BT[3] = False  # a row that is left out of the loss
         outputs.append(policy.forward(batch, wanted_BT))
@@ -96,4 +87,4 @@ def test_a_network_whose_layers_mix_neighbours_is_refused() -> None:
     with pytest.raises(SettingError, match="share_prefixes needs a network of full attention"):
         Policy(tiny_model(), LearnerSettings(share_prefixes=True), 1)
     with pytest.raises(SettingError, match="share_prefixes needs a network of full attention"):
-        Policy(llama(MistralForCausalLM, MistralConfig), LearnerSettings(share_prefixes=True), 1)
+        Policy(network("mistral"), LearnerSettings(share_prefixes=True), 1)
