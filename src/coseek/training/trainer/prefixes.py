@@ -114,10 +114,9 @@ def check_shares(model: PreTrainedModel, has_plain_head: bool) -> None:
         apart_BTD: Tensor = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
         same = torch.allclose(shared_BTD, apart_BTD, rtol=1e-2, atol=1e-2 * float(apart_BTD.abs().max()))
     config = model.config.get_text_config()
-    windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or getattr(
-        config, "sliding_window", 0
-    )
-    same = same and has_plain_head and not windows  # a window is wider than the rows that were tried
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    windows = {*layers} != {"full_attention"} or getattr(config, "sliding_window", None)  # wider than these rows
+    same = same and has_plain_head and not windows
     if not same:
         raise SettingError(
             f"share_prefixes needs a network of full attention by torch's kernels, and {type(model).__name__} is none "
