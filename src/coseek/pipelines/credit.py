@@ -4,7 +4,7 @@ A state after a turn that searched is continued from the turn's own passages (`a
 can fork reads each run once. Turns of an agent that did not search, and the last one, have no value.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,17 +112,20 @@ class Ruler:
         return GradeCache.beside(self.folder, StateOutcome, identity, {"agent": self.agent_identity})
 
     def measure(self, runs: Sequence[Trajectory], tell: Tell = lambda *_: None) -> list[StateOutcome]:
-        """Continue every state of the runs that the folder does not hold yet. Faults are tried again."""
+        """Continue every state of the runs that the folder does not hold yet, and keep each continuation as it ends.
+        Faults are tried again."""
         known = {key: one for key, one in self.cache.entries().items() if one.fault is None}
         wanted = [state for state in self._states(runs) if state.key not in known]
-        done = 0
+        first = len(known)
         with self.cache.appending() as file:
+
+            def keep(state: _State, run: Trajectory) -> None:
+                known[state.key] = state.ended(run)
+                self.cache.append(file, known[state.key])
+                tell(len(known) - first, len(wanted))
+
             for start in range(0, len(wanted), AT_ONCE):
-                for ended in self._continued(wanted[start : start + AT_ONCE]):
-                    self.cache.append(file, ended)
-                    known[ended.key] = ended
-                    done += 1
-                    tell(done, len(wanted))
+                self._continue(wanted[start : start + AT_ONCE], keep)
         return [*known.values()]
 
     def _states(self, runs: Sequence[Trajectory]) -> "list[_State]":
@@ -138,17 +141,19 @@ class Ruler:
                 ]
         return states
 
-    def _continued(self, states: "Sequence[_State]") -> Iterable[StateOutcome]:
-        """Continue states, and yield how each ended."""
-        fresh = [state for state in states if state.run is None]
-        questions, seeds = [state.question for state in fresh], [state.continued_seed for state in fresh]
-        for state, run in zip(fresh, rollout(self.agent, self.retriever, questions, seeds, self.limits), strict=True):
-            yield state.ended(run)
-        begun = [(state, state.branch()) for state in states if state.run is not None]
-        for (state, _), run in zip(
-            begun, branch(self.agent, self.retriever, [one for _, one in begun], self.limits), strict=True
-        ):
-            yield state.ended(run)
+    def _continue(self, states: "Sequence[_State]", keep: "Callable[[_State, Trajectory], None]") -> None:
+        """Continue states; `keep` is called as each continuation ends."""
+        fresh = {(state.question.id, state.continued_seed): state for state in states if state.run is None}
+        rollout(
+            self.agent, self.retriever, [state.question for state in fresh.values()], [seed for _, seed in fresh],
+            self.limits, on_done=lambda run: keep(fresh[run.question.id, run.seed], run), keep=False,
+        )  # fmt: skip
+        begun = [(state.branch(), state) for state in states if state.run is not None]
+        state_of = {id(one): state for one, state in begun}
+        branch(
+            self.agent, self.retriever, [one for one, _ in begun], self.limits,
+            on_done=lambda one, run: keep(state_of[id(one)], run),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +208,8 @@ def credit_of(runs: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe
         raise SettingError(f"the reward of the signal {signal.algorithm} failed: {dict(episodes.faults)}")
     experience = make_experience(episodes, settings, open_algorithm(settings), None, probe)
     return {
-        (run.question.id, run.seed, turn): float(
-            experience.advantages_BT[row, start:end].double().mean()
-        )  # exact for equal numbers
+        # in float64, where the mean of equal numbers is that number
+        (run.question.id, run.seed, turn): float(experience.advantages_BT[row, start:end].double().mean())
         for row, run in enumerate(ordered)
         for turn, (start, end) in enumerate(run.turn_spans, start=1)
     }
