@@ -37,7 +37,7 @@ def page_of(paper: str, title: str) -> str:
     """A paper's studies, and the numbers of those that were run."""
     names = [name for name in study_names() if name.startswith(f"{paper}/")]
     studies = {name: load_study(name) for name in names}
-    rows = [(f"`{name}`", one.place, one.claim, verdicts(name, one) or "not run") for name, one in studies.items()]
+    rows = [(f"`{name}`", one.place, one.claim, verdicts(name, one) or "–") for name, one in studies.items()]
     parts = [
         f"# {title}",
         "Written by `python -m bench.studies`. [How to run them](../how-to/run-a-study.md).",
@@ -54,16 +54,15 @@ def verdicts(name: str, one: Study) -> str:
 
 
 def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
-    """The arms and comparisons of one result: the first metric with its interval, means of the others."""
+    """The arms' means of one result, and its comparisons with intervals."""
     known = stored(FOUND, name, road)
     if known is None:
         return
-    beside = one.printed.get("metric", "")
+    beside = one.printed.get("metric", "") if len(one.printed) > 1 else ""
     rows = []
     for arm, metrics in known.arms.items():
-        first, *others = (metrics.get(metric) for metric in one.metrics)
-        means = ["–" if mean is None else f"{mean.mean:.3f}" for mean in others]
-        rows.append((arm, show(first), *means, *([str(one.printed.get(arm, "–"))] if beside else [])))
+        means = ["–" if (mean := metrics.get(metric)) is None else f"{mean.mean:.3f}" for metric in one.metrics]
+        rows.append((arm, *means, *([str(one.printed.get(arm, "–"))] if beside else [])))
     cost = f"seed{'s' * (len(known.seeds) > 1)} {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
     yield f"## {name.partition('/')[2]}: {known.verdict} ({road}, {cost})"
     yield " ".join(filter(None, [one.notes, *known.missing]))
