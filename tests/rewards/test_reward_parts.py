@@ -110,7 +110,8 @@ def test_the_part_that_failed_is_named() -> None:
     assert str(NoReward("judge", "it said perhaps")) == "judge: it said perhaps"
 
 
-PARTS_OF_ANSWERS = sorted({*reward_names()} - {"gold_recall", "ndcg", "searches", "searched", "valid", "invalid"})
+PARTS_OF_PASSAGES = ["gold_recall", "ndcg", "step_search"]
+PARTS_OF_ANSWERS = sorted({*reward_names()} - {*PARTS_OF_PASSAGES, "searches", "searched", "valid", "invalid"})
 
 
 @pytest.mark.parametrize("name", PARTS_OF_ANSWERS)
@@ -120,7 +121,7 @@ def test_a_question_without_gold_answers_is_refused_in_the_name_of_the_part_that
         make_reward({name: 1.0})(bare, Grades(GeneratedAnswer("q1", 0, "c", "Zun")))
 
 
-@pytest.mark.parametrize("name", ["gold_recall", "ndcg"])
+@pytest.mark.parametrize("name", PARTS_OF_PASSAGES)
 def test_a_question_without_gold_passages_is_refused_in_the_name_of_the_part_that_needs_them(name: str) -> None:
     bare = run(question=replace(QUESTION, gold_ids=()))
     with pytest.raises(DataError, match=f"^question 'q1' names no gold_ids, and the reward '{name}' needs them;"):
