@@ -59,7 +59,9 @@ def test_a_dry_run_is_of_the_recipe_s_devices_or_of_the_processes_of_which_the_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = dry_run(load_recipe("r1", ["threads=1", "table.answer_with=[models/absent]"]))
+    found = dry_run(
+        load_recipe("r1", ["threads=1", "table.answer_with=[models/absent]", "rl.group_size=4", "rl.tree_roots=3"])
+    )
     assert "table.answer_with" in {named.setting for named, _ in found.missing}  # told, not raised
     [look] = found.stages
     assert look.memory.needed / GIB < 80 and not look.way_out

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,14 +45,19 @@ def credit(
     rewards: Sequence[float],
     turns: Sequence[Sequence[float]] = (),
     levels: GoldProbe | None = None,
+    kl: Sequence[float] = (),
+    size: int = 0,
     **own: float | str | bool,
 ) -> list[list[float]]:
     """What an algorithm gives each turn of the runs of one question."""
     width = max(len(one.ids) for one in runs)
     mask_BT = torch.tensor([[*one.agent_mask, *[False] * (width - len(one.ids))] for one in runs])
+    penalty_BT = torch.zeros(mask_BT.shape)
+    for row, charged in enumerate(kl):
+        penalty_BT[row, runs[row].turn_spans[-1][0]] = charged
     step = StepRewards(
-        torch.tensor(rewards, dtype=torch.float64), torch.zeros(mask_BT.shape), mask_BT, (tuple(range(len(runs))),),
-        len(runs), torch.zeros(len(runs)).bool(), trajectories=tuple(runs),
+        torch.tensor(rewards, dtype=torch.float64), penalty_BT, mask_BT, (tuple(range(len(runs))),),
+        size or len(runs), torch.zeros(len(runs)).bool(), trajectories=tuple(runs),
         rewards_of_turns=tuple(map(tuple, turns)), gold_probe=levels,
     )  # fmt: skip
     opened = open_algorithm(settings_of(name, group_size=len(runs), algorithm_settings=own))
@@ -167,3 +173,18 @@ def test_the_gold_answer_is_weighed_by_the_policy_where_the_agent_would_write_it
     wanted = [float(logprobs[len(ids) + at - 1, turn[at]].detach()) for at in answer]
     assert long == pytest.approx(sum(wanted) / len(wanted), abs=1e-4) and short != pytest.approx(long)
     assert [turn[at] for at in answer] == Letters().encode("gold")
+    letter = replace(one, question=replace(one.question, answers=("a",)))  # as in the tags around it
+    turn, answer = AnswerWriter(load_protocol("search-r1"), ByteTokenizer()).ids(letter, letter.contexts[1])
+    assert ByteTokenizer().decode(turn[: answer.start]).endswith("<answer>") and turn[answer.start] == ord("a")
+
+
+@pytest.mark.parametrize("name", ["mt-grpo", "turn-reward", "tree-grpo", "gigpo", "igpo"])
+def test_a_charged_kl_counts_in_every_credit(name: str) -> None:
+    pair = [run(3, 4), run(3, 6)]
+
+    def flat(contexts: Sequence[GoldContext]) -> list[float]:
+        return [-1.0] * len(contexts)
+
+    better, worse = (credit(name, pair, [1.0, 0.0], levels=flat, kl=kl) for kl in ((), (1.5, 0.0)))
+    assert better[0][1] > better[1][1] and worse[0][1] < worse[1][1]  # -.5 is less than 0
+    assert credit(name, pair[:1], [1.0], levels=flat, size=2) == [[0.0, 0.0]]  # whose others failed

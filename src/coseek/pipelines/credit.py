@@ -88,7 +88,12 @@ def load_signals(names: Sequence[str]) -> dict[str, CreditSignal]:
 
 def _signals(path: Path) -> dict[str, CreditSignal]:
     tree = read_yaml(path, "file of signals", "`name: {algorithm: …}`")
-    return {name: make_settings(CreditSignal, row, path) for name, row in tree.items() if isinstance(row, dict)}
+    signals: dict[str, CreditSignal] = {}
+    for name, row in tree.items():
+        if not isinstance(row, dict):
+            raise SettingError(f"{path}: the signal {name!r} is {row!r}; write {name}: {{algorithm: …}}")
+        signals[name] = make_settings(CreditSignal, row, path)
+    return signals
 
 
 # --- continuations
@@ -290,7 +295,7 @@ def measure_credit(
         counting = None if probe is None else CountingProbe(probe)
         try:
             add(name, values, credit_of(runs, signal, counting))
-        except SettingError as error:
+        except (SettingError, DataError) as error:
             say(f"{name} is left out: {error}")
             continue
         tokens[name] = 0.0 if counting is None else counting.tokens / len(values)

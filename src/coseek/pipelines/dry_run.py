@@ -308,7 +308,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         "chat_template": "auto",  # the small tokenizer has none
         "rl": {
             "steps": 1, "questions_per_step": 2, "group_size": min(2, recipe.rl.group_size), "evaluate_every": 0,
-            "policy": rows, "critic": rows,
+            "tree_roots": recipe.rl.tree_roots and 1, "policy": rows, "critic": rows,
         },
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
         "select": {"sources": None, "hops": None, "types": None, "most": 4},

@@ -13,6 +13,7 @@ from coseek.cli.options import split_names
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import Json, JsonObject
+from coseek.measure.report import table_json
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.studies.arms import StudyPlan, StudyStep, carry_out, trainings
@@ -48,9 +49,8 @@ def study(
     road = road_named("smoke" if smoke else at)
     if names == [LIST]:
         table = listed(out)
-        rows: list[Json] = [{**dict(zip(table.columns, row, strict=True))} for row in table.rows]
         if as_json:
-            print_json(rows)
+            print_json(table_json(table)["rows"])
         else:
             show_tables({"Studies": table})
         return

@@ -35,6 +35,8 @@ def check_verl(recipe: AgentRecipe) -> None:
         wrong.say("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
     if rl.dynamic_sampling:
         wrong.say("verl bounds no resampling as rl.dynamic_sampling_at_most does; set rl.dynamic_sampling=false")
+    if rl.tree_roots is not None:
+        wrong.say("verl samples every trajectory from its question; leave rl.tree_roots out")
     if rl.balance_hops:
         wrong.say("verl orders the questions itself; set rl.balance_hops=false")
     if rl.monitor.stop:

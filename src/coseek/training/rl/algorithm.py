@@ -91,13 +91,26 @@ class StepRewards:
         trajectories."""
         return tuple(run.turn_spans for run in self._runs())
 
+    @property
+    def charged_B(self) -> "Tensor":
+        """The rewards less the KL charged to them; shape B."""
+        return self.rewards_B - self.penalty_BT.sum(dim=1)
+
+    @property
+    def compared(self) -> tuple[tuple[int, ...], ...]:
+        """The groups that can be compared: a run that faults left alone has no baseline."""
+        return tuple(group for group in self.groups if len(group) > 1 or self.group_size == 1)
+
     def turn_rewards(self) -> list[list[float]]:
-        """Return what each turn of every run earned: what the reward gave it, and at the last turn also the rest."""
+        """Return what each turn of every run earned: what the reward gave it, and at the last turn also the rest, less
+        the KL charged to the turn's tokens."""
         turns = self.rewards_of_turns or ((),) * len(self.rewards_B)
         earned = [[*given] or [0.0] * len(spans) for given, spans in zip(turns, self.turn_spans, strict=True)]
         for row, rewards in enumerate(earned):
             if rewards:
                 rewards[-1] += float(self.rewards_B[row]) - sum(rewards)
+                for turn, (start, end) in enumerate(self.turn_spans[row]):
+                    rewards[turn] -= float(self.penalty_BT[row, start:end].sum())
         return earned
 
     def gold_logprobs(self, contexts: "Sequence[GoldContext]") -> list[float]:
@@ -154,12 +167,11 @@ class StepRewards:
         """
         import torch
 
-        rewards_B = self.rewards_B - self.penalty_BT.sum(dim=1)
+        rewards_B = self.charged_B
         advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
-        for group in self.groups:
+        for group in self.compared:
             rows = list(group)
-            if len(rows) > 1 or self.group_size == 1:
-                advantages_B[rows] = advantages(rewards_B[rows])
+            advantages_B[rows] = advantages(rewards_B[rows])
         return advantages_B
 
     def every_token(self, advantages_B: "Tensor") -> "Tensor":

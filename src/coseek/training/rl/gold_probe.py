@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from coseek.agents.grammar import Action
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move, move_ids
 from coseek.core.errors import SettingError
@@ -29,14 +30,16 @@ class AnswerWriter:
             raise SettingError(
                 f"question {run.question.id!r} has no gold answer, and the algorithm asks for its likelihood"
             )
-        answer = run.question.answers[0]
+        tag = self.protocol.tag_for(Author.AGENT, Action.ANSWER)
+        if tag is None:
+            raise SettingError(
+                f"an agent of the protocol {self.protocol.name} writes no answer; choose another algorithm"
+            )
+        answer, grammar = run.question.answers[0], self.protocol.grammar
         searched = tuple(run.searches) if any(segment.author is Author.ENVIRONMENT for segment in context[1:]) else ()
         turn = move_ids(self.protocol, Move("", answer=answer), self.tokenizer, EpisodeState(run.question, searched))
-        written = self.tokenizer.encode_data(self.protocol.grammar.escape(answer))
-        for start in range(len(turn) - len(written), -1, -1):
-            if list(turn[start : start + len(written)]) == written:
-                return turn, range(start, start + len(written))
-        raise SettingError(f"an agent of the protocol {self.protocol.name} writes no answer; choose another algorithm")
+        end = len(turn) - grammar.native_calls - len(self.tokenizer.encode(tag.closing))  # a native turn ends with eos
+        return turn, range(end - len(self.tokenizer.encode_data(grammar.escape(answer))), end)
 
 
 @dataclass(frozen=True, slots=True)

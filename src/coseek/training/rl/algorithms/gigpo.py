@@ -39,7 +39,7 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> "Tensor":
     whole_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
     values = [[float(whole_B[row])] * len(turns) for row, turns in enumerate(step.turn_spans)]
     returns = [_discounted(turns, settings.gamma) for turns in step.turn_rewards()]
-    for group in step.groups:
+    for group in step.compared:
         alike: dict[frozenset[str], list[tuple[int, int]]] = {}
         for row in group:
             for turn in range(len(returns[row])):

@@ -39,16 +39,17 @@ def advantages(step: StepRewards, settings: IgpoSettings) -> "Tensor":
 
     contexts = [(run, context) for run in step.trajectories for context in run.contexts]
     measured = iter(step.gold_logprobs(contexts))
-    values: list[list[float]] = []
+    earned: list[list[float]] = []
     for row, run in enumerate(step.trajectories):
         levels = [next(measured) for _ in run.contexts]
         if settings.of == "probability":
             levels = [math.exp(level) for level in levels]
         gains = [after - before for before, after in pairwise(levels)]
-        values.append([*gains, float(step.rewards_B[row])][: len(levels)])
-    for group in step.groups:
-        lengths = [len(values[row]) for row in group]
-        standard = group_advantages(torch.tensor([gain for row in group for gain in values[row]])).split(lengths)
+        earned.append([*gains, float(step.charged_B[row])][: len(levels)])
+    values = [[0.0] * len(gains) for gains in earned]
+    for group in step.compared:
+        lengths = [len(earned[row]) for row in group]
+        standard = group_advantages(torch.tensor([gain for row in group for gain in earned[row]])).split(lengths)
         for row, gains_T in zip(group, standard, strict=True):
             later, total = [], 0.0
             for gain in reversed(gains_T.tolist()):

@@ -31,7 +31,7 @@ def advantages(step: StepRewards, settings: MtGrpoSettings) -> "Tensor":
     """Return at each turn the reward from there on, less that of the group's runs; shape BT."""
     earned = step.turn_rewards()
     values = [[0.0] * len(turns) for turns in earned]
-    for group in step.groups:
+    for group in step.compared:
         for row in group:
             for turn in range(len(earned[row])):
                 values[row][turn] = (_reached if settings.ended == "skip" else _unbiased)(earned, group, row, turn)

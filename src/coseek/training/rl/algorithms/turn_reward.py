@@ -13,8 +13,8 @@ SETTINGS = GroupSettings
 def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
     """Return the reward of each turn less the mean turn reward of its group; shape BT."""
     earned = step.turn_rewards()
-    values = [[*turns] for turns in earned]
-    for group in step.groups:
+    values = [[0.0] * len(turns) for turns in earned]
+    for group in step.compared:
         every = [reward for row in group for reward in earned[row]]
         mean = sum(every) / max(1, len(every))
         for row in group:
