@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from coseek.core.errors import DiskFault, RunError, SettingError
-from coseek.training.trainer.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
+from coseek.core.errors import DiskFault, RunError
+from coseek.core.settings import Settings
+from coseek.training.trainer.checkpoint import RunState, TrainingState, load_checkpoint, save_checkpoint
 
 
 def state(step: int, size: int = 8) -> TrainingState:
@@ -114,7 +115,15 @@ def test_a_replacement_that_was_cut_in_two_is_undone(tmp_path: Path) -> None:
     assert loaded_step(tmp_path) == 1
 
 
-def test_a_run_goes_on_only_under_the_settings_that_it_began_with() -> None:
-    check_settings({"lr": 0.1, "steps": 3}, {"lr": 0.1, "steps": 5}, frozenset({"steps"}))
-    with pytest.raises(SettingError, match=r"began with lr=0\.1 and cannot go on with 0\.2"):
-        check_settings({"lr": 0.1}, {"lr": 0.2}, frozenset())
+def test_a_setting_that_is_newer_than_a_run_does_not_end_it(tmp_path: Path) -> None:
+    class Began(Settings):
+        lr: float = 0.1
+
+    class Newer(Began):
+        share: bool = False
+
+    state = RunState(tmp_path, Began(), {}, {}, resume=False)
+    state.advance(1, 1)
+    state.save()
+    state.release()
+    assert RunState(tmp_path, Newer(), {}, {}, resume=True).step == 1

@@ -279,7 +279,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
 
 def test_an_alarm_between_two_checkpoints_drops_the_candidate(tmp_path: Path) -> None:
     learner = LearnerSettings()
-    state = RunState(tmp_path, {}, {"policy": Policy(tiny_model(), learner, 0)}, {}, resume=False)
+    state = RunState(tmp_path, learner, {"policy": Policy(tiny_model(), learner, 0)}, {}, resume=False)
     monitor = Monitor(RlSettings(monitor=MonitorSettings(window=1)), [], NoProgress())
     writer, healthy = CheckpointWriter(state, monitor, every=5, patience=5), tmp_path / "checkpoints" / "healthy"
     seen = []

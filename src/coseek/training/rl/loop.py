@@ -17,7 +17,6 @@ import torch
 from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
 from coseek.core.progress import NoProgress, Progress, waiting_stops
-from coseek.core.settings import dump_settings
 from coseek.data.question import Question
 from coseek.training.rl.algorithm import Algorithm, open_algorithm, spread_over_steps
 from coseek.training.rl.backend import TrainingBackend
@@ -178,7 +177,7 @@ def _open(folder: Path, settings: RlSettings, backend: TrainingBackend, resume: 
         models["critic"] = backend.critic
     frozen = {"reference": backend.reference} if backend.reference is not None else {}
     free = FREE - {"steps"} if spread_over_steps(settings) else FREE
-    state = RunState(folder, dump_settings(settings), models, frozen, resume=resume, free=free, workers=backend.workers)
+    state = RunState(folder, settings, models, frozen, resume=resume, free=free, workers=backend.workers)
     if state.step > settings.steps:
         raise SettingError(
             f"{folder} has already taken {state.step} steps, more than steps={settings.steps}; set steps to at least "

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from coseek.core.progress import Evaluate, NoProgress, Progress, waiting_stops
-from coseek.core.settings import dump_settings
 from coseek.training.sft.settings import Draw, SftSettings
 from coseek.training.trainer.batch import Batch, make_batch, micro_batches
 from coseek.training.trainer.checkpoint import RunState
@@ -127,7 +126,7 @@ def _round(
     total = repeats + settings.steps
     policy.restart(_scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
     workers = policy.workers
-    state = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE, workers=workers)
+    state = RunState(folder, settings, {"policy": policy}, {}, resume=resume, free=FREE, workers=workers)
     policy.release()  # what samplers hold is not needed until the first evaluation
     feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)

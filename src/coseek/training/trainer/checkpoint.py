@@ -27,11 +27,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from coseek.core.errors import CoseekError, DataError, DiskFault, RunError, SettingError
+from coseek.core.errors import CoseekError, DataError, DiskFault, RunError
 from coseek.core.files import JsonObject, atomic_folder, link_files, read_json, write_json
 from coseek.core.lock import lock_folder
 from coseek.core.parts import recover_folder, sweep
 from coseek.core.progress import PendingStop
+from coseek.core.settings import Settings, check_same_settings, dump_settings, make_settings
 from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.learner import ForwardModel, LearnerState, Trainable
 from coseek.training.trainer.workers import ALONE, Workers
@@ -241,16 +242,6 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(_steps(folder))
 
 
-def check_settings(began: JsonObject, now: JsonObject, free: frozenset[str]) -> None:
-    """Raise `SettingError` if settings differ from those that the run began with, except those in `free`."""
-    for name in sorted({*began, *now} - free):
-        if began.get(name) != now.get(name):
-            raise SettingError(
-                f"this run began with {name}={began.get(name)!r} and cannot go on with {now.get(name)!r}; "
-                "take the old value, or start a new run in another folder"
-            )
-
-
 def _is_valid(path: Path) -> bool:
     try:
         manifest = read_json(path / MANIFEST)
@@ -316,7 +307,7 @@ class RunState:
     def __init__(
         self,
         folder: Path,
-        settings: JsonObject,
+        settings: Settings,
         learners: Mapping[str, Trainable],
         frozen: Mapping[str, ForwardModel],
         *,
@@ -327,7 +318,7 @@ class RunState:
         self._workers = workers
         self._lock = lock_folder(folder) if workers.first else None
         self._checkpoints = folder / "checkpoints"
-        self._settings, self._learners, self._frozen = settings, learners, frozen
+        self._settings, self._learners, self._frozen = dump_settings(settings), learners, frozen
         self.step = 0
         """Steps that are done."""
         self.position = 0
@@ -340,7 +331,9 @@ class RunState:
             )
         state = load_checkpoint(self._checkpoints, self._tensors(), workers) if resume else None
         if state is not None:
-            check_settings(state["settings"], settings, free)
+            began = make_settings(type(settings), state["settings"])  # a setting that is newer has its default
+            began = began.model_copy(update={name: getattr(settings, name) for name in free})
+            check_same_settings(folder, dump_settings(began), self._settings, "take the old value")
             self._restore(state)
         self._saved = state is not None
         self._clock = SaveClock()
