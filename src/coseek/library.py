@@ -8,6 +8,7 @@ out; an optional library that is not installed raises `MissingExtra`.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -130,17 +131,19 @@ def rollout(
     """
     who = agent if isinstance(agent, Agent) else open_agent(agent)
     index = _retriever(retriever)
-    asked = _questions(questions)
+    question_list = _questions(questions)
     if samples < 1:
         raise SettingError(f"samples counts the trajectories of a question and must be at least 1, not {samples}")
-    check_gold(asked, index, index.name)
+    check_gold(question_list, index, index.name)
     budgets = make_settings(Limits, _laid_over(factory.limits_of(who), limits))
-    rows = [(question, row_seed(seed, question.id, sample)) for question in asked for sample in range(samples)]
+    episodes = [
+        (question, row_seed(seed, question.id, sample)) for question in question_list for sample in range(samples)
+    ]
     return _rollout(
         who,
         index,
-        [question for question, _ in rows],
-        [own for _, own in rows],
+        [question for question, _ in episodes],
+        [seed for _, seed in episodes],
         budgets,
         concurrency=concurrency,
         overlap=overlap,
@@ -174,16 +177,16 @@ def run_agent(
     `cluster` is the address of a Ray cluster whose processes answer. Everything is named and not opened, because
     `run.yaml` records it.
     """
-    asked = as_path(questions, "a questions file or data-set folder")
+    source = as_path(questions, "a questions file or data-set folder")
     index = _name(retriever, "the retriever of a run")
     who, suited = check_run(
-        asked,
+        source,
         split,
         index,
         lambda: _agent_settings(agent, protocol, prompt_template, tokenizer, device, temperature, None),
     )
     tree = {
-        "questions": str(asked),
+        "questions": str(source),
         "split": split,
         "count": count,
         "retriever": index,
@@ -228,11 +231,11 @@ def score(
     world's folder (its oracle judges), or the settings with `model` among them. Raises `SettingError` where it is
     missing, `DataError` for a question without what the reward compares with.
     """
-    rows = list(trajectories) if isinstance(trajectories, Iterable) else [trajectories]
-    for row in rows:
-        if not isinstance(row, Trajectory):
-            raise SettingError(f"a reward is for trajectories, not {row!r}; a run's are Run(folder).trajectories()")
-    paid = reward if isinstance(reward, RewardFunction) else make_reward(reward)
+    scored = list(trajectories) if isinstance(trajectories, Iterable) else [trajectories]
+    for item in scored:
+        if not isinstance(item, Trajectory):
+            raise SettingError(f"a reward is for trajectories, not {item!r}; a run's are Run(folder).trajectories()")
+    reward_function = reward if isinstance(reward, RewardFunction) else make_reward(reward)
     with missing_extras("a model that rewards ask"):
         writing = TextModelSettings(device=device)
         writer, verdicts = None, None
@@ -240,7 +243,7 @@ def score(
             writer = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=writing)
         if judge is not None:
             verdicts = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=writing)
-        return EpisodeScorer(paid, writer, verdicts)(rows)
+        return EpisodeScorer(reward_function, writer, verdicts)(scored)
 
 
 @in_python_words
@@ -269,17 +272,17 @@ def label(
     `cluster` is the address of a Ray cluster whose processes label.
     """
     folders = [str(as_path(run, "a run folder")) for run in _several(runs)]
-    named: JsonObject = {
+    options: JsonObject = {
         "method": _name(method, "a method of labelling"),
         "count": count,
         "scorer": _named(scorer, "a scorer"),
         "likelihood": _named(likelihood, "a model of likelihood"),
     }
-    own = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
-    chosen, of_method = label_settings(folders, apply_overrides({}, typed_overrides(settings)), named, *own)
-    kept = None if cache is None else as_path(cache, "a cache file")
+    agent_options = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
+    chosen, of_method = label_settings(folders, apply_overrides({}, typed_overrides(settings)), options, *agent_options)
+    cache_path = None if cache is None else as_path(cache, "a cache file")
     with missing_extras(f"the method {method}"), cluster_at(cluster) as nodes:
-        return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, kept, cluster=nodes)
+        return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, cache_path, cluster=nodes)
 
 
 @in_python_words
@@ -372,22 +375,20 @@ def measure_retrievers(
     `metrics` are by default recall, MRR and nDCG, or answer hits where no question has gold passages.
     """
     several = retrievers if isinstance(retrievers, Mapping) and "retriever" not in retrievers else {"": retrievers}
-    opened = {name: _retriever(cast("Retriever | Source", one)) for name, one in several.items()}
-    named = isinstance(questions, str | Path)
-    asked = (
-        questions_at(as_path(questions, "questions"), split)
-        if named
-        else _questions(cast("Sequence[Question]", questions))
-    )
+    opened = {name: _retriever(cast("Retriever | Source", source)) for name, source in several.items()}
+    if isinstance(questions, str | Path):
+        question_list = questions_at(as_path(questions, "questions"), split)
+    else:
+        question_list = _questions(questions)
     for index in opened.values():
-        check_gold(asked, index, index.name)
-    chosen = [metrics] if isinstance(metrics, str) else metrics or default_metrics(asked)
+        check_gold(question_list, index, index.name)
+    chosen = [metrics] if isinstance(metrics, str) else metrics or default_metrics(question_list)
     measuring = RetrievalMeasure(metrics_within(depth, chosen))
     runs = [
-        measuring.measure(name or index.name, (row for batch in search_questions(index, asked, depth) for row in batch))
+        measuring.measure(name or index.name, chain.from_iterable(search_questions(index, question_list, depth)))
         for name, index in opened.items()
     ]
-    return measuring.compare(runs, asked, seed=seed)
+    return measuring.compare(runs, question_list, seed=seed)
 
 
 def _agent_settings(
@@ -400,66 +401,64 @@ def _agent_settings(
     precision: PrecisionSetting | None,
 ) -> factory.AgentSettings:
     """The settings of `settings_for`, with what it does not take laid over them."""
-    found = factory.settings_for(
+    settings = factory.settings_for(
         _name(name, "an agent"),
         _named(protocol, "a protocol"),
         _named(prompt_template, "a prompt template"),
         _named(tokenizer, "a tokenizer"),
         device,
     )
-    given = {"temperature": temperature, "precision": precision}
-    over = {key: value for key, value in given.items() if value is not None}
-    return make_settings(factory.AgentSettings, {**dump_settings(found), **over}) if over else found
+    options = {"temperature": temperature, "precision": precision}
+    over = {key: value for key, value in options.items() if value is not None}
+    return make_settings(factory.AgentSettings, {**dump_settings(settings), **over}) if over else settings
 
 
-def _laid_over(suited: Limits, given: Limits | Mapping[str, object] | None) -> dict[str, object]:
+def _laid_over(suited: Limits, limits: Limits | Mapping[str, object] | None) -> dict[str, object]:
     """The limits that suit an agent, with the given ones in their place."""
-    if given is not None and not isinstance(given, Limits | Mapping):
-        raise SettingError(f"limits are a mapping such as {{'max_turns': 6}} or Limits(…), not {given!r}")
-    return {**dump_settings(suited), **(dump_settings(given) if isinstance(given, Limits) else given or {})}
+    if limits is not None and not isinstance(limits, Limits | Mapping):
+        raise SettingError(f"limits are a mapping such as {{'max_turns': 6}} or Limits(…), not {limits!r}")
+    return {**dump_settings(suited), **(dump_settings(limits) if isinstance(limits, Limits) else limits or {})}
 
 
-def _retriever(given: Retriever | Source | SearchFunction) -> Retriever:
-    if isinstance(given, str | Path | Mapping):
-        return open_retriever(given)
-    return as_retriever(given)
+def _retriever(retriever: Retriever | Source | SearchFunction) -> Retriever:
+    if isinstance(retriever, str | Path | Mapping):
+        return open_retriever(retriever)
+    return as_retriever(retriever)
 
 
-def _questions(given: str | Question | Sequence[str | Question]) -> list[Question]:
+def _questions(questions: str | Question | Sequence[str | Question]) -> list[Question]:
     """Questions; texts get the ids `question-1`, `question-2` … by their place."""
-    several = [given] if isinstance(given, str | Question) else given
+    several = [questions] if isinstance(questions, str | Question) else questions
     if not isinstance(several, Sequence):
         raise SettingError(
-            f"questions are one text, one Question or a list of them, not {given!r}; a data set's are "
+            f"questions are one text, one Question or a list of them, not {questions!r}; a data set's are "
             "Dataset(folder).questions(split)"
         )
-    asked = [
-        Question(f"question-{number}", one) if isinstance(one, str) else one for number, one in enumerate(several, 1)
-    ]
-    seen: set[str] = set()
-    for question in asked:
+    by_id: dict[str, Question] = {}
+    for number, item in enumerate(several, start=1):
+        question = Question(f"question-{number}", item) if isinstance(item, str) else item
         if not isinstance(question, Question):
             raise SettingError(f"a question is a text or a Question, not {question!r}")
-        if question.id in seen:
+        if question.id in by_id:
             raise SettingError(f"two questions have the id {question.id!r}; ids must be unique; samples=2 asks twice")
         if why := fault_in(question.to_json()):
             raise SettingError(f"the question {question.id!r} cannot be asked: {why}")
-        seen.add(question.id)
-    return asked
+        by_id[question.id] = question
+    return list(by_id.values())
 
 
-def _model_of(given: PathLike | Mapping[str, object]) -> Mapping[str, object]:
-    return given if isinstance(given, Mapping) else {"model": _name(given, "a model")}
+def _model_of(model: PathLike | Mapping[str, object]) -> Mapping[str, object]:
+    return model if isinstance(model, Mapping) else {"model": _name(model, "a model")}
 
 
-def _several(given: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
-    return [given] if isinstance(given, str | os.PathLike) else given
+def _several(paths: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
+    return [paths] if isinstance(paths, str | os.PathLike) else paths
 
 
-def _name(given: object, what: str) -> str:
+def _name(name: object, what: str) -> str:
     """A name, a URL, or a path as text."""
-    return os.path.expanduser(given) if isinstance(given, str) and given else str(as_path(given, what))
+    return os.path.expanduser(name) if isinstance(name, str) and name else str(as_path(name, what))
 
 
-def _named(given: object, what: str) -> str | None:
-    return None if given is None else _name(given, what)
+def _named(name: object, what: str) -> str | None:
+    return None if name is None else _name(name, what)

@@ -41,7 +41,9 @@ def test_mistakes_are_one_sentence(coseek: Type, world: Path, tmp_path: Path, se
     assert "write OWNER/NAME" in coseek("push", world, "one").sentence
     assert "apache-2.0" in coseek("push", world, "me/one", "--license", "MIT License").sentence
     assert "no repository me/one" in coseek("pull", "me/one", tmp_path / "x").sentence
-    assert "--kind is model or dataset" in coseek("pull", "me/one", tmp_path / "x", "--kind", "date").sentence
+    assert (
+        "'date' is not one of 'model', 'dataset'" in coseek("pull", "me/one", tmp_path / "x", "--kind", "date").sentence
+    )
 
 
 def test_a_hub_that_is_not_asked_or_not_reached_is_said_plainly(

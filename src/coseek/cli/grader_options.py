@@ -79,8 +79,8 @@ def open_parts(
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
         generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing, cluster)
-    asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges if name)
-    opened = tuple(open_judge(settings, cache, writing, cluster) for settings in asked)
+    judge_settings = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges if name)
+    opened = tuple(open_judge(settings, cache, writing, cluster) for settings in judge_settings)
     return GraderSet(budget, generator, opened, BATCH if cluster is None else 4 * BATCH * cluster.workers)
 
 
@@ -97,25 +97,25 @@ class GraderSet:
 
     def names(self) -> list[str]:
         """Names of the judges in tables."""
-        return [f"judge {place}: {_name(judge)}" for place, judge in enumerate(self.judges, start=1)]
+        return [f"judge {number}: {_name(judge)}" for number, judge in enumerate(self.judges, start=1)]
 
     def notes(self) -> list[str]:
         """Lines below a table: which generator and which judge made its numbers."""
-        said = []
+        lines = []
         if self.generator is not None:
-            said.append(f"Generator: {self.generator.settings.model} ({self.generator.identity[:12]}).")
+            lines.append(f"Generator: {self.generator.settings.model} ({self.generator.identity[:12]}).")
         if self.judges:
-            said.append(f"Judge: {_name(self.judges[0])} ({self.judges[0].identity[:12]}).")
-        return said
+            lines.append(f"Judge: {_name(self.judges[0])} ({self.judges[0].identity[:12]}).")
+        return lines
 
     def to_json(self) -> JsonObject:
         """The same as JSON, with everything that a number depends on."""
-        found: JsonObject = {"budget_tokens": self.budget}
+        tree: JsonObject = {"budget_tokens": self.budget}
         if self.generator is not None:
-            found["generator"] = {"identity": self.generator.identity, **self.generator.card}
+            tree["generator"] = {"identity": self.generator.identity, **self.generator.card}
         if self.judges:
-            found["judges"] = [{"identity": judge.identity, **judge.card} for judge in self.judges]
-        return found
+            tree["judges"] = [{"identity": judge.identity, **judge.card} for judge in self.judges]
+        return tree
 
 
 @dataclass(frozen=True)
@@ -144,17 +144,17 @@ def ask(
     answers: dict[str, Answers] = {}
     if parts.generator is not None:
         sheet = answer_cache(run.folder, parts.generator)
-        for one in servings:
-            with _told(f"{name}: answers" if one == SELECTED else f"{name}: answers, {one}") as tell:
-                answers[one] = generate_answers(parts.generator, trajectories, sheet, tell, parts.size, one)
+        for serving in servings:
+            with _reporting(f"{name}: answers" if serving == SELECTED else f"{name}: answers, {serving}") as tell:
+                answers[serving] = generate_answers(parts.generator, trajectories, sheet, tell, parts.size, serving)
         warn_of_cuts(parts.generator)
     claims = claims_of(trajectories, *answers.values())
     verdicts: list[Verdicts] = []
     for judge in parts.judges:
-        with _told(f"{name}: verdicts") as tell:
+        with _reporting(f"{name}: verdicts") as tell:
             verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell, parts.size))
     first = verdicts[0] if verdicts else None
-    served = [component_run(f"{name}, {one}", trajectories, found, first, budget) for one, found in answers.items()]
+    served = [component_run(f"{name}, {key}", trajectories, texts, first, budget) for key, texts in answers.items()]
     return ScoredBothWays(
         score_run(name, trajectories, first, budget),
         replace(served[0], name=name) if served else None,
@@ -167,25 +167,26 @@ def _chosen(run: Run, select: QuestionFilter) -> Iterator[Trajectory]:
     """The trajectories of a run whose questions pass the filter."""
     if select == EVERY:
         return run.trajectories()
-    questions = {one.question.id: one.question for one in run.trajectories()}
+    questions = {trajectory.question.id: trajectory.question for trajectory in run.trajectories()}
     chosen = {question.id for question in select.apply(list(questions.values()))}
-    return (one for one in run.trajectories() if one.question.id in chosen)
+    return (trajectory for trajectory in run.trajectories() if trajectory.question.id in chosen)
 
 
 def claims_of(trajectories: Sequence[Trajectory], *answers: Answers) -> list[Claim]:
     """Every answer to judge: the agent's own and the generator's."""
-    own = [Claim(run.question, run.answer) for run in trajectories if run.answer is not None and run.fault is None]
-    questions = {run.question.id: run.question for run in trajectories}
-    entries = (entry for found in answers for entry in found.values())
-    return own + [Claim(questions[entry.question_id], entry.answer) for entry in entries if entry.answer]
+    whole = (trajectory for trajectory in trajectories if trajectory.fault is None)
+    claims = [Claim(done.question, done.answer) for done in whole if done.answer is not None]
+    questions = {trajectory.question.id: trajectory.question for trajectory in trajectories}
+    entries = (entry for by_trajectory in answers for entry in by_trajectory.values())
+    return claims + [Claim(questions[entry.question_id], entry.answer) for entry in entries if entry.answer]
 
 
-def agreements_over(asked: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:
+def agreements_over(scored: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:
     """Pairwise agreement of the judges over the responses of all runs."""
     together: dict[str, Verdicts] = {}
-    for place, name in enumerate(parts.names()):
+    for number, name in enumerate(parts.names()):
         # The same response to a question in several runs counts once.
-        together[name] = {key: verdict for one in asked for key, verdict in one.verdicts[place].items()}
+        together[name] = {key: verdict for both in scored for key, verdict in both.verdicts[number].items()}
     return agreements(together)
 
 
@@ -200,7 +201,7 @@ def warn_of_cuts(generator: Generator) -> None:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[Tell]:
+def _reporting(what: str) -> Iterator[Tell]:
     """A progress bar as a callback of (done, total)."""
     with resumable("the same command"), progress_bar() as bars:
         yield partial(bars.report, what)
@@ -213,7 +214,7 @@ def _name(judge: Judge) -> str:
 
 def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Question]:
     """The questions that the runs were asked, where the files still exist: a stopped run lacks some of them."""
-    found: list[Question] = []
+    questions: list[Question] = []
     for run in runs:
         source, split, count = (run.settings.get(name) for name in ("questions", "split", "count"))
         path = Path(str(source)) if source else None
@@ -221,11 +222,11 @@ def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Questi
             files = sorted(path.glob("questions.*.jsonl"))
             path = path / f"questions.{split}.jsonl" if split else files[0] if len(files) == 1 else None
         if path is not None and path.is_file():
-            asked, seed = run.settings.get("select"), run.settings.get("seed")
-            drawn = make_settings(QuestionFilter, asked if isinstance(asked, dict) else {})
-            found += draw(
+            selection, seed = run.settings.get("select"), run.settings.get("seed")
+            drawn = make_settings(QuestionFilter, selection if isinstance(selection, dict) else {})
+            questions += draw(
                 drawn.apply(load_questions(path)),
                 count if isinstance(count, int) else None,
                 seed if isinstance(seed, int) else 0,
             )
-    return found if select == EVERY else select.apply(found)
+    return questions if select == EVERY else select.apply(questions)

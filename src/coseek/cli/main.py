@@ -84,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CoseekError as error:
         return complain(error, code=1)
     except KeyboardInterrupt as stop:
-        kept = f"finished work is kept. Resume with: {stop}" if stop.args else "the same command starts again"
-        say(f"\nstopped; {kept}")
+        way_on = f"finished work is kept. Resume with: {stop}" if stop.args else "the same command starts again"
+        say(f"\nstopped; {way_on}")
         return 143 if isinstance(stop, Terminated) else 130
     except BrokenPipeError:
         # The reader closed the pipe (`coseek search … | head`). Python would report it again when it flushes at exit.
@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in DISK_FAULTS:
             raise
-        place = error.filename2 or error.filename or "the disk"  # the target of a rename
-        return complain(DiskFault(f"{place}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=2)
+        path = error.filename2 or error.filename or "the disk"  # the target of a rename
+        return complain(DiskFault(f"{path}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=2)
 
 
 class Terminated(KeyboardInterrupt):
@@ -164,7 +164,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)  # of the subcommand, where there is one
         path = where.command_path if where else f"coseek {name}"
-        raise UserError(f"{error.format_message().rstrip('.')}{given(error)}; see `{path} --help`") from None
+        cause = error.__cause__  # holds the value that was refused, which typer leaves out of its message
+        value = f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
+        raise UserError(f"{error.format_message().rstrip('.')}{value}; see `{path} --help`") from None
     return code if isinstance(code, int) else 0
 
 
@@ -181,12 +183,6 @@ def hush_libraries() -> None:
     logging.getLogger("coseek").setLevel(logging.INFO if verbose else logging.WARNING)
     for setting, value in () if verbose else QUIET.items():
         os.environ.setdefault(setting, value)
-
-
-def given(error: typer.TyperException) -> str:
-    """The value that was refused, which typer leaves out of its message."""
-    cause = error.__cause__
-    return f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
 
 
 GROUPS = ("Start here", "Data and indexes", "Agents", "Training", "Results", "Your own parts", "Sharing")
@@ -246,12 +242,12 @@ def _coseek() -> None:
 def complete(arguments: Sequence[str]) -> int:
     """Install or show the completion, or answer a shell that asks. Imports only the command that the line names."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    named = line.split()[1:2]
+    typed = line.split()[1:2]
     group = typer.main.get_command(_app)
     assert isinstance(group, TyperGroup)
     for name in plugin_names(COMMANDS):
         group.commands[name] = TyperCommand(name, help=described(name)[1])
-        if [name] == named:
+        if [name] == typed:
             group.commands[name] = program_of(name)
     try:
         group.main([*arguments], prog_name="coseek")

@@ -68,33 +68,42 @@ def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
     return cluster_at(address)
 
 
-def question_filter(given: Sequence[str] | None) -> QuestionFilter:
+def question_filter(texts: Sequence[str] | None) -> QuestionFilter:
     """The filter that `--select` gives."""
-    texts = given or ()
-    return make_settings(QuestionFilter, apply_overrides({}, texts), typed=texts)
+    return make_settings(QuestionFilter, apply_overrides({}, texts or ()), typed=texts or ())
 
 
 def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def whole_numbers(option: str, text: str, least: int, example: str) -> list[int]:
+    """Parse comma-separated whole numbers, without repetition. Raises `SettingError` for anything else."""
+    names = split_names(text)
+    if not names or not all(name.isdecimal() and int(name) >= least for name in names):
+        raise SettingError(
+            f"{option} {text!r} is not a list of whole numbers from {least} on; write for example {example}"
+        )
+    return list(dict.fromkeys(map(int, names)))
+
+
 def with_home(program: C) -> C:
     """Let every command of a program take `~/` in its paths."""
     for command in leaves(program):
-        for one in command.params:
-            if one.callback is None:
-                one.callback = lambda _context, _parameter, value: _at_home(value)
+        for parameter in command.params:
+            if parameter.callback is None:
+                parameter.callback = lambda _context, _parameter, value: _at_home(value)
     return program
 
 
 def _at_home(value: object) -> object:
     """The value with its paths expanded. A text, which may be a query, is a path where that exists."""
     if isinstance(value, list):
-        return [_at_home(each) for each in value]
+        return [_at_home(item) for item in value]
     if isinstance(value, Path):
         return as_path(value, "a path")
-    if isinstance(value, str) and (found := expand_home(value)) != value and os.path.exists(found):
-        return found
+    if isinstance(value, str) and (path := expand_home(value)) != value and os.path.exists(path):
+        return path
     return value
 
 
@@ -104,7 +113,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _taking: set[Callable[..., object]] = set()
 """Functions of the commands that get the options."""
-_given: JsonObject = {}
+_server_settings: JsonObject = {}
 """Settings that the running command was given, as `with_settings` takes them."""
 
 
@@ -119,11 +128,11 @@ def at_servers(*names: str | None) -> Iterator[str | None]:
 
     Raises `SettingError` where an option is given and no name is a URL.
     """
-    if _given and not any(map(is_url, names)):
+    if _server_settings and not any(map(is_url, names)):
         raise SettingError("--model, --key-env and --no-send are for servers; name one by its URL: http://HOST:PORT")
     from coseek.models.server import with_settings  # the HTTP client, which no help needs
 
-    return (with_settings(name, _given) if is_url(name) else name for name in names)
+    return (with_settings(name, _server_settings) if is_url(name) else name for name in names)
 
 
 def at_server(name: str) -> str:
@@ -133,7 +142,7 @@ def at_server(name: str) -> str:
 
 def with_server_options(program: C) -> C:
     """Add the options to the commands of a program that take servers, and forget those of an earlier command."""
-    _given.clear()
+    _server_settings.clear()
     for command in leaves(program):
         if command.callback is not None and inspect.unwrap(command.callback) in _taking:
             add_options(command, _template)
@@ -142,16 +151,16 @@ def with_server_options(program: C) -> C:
 
 def _model(value: str | None) -> None:
     if value is not None:
-        _given["model"] = value
+        _server_settings["model"] = value
 
 
 def _key_env(value: str | None) -> None:
     if value is not None:
-        _given["key_env"] = value
+        _server_settings["key_env"] = value
 
 
 def _no_send(value: list[str] | None) -> None:
-    _given.update({f"send.{field}": None for field in value or ()})
+    _server_settings.update({f"send.{field}": None for field in value or ()})
 
 
 _template = typer.Typer(add_completion=False)

@@ -40,8 +40,7 @@ class Setting:
     """Whether it has no default, and must be given with its group."""
 
     def to_json(self) -> JsonObject:
-        shown: JsonObject = {"name": self.name, "value": self.value, "about": self.about}
-        return {**shown, "only_with": self.only_with, "required": self.required}
+        return {name: getattr(self, name) for name in ("name", "value", "about", "only_with", "required")}
 
 
 ALL = "all"
@@ -65,18 +64,18 @@ def print_settings(
     Raises `SettingError` for a prefix without settings. JSON without a prefix holds every setting.
     """
     every = list(listed(settings))
-    chosen = [one for one in every if any(_below(one.name, prefix) for prefix in prefixes or [ALL])]
+    chosen = [setting for setting in every if any(_below(setting.name, prefix) for prefix in prefixes or [ALL])]
     for prefix in prefixes:
-        if not any(_below(one.name, prefix) for one in every):
-            hint = nearest(prefix, [one.name for one in every])
+        if not any(_below(setting.name, prefix) for setting in every):
+            hint = nearest(prefix, [setting.name for setting in every])
             raise SettingError(f"no settings under {prefix!r}{hint} Groups: {', '.join(_groups(every))}")
     if as_json:
-        print_json([one.to_json() for one in chosen if not one.is_group])
+        print_json([setting.to_json() for setting in chosen if not setting.is_group])
         return
     width = min(shutil.get_terminal_size().columns, WIDEST)
     if prefixes:
-        for one in chosen:
-            tell(in_words(one, width))
+        for setting in chosen:
+            tell(in_words(setting, width))
     else:
         _print_changes(settings, every, parent or Parent("the defaults", None), width)
 
@@ -84,17 +83,17 @@ def print_settings(
 def _print_changes(settings: Settings, every: Sequence[Setting], parent: Parent, width: int) -> None:
     """Print the settings that differ from the parent's, then the groups and how to list them."""
     changed = changed_settings(settings, parent.settings)
-    usual = {one.name: one.value for one in listed(parent.settings)} if parent.settings is not None else {}
+    usual = {setting.name: setting.value for setting in listed(parent.settings)} if parent.settings is not None else {}
     lines = []
-    for one in every:
-        if not one.is_group and one.only_with is None and _holds(changed, one.name):
-            before = f"    ({_typed(usual[one.name])})" if one.name in usual else ""
-            lines.append(f"{one.name}={_typed(one.value)}{before}")
+    for setting in every:
+        if not setting.is_group and setting.only_with is None and _holds(changed, setting.name):
+            before = f"    ({_typed(usual[setting.name])})" if setting.name in usual else ""
+            lines.append(f"{setting.name}={_typed(setting.value)}{before}")
     where = f"{parent.name} (in brackets its value)" if usual else parent.name
     tell(f"{len(lines)} settings differ from {where}:\n")
     for line in lines:
         tell(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="      "))
-    leaves = [one.name for one in every if not one.is_group]
+    leaves = [setting.name for setting in every if not setting.is_group]
     counts = [f"{group} {sum(_below(name, group) for name in leaves)}" for group in _groups(every)]
     tell("\n" + textwrap.fill(f"All settings, by group: {', '.join(counts)}.", width))
     tell(f"`--settings PREFIX` explains some of them (`--settings rl.policy`), `--settings {ALL}` every one.")
@@ -106,18 +105,18 @@ def _below(name: str, prefix: str) -> bool:
 
 def _groups(every: Sequence[Setting]) -> list[str]:
     """Names of the first level, in order."""
-    return list(dict.fromkeys(one.name.partition(".")[0] for one in every))
+    return list(dict.fromkeys(setting.name.partition(".")[0] for setting in every))
 
 
 def _holds(tree: JsonObject, name: str) -> bool:
     """Whether a tree of changes holds a setting, or a value around it."""
     below: Json = tree
-    for part in name.split("."):
+    for key in name.split("."):
         if not isinstance(below, dict):
             return True
-        if part not in below:
+        if key not in below:
             return False
-        below = below[part]
+        below = below[key]
     return True
 
 
@@ -151,14 +150,14 @@ def _unset(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting
             yield Setting(full, _about(field), value, only_with=only_with, required=field.is_required())
 
 
-def in_words(one: Setting, width: int) -> str:
+def in_words(setting: Setting, width: int) -> str:
     """A setting as it is typed, with its meaning below; a group as a heading."""
-    about = one.about
-    if one.only_with is not None and not one.is_group:
-        about += f" (Must be given with {one.only_with}.)" if one.required else f" (Only with {one.only_with}.)"
-    if one.is_group:
-        return "\n" + textwrap.fill(f"{one.name}: {about}", width, subsequent_indent="    ")
-    typed = f"{one.name}=…" if one.required else f"{one.name}={_typed(one.value)}"
+    about = setting.about
+    if setting.only_with is not None and not setting.is_group:
+        about += f" ({'Must be given' if setting.required else 'Only'} with {setting.only_with}.)"
+    if setting.is_group:
+        return "\n" + textwrap.fill(f"{setting.name}: {about}", width, subsequent_indent="    ")
+    typed = f"{setting.name}=…" if setting.required else f"{setting.name}={_typed(setting.value)}"
     return "\n".join([typed, textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")])
 
 

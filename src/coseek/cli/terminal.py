@@ -246,7 +246,7 @@ class StageTimer:
     _began: float = field(init=False, default=0.0)
     _first: tuple[float, int] | None = None
     """(time, done) at the first report. What a resumed stage had done before does not count for the pace."""
-    _said: float | None = None
+    _printed_at: float | None = None
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -258,19 +258,19 @@ class StageTimer:
         """
         now = self.clock()
         self._first = self._first or (now, self.done)
-        lately = self._said is not None and now - self._said < QUIET_S and self.done != self.total
+        lately = self._printed_at is not None and now - self._printed_at < QUIET_S and self.done != self.total
         too_soon = now - self._began < wait_s or lately
         if volume() is Volume.QUIET or (too_soon and volume() is not Volume.VERBOSE):
             return False
-        self._said = now
+        self._printed_at = now
         return True
 
     def line(self, note: str = "") -> str:
         """`questions 120/512, 0:04:10 left, EM .41`"""
         count = f"{self.name} {self.done}" + (f"/{self.total}" if self.total is not None else "")
         left_s = self.left_s
-        left = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
-        return ", ".join(part for part in (count, left, note.strip()) if part)
+        remaining = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
+        return ", ".join(text for text in (count, remaining, note.strip()) if text)
 
     @property
     def left_s(self) -> float | None:
@@ -334,8 +334,8 @@ class Bar:
 
     def _print(self, line: str, console: Console) -> None:
         minutes, seconds = divmod(int(self._clock() - self._began), 60)
-        shown = f"{minutes:2d}:{seconds:02d} {line}" if console.is_terminal else stamped(line)
-        console.print(shown, markup=False, highlight=False, soft_wrap=True)
+        text = f"{minutes:2d}:{seconds:02d} {line}" if console.is_terminal else stamped(line)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -356,8 +356,8 @@ def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
 def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
     console = stderr_console(quiet=volume() is Volume.QUIET)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    left = (TextColumn("left"), TimeRemainingColumn(), *more)
-    with Progress(*columns, *left, console=console, disable=not console.is_terminal) as progress:
+    timing = (TextColumn("left"), TimeRemainingColumn(), *more)
+    with Progress(*columns, *timing, console=console, disable=not console.is_terminal) as progress:
         yield progress, console
 
 

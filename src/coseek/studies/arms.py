@@ -77,28 +77,28 @@ class StudyPlan:
         if "{out}" not in command:
             command += " --out {out}"
         needs = {
-            each: self.step(self.commands.key(each), seed, (*around, name)) for each in self.commands.needed(command)
+            other: self.step(self.commands.key(other), seed, (*around, name)) for other in self.commands.needed(command)
         }
-        folders = {each: shlex.quote(str(step.folder)) for each, step in needs.items()} | {"seed": str(seed)}
-        named = NAME.sub(lambda found: folders.get(found[1], found[0]), command)
-        folder = self.root / self._folder_name(name, seed, command, named)
-        words = as_words(named.replace("{out}", shlex.quote(str(folder))))
+        folders = {other: shlex.quote(str(step.folder)) for other, step in needs.items()} | {"seed": str(seed)}
+        resolved = NAME.sub(lambda match: folders.get(match[1], match[0]), command)
+        folder = self.root / self._folder_name(name, seed, command, resolved)
+        words = as_words(resolved.replace("{out}", shlex.quote(str(folder))))
         return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()))
 
-    def _folder_name(self, name: str, seed: int, command: str, named: str) -> str:
+    def _folder_name(self, name: str, seed: int, command: str, resolved: str) -> str:
         """Of equal content for equal commands over equal needs; a seed counts only where it is used."""
         if self.readable:
             return slug(name.removeprefix(ARM)) + (f"-{seed}" if "{seed}" in command else "")
         head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
-        return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(named)))[:10]}"
+        return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(resolved)))[:10]}"
 
     def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[StudyStep]:
         """All steps that make these names under these seeds, each behind what it needs, once for each folder."""
         ordered: dict[Path, StudyStep] = {}
 
         def add(step: StudyStep) -> None:
-            for each in step.needs:
-                add(each)
+            for need in step.needs:
+                add(need)
             ordered.setdefault(step.folder, step)
 
         for seed in seeds:

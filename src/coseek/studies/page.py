@@ -39,14 +39,14 @@ class StoredComparison(Settings):
     """If the difference is what it is here."""
 
     @classmethod
-    def of(cls, found: ArmComparison) -> "StoredComparison":
+    def of(cls, finding: ArmComparison) -> "StoredComparison":
         return cls(
-            expected=str(found.expected),
-            metric=found.metric,
-            difference=found.difference,
-            seeds=found.seeds,
-            verdict=found.verdict,
-            questions_that_would_tell=found.needed,
+            expected=str(finding.expected),
+            metric=finding.metric,
+            difference=finding.difference,
+            seeds=finding.seeds,
+            verdict=finding.verdict,
+            questions_that_would_tell=finding.needed,
         )
 
 
@@ -83,7 +83,7 @@ class StudyResult:
     seeds: Sequence[int]
     values: Mapping[str, Sequence[Values]]
     """Arm → its numbers under each seed."""
-    found: Sequence[ArmComparison]
+    findings: Sequence[ArmComparison]
     steps: Sequence[StudyStep]
     """All commands, for their time."""
     typed: Sequence[StudyStep]
@@ -91,7 +91,7 @@ class StudyResult:
 
     @property
     def verdict(self) -> StudyVerdict:
-        return overall(self.found)
+        return overall(self.findings)
 
     @property
     def minutes(self) -> float:
@@ -112,9 +112,9 @@ class StudyResult:
         """A sentence for each arm that lacks questions which another arm has, since their runs ended by a fault."""
         lost = dict.fromkeys(self.values, 0)
         for number in range(len(self.seeds)):
-            asked = {arm: self.values[arm][number].keys() for arm in self.values}
-            every = set[str]().union(*asked.values())
-            for arm, those in asked.items():
+            question_ids = {arm: self.values[arm][number].keys() for arm in self.values}
+            every = set[str]().union(*question_ids.values())
+            for arm, those in question_ids.items():
                 lost[arm] += len(every - those)
         return [
             f"{arm} lacks {counted(count, 'question')} that another arm has." for arm, count in lost.items() if count
@@ -126,15 +126,16 @@ class StudyResult:
             for ident, row in values.items():
                 if metric in row:
                     by_question.setdefault(ident, []).append(row[metric])
-        return bootstrap_mean([fmean(each) for each in by_question.values()], np.random.default_rng(0))
+        return bootstrap_mean([fmean(values) for values in by_question.values()], np.random.default_rng(0))
 
     def comparisons(self) -> Table:
         rows = []
-        for each in self.found:
-            needed = f", {counted(each.needed, 'question')} would" if each.needed else ""
+        for finding in self.findings:
+            needed = f", {counted(finding.needed, 'question')} would" if finding.needed else ""
             rows.append((
-                str(each.expected), f"{each.metric} {show(each.difference)}",
-                ", ".join(f"{mean:+.3f}" for mean in each.seeds), str(each.difference.n), f"{each.verdict}{needed}",
+                str(finding.expected), f"{finding.metric} {show(finding.difference)}",
+                ", ".join(f"{mean:+.3f}" for mean in finding.seeds), str(finding.difference.n),
+                f"{finding.verdict}{needed}",
             ))  # fmt: skip
         return Table(("expected", "difference", "by seed", "questions", "verdict"), tuple(rows))
 
@@ -167,7 +168,7 @@ class StudyResult:
                 arm: {metric: self._mean(seeds, metric) for metric in self.study.metrics}
                 for arm, seeds in self.values.items()
             },
-            comparisons=tuple(map(StoredComparison.of, self.found)),
+            comparisons=tuple(map(StoredComparison.of, self.findings)),
             commands=tuple(step.line() for step in self.typed),
             missing=tuple(self.missing()),
         )
@@ -211,14 +212,14 @@ def listed(folder: Path) -> Table:
     rows = []
     for name in study_names():
         study = load_study(name)
-        found = [f"{road}: {known.verdict}" for road in study.at if (known := stored(folder, name, road))]
+        verdicts = [f"{road}: {result.verdict}" for road in study.at if (result := stored(folder, name, road))]
         costs = [f"{road} {'?' if minutes is None else f'{minutes:g}'}" for road, minutes in study.at.items()]
-        rows.append((name, study.place, study.claim, ", ".join(costs), "; ".join(found) or "–"))
+        rows.append((name, study.place, study.claim, ", ".join(costs), "; ".join(verdicts) or "–"))
     return Table(("study", "place", "claim", "minutes a seed, about", "found"), tuple(rows))
 
 
 def stored(folder: Path, name: str, road: str) -> StoredResult | None:
     """The result of an earlier run of a study: one's own, else ours, which comes with coseek."""
-    paths = (result_path(each, name, road, ".json") for each in (folder, FOUND))
-    found = next((path for path in paths if path.exists()), None)
-    return None if found is None else load_settings(StoredResult, found)
+    paths = (result_path(base, name, road, ".json") for base in (folder, FOUND))
+    path = next((path for path in paths if path.exists()), None)
+    return None if path is None else load_settings(StoredResult, path)

@@ -56,8 +56,8 @@ def of_table(folder: Path, name: str) -> Iterator[tuple[str, Mapping[str, float]
     training = AgentTraining(load_recipe(str(folder / "recipe.yaml")), folder)
     row = next((row for row in rows_of(training) if row.name == name and row.temperature == 0), None)
     if row is None:
-        known = ", ".join(dict.fromkeys(row.name for row in rows_of(training)))
-        raise DataError(f"the table of {folder} has no row {name!r}; it has {known}")
+        names = ", ".join(dict.fromkeys(row.name for row in rows_of(training)))
+        raise DataError(f"the table of {folder} has no row {name!r}; it has {names}")
     for column in training.sets:
         run = scored(training, row.label, cell_folder(training, row, column))
         yield from ((f"{column.name}/{ident}", values) for ident, values in of_run(run).items())

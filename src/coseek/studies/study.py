@@ -60,15 +60,15 @@ class Expectation(Settings):
         return f"{metric}{self.one} {self.sign.replace('=', '≈')} {self.other}"
 
 
-def _expectation(given: object) -> object:
-    metric, text = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", given)
+def _expectation(value: object) -> object:
+    metric, text = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", value)
     if not isinstance(text, str):
-        return given
-    found = _EXPECTED.fullmatch(text)
-    if found is None:
+        return value
+    match = _EXPECTED.fullmatch(text)
+    if match is None:
         raise SettingError(f"{text!r} compares no two arms; write `A > B`, `A < B` or `A ~ B within .03`")
-    named = {name: value for name, value in found.groupdict().items() if value is not None}
-    return {"metric": metric, **named, "sign": named["sign"].replace("~", "=")}  # in settings `~` is a home folder
+    fields = {name: value for name, value in match.groupdict().items() if value is not None}
+    return {"metric": metric, **fields, "sign": fields["sign"].replace("~", "=")}  # in settings `~` is a home folder
 
 
 class Arm(Settings):
@@ -94,8 +94,8 @@ class Arm(Settings):
         return self
 
 
-def _arm(given: object) -> object:
-    return {"run": given} if isinstance(given, str) else given
+def _arm(value: object) -> object:
+    return {"run": value} if isinstance(value, str) else value
 
 
 ArmText: TypeAlias = Annotated[Arm, BeforeValidator(_arm)]
@@ -130,15 +130,15 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _names(self) -> "Study":
-        for each in self.expect:
-            for arm in (each.one, each.other):
+        for expectation in self.expect:
+            for arm in (expectation.one, expectation.other):
                 if arm not in self.arms:
                     raise SettingError(f"expect names no arm {arm!r}{nearest(arm, self.arms)}")
-        known = {**METRICS, **reasoning.METRICS, **credit.METRICS}
+        known_metrics = {**METRICS, **reasoning.METRICS, **credit.METRICS}
         curves = any(arm.curve for arm in self.arms.values())
-        for metric in (*self.metrics, *(each.metric for each in self.expect if each.metric)):
-            if metric not in known and metric.partition("@")[0] not in FAMILIES and not curves:
-                raise SettingError(f"{metric!r} is no metric{nearest(metric, known)}")
+        for metric in (*self.metrics, *(expectation.metric for expectation in self.expect if expectation.metric)):
+            if metric not in known_metrics and metric.partition("@")[0] not in FAMILIES and not curves:
+                raise SettingError(f"{metric!r} is no metric{nearest(metric, known_metrics)}")
         return self
 
     def on(self, road: Road) -> "Study":
@@ -148,15 +148,15 @@ class Study(Settings):
         arms = {name: arm for name, arm in self.arms.items() if arm.only in here}
         judged = bool(road_of(road).let.get("judge"))
 
-        def known(metric: str) -> str:
+        def metric_here(metric: str) -> str:
             return "cover_em" if metric == "gen_acc" and not judged else metric
 
         expect = tuple(
-            each.model_copy(update={"metric": known(each.metric)})
-            for each in self.expect
-            if {each.one, each.other} <= arms.keys()
+            expectation.model_copy(update={"metric": metric_here(expectation.metric)})
+            for expectation in self.expect
+            if {expectation.one, expectation.other} <= arms.keys()
         )
-        metrics = tuple(dict.fromkeys(map(known, self.metrics)))
+        metrics = tuple(dict.fromkeys(map(metric_here, self.metrics)))
         return self.model_copy(update={"arms": arms, "expect": expect, "metrics": metrics})
 
 
@@ -193,12 +193,12 @@ class RoadSettings(Settings):
 def road_of(road: Road) -> RoadSettings:
     """A road, merged with the one that it extends."""
     tree = read_yaml(FOLDER / "roads.yaml", "file of roads")
-    own = RoadSettings.model_validate(tree[road])
-    if not own.extends:
-        return own
-    below = RoadSettings.model_validate(tree[own.extends])
-    return own.model_copy(
-        update={name: {**getattr(below, name), **getattr(own, name)} for name in ("let", "make", "append")}
+    settings = RoadSettings.model_validate(tree[road])
+    if not settings.extends:
+        return settings
+    below = RoadSettings.model_validate(tree[settings.extends])
+    return settings.model_copy(
+        update={name: {**getattr(below, name), **getattr(settings, name)} for name in ("let", "make", "append")}
     )
 
 
@@ -243,7 +243,7 @@ class Commands:
             for name in NAME.findall(text):
                 if name not in self.known():
                     raise SettingError(f"{{{name}}} in {text!r} names nothing{nearest(name, self.known())}")
-            worded = NAME.sub(lambda found: self._words.get(found[1], found[0]), text)
+            worded = NAME.sub(lambda match: self._words.get(match[1], match[0]), text)
             if worded == text:
                 break
             text = worded

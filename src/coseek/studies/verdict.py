@@ -35,7 +35,7 @@ class StudyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArmComparison:
-    """One comparison: `one` − `other`."""
+    """The difference of two arms, the expectation's `one` − `other`."""
 
     expected: Expectation
     metric: str
@@ -77,18 +77,18 @@ class ArmComparison:
         return max(LEAST, math.ceil(self.difference.n * max(1.0, half / gap) ** 2)) if gap > 0 else None
 
 
-def overall(found: Sequence[ArmComparison]) -> StudyVerdict:
+def overall(findings: Sequence[ArmComparison]) -> StudyVerdict:
     """Of a study: all of its comparisons must hold."""
-    verdicts = {each.verdict for each in found}
+    verdicts = {finding.verdict for finding in findings}
     if StudyVerdict.FAILS in verdicts:
         return StudyVerdict.FAILS
     return StudyVerdict.HOLDS if verdicts == {StudyVerdict.HOLDS} else StudyVerdict.OPEN
 
 
-def compare(expected: Expectation, metric: str, one: Sequence[Values], other: Sequence[Values]) -> ArmComparison:
+def compare(expected: Expectation, metric: str, arm: Sequence[Values], other: Sequence[Values]) -> ArmComparison:
     """Compare two arms, each under the same seeds, on the questions that both have. A question's difference is the mean
     over the seeds that have it. Raises `DataError` where they share none."""
-    by_seed = [paired(a, b, metric) for a, b in zip(one, other, strict=True)]
+    by_seed = [paired(a, b, metric) for a, b in zip(arm, other, strict=True)]
     differences: dict[str, list[float]] = {}
     for values in by_seed:
         for ident, value in values.items():
@@ -99,10 +99,10 @@ def compare(expected: Expectation, metric: str, one: Sequence[Values], other: Se
     return ArmComparison(expected, metric, interval, tuple(fmean(values.values()) for values in by_seed if values))
 
 
-def paired(one: Values, other: Values, metric: str) -> dict[str, float]:
-    """one − other, by question."""
+def paired(arm: Values, other: Values, metric: str) -> dict[str, float]:
+    """`arm` − `other`, by question."""
     return {
         ident: values[metric] - other[ident][metric]
-        for ident, values in one.items()
+        for ident, values in arm.items()
         if metric in values and metric in other.get(ident, {})
     }

@@ -71,8 +71,7 @@ def ask(
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
-    asked = Question(id="asked", question=question)
-    trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]
+    (trajectory,) = rollout(watched(who, console), index, [Question("asked", question)], [seed], budgets)
     if as_json:
         print_json(trajectory.to_json())
     else:
@@ -163,12 +162,12 @@ class RetrieverDisplay:
         return self.retriever.seen(query)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        found = self.retriever.search(queries, k)
-        for hits in found:
+        hits_per_query = self.retriever.search(queries, k)
+        for hits in hits_per_query:
             for rank, hit in enumerate(hits, start=1):
                 title, text = as_written(hit.passage.title), as_written(hit.passage.text)
                 self.console.print(Text(f"  [{rank}] {title}: {text}", style="dim"))
-        return found
+        return hits_per_query
 
 
 def watched(agent: Agent, console: Console) -> Agent:

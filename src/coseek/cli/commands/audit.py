@@ -19,7 +19,7 @@ from coseek.measure.corpus_coverage import corpus_coverage
 from coseek.pipelines.agent_run import check_questions
 from coseek.pipelines.audit import Audit, audits_of
 
-TOLD = 1_000_000
+PROGRESS_EVERY = 1_000_000
 """Passages between two lines of progress."""
 RUNS = "runs"
 """The command of everything that is not the name of another one: `coseek audit RUN`."""
@@ -30,8 +30,8 @@ class RunsByDefault(typer.core.TyperGroup):
 
     # typer hides the base class of its context, which the overridden method takes.
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        named = args[:1] and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if named else [RUNS, *args])
+        is_command = args[:1] and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_command else [RUNS, *args])
 
 
 GROUP = "Results"
@@ -63,21 +63,21 @@ def corpus(
     splits = {name: load_questions(dataset.split_path(name)) for name in ([split] if split else dataset.splits)}
     if not splits:
         raise DataError(f"{data} has no questions; it needs at least one questions.SPLIT.jsonl")
-    found = corpus_coverage(passages_of(dataset), splits)
+    coverage = corpus_coverage(passages_of(dataset), splits)
     if out is not None and out.suffix == ".jsonl":
-        write_jsonl(out, (row.to_json() for row in found.unreachable))
+        write_jsonl(out, (question.to_json() for question in coverage.unreachable))
     elif out is not None:
-        write_json(out, found.to_json())
+        write_json(out, coverage.to_json())
     if as_json:
-        print_json(found.to_json())
+        print_json(coverage.to_json())
     else:
-        stdout_console().print(found.table().rich())
+        stdout_console().print(coverage.table().rich())
 
 
 def passages_of(dataset: Dataset) -> Iterator[Passage]:
     """The passages of the corpus file, one at a time."""
     for number, passage in enumerate(parse_rows(dataset.corpus_path, Passage.from_json), start=1):
-        if number % TOLD == 0:
+        if number % PROGRESS_EVERY == 0:
             note(f"{number:,} passages read")
         yield passage
 
@@ -114,8 +114,7 @@ def report(audit: Audit) -> None:
     if not audit.count:
         tell(f"{audit.folder}: sound; {audit.rows:,} {audit.of} checked, {how}")
     else:
-        shown = len(audit.violations)
-        which = "all of them" if shown == audit.count else f"the first {shown} of them"
+        which = "all of them" if len(audit.violations) == audit.count else f"the first {len(audit.violations)} of them"
         tell(f"{audit.folder}: not sound; {audit.count:,} violations in {audit.rows:,} {audit.of}, {how}, {which}:")
         for violation in audit.violations:
             tell(f"  {violation}")

@@ -20,9 +20,8 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, takes_servers, whole_numbers
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables
-from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.passage import Hit
@@ -70,7 +69,7 @@ def combination_gain(
     agent's paired lead over each line. Of several trajectories of a question the first sets the number.
     """
     writer, *judges = at_servers(answer_with, *([judge] if judge else ()))
-    counts = whole_numbers(ks)
+    counts = sorted(whole_numbers("--ks", ks, 1, "1,2,3,5,8"))
     parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
@@ -98,33 +97,26 @@ def measured(
 ) -> CombinationGain:
     """Search once, at the largest depth; answer from each cut-off, and from the agent's passages."""
     trajectories = list(run.trajectories())
-    questions = list({one.id: one for one in (*intended([run]), *(row.question for row in trajectories))}.values())
+    asked = (*intended([run]), *(trajectory.question for trajectory in trajectories))
+    questions = list({question.id: question for question in asked}.values())
     check_gold(questions, index, name)
     served: dict[str, int] = {}
     for trajectory in trajectories:
         if trajectory.fault is None:
             served.setdefault(trajectory.question.id, len(served_context(trajectory)))
     depth = max([*counts, *served.values()])
-    found = searched(chain.from_iterable(search_questions(index, questions, depth)))
-    matched = [cut(row, served[row.question.id]) for row in found if row.question.id in served]
+    retrieved = searched(chain.from_iterable(search_questions(index, questions, depth)))
+    matched = [cut(done, served[done.question.id]) for done in retrieved if done.question.id in served]
     beside = run.folder / KEPT  # the run's own files hold answers to its own trajectories
     return CombinationGain(
         metric=metric,
-        rag={k: answered(f"naive RAG, k = {k}", [cut(row, k) for row in found], beside, parts) for k in counts},
+        rag={k: answered(f"naive RAG, k = {k}", [cut(done, k) for done in retrieved], beside, parts) for k in counts},
         matched=answered("naive RAG, as many as the agent", matched, beside, parts),
         agent=answered("agent", trajectories, run.folder, parts),
         idents=[question.id for question in questions],
         seed=seed,
         datasets=datasets_of(questions),
     )
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Parse a list of numbers of passages; sorted, without repetition."""
-    names = split_names(text)
-    if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
-        raise SettingError(f"--ks {text!r} is not a list of whole numbers above 0; write for example 1,2,3,5,8")
-    return sorted(set(map(int, names)))
 
 
 def searched(answers: Iterable[Answered]) -> list[Trajectory]:
@@ -134,33 +126,33 @@ def searched(answers: Iterable[Answered]) -> list[Trajectory]:
             question=question,
             protocol="rag",
             segments=(),
-            searches=(Search(question.searched, hits_of(found), found.fault),),
-            stop=StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR,
-            stop_detail=found.fault or "",
+            searches=(Search(question.searched, hits_of(result), result.fault),),
+            stop=StopReason.COMPLETE if result.fault is None else StopReason.RETRIEVER_ERROR,
+            stop_detail=result.fault or "",
         )
-        for question, found in answers
+        for question, result in answers
     ]
 
 
-def hits_of(found: SearchedQuestion) -> tuple[Hit, ...]:
-    return tuple(Hit(passage, score) for passage, score in zip(found.passages or (), found.scores, strict=True))
+def hits_of(result: SearchedQuestion) -> tuple[Hit, ...]:
+    return tuple(Hit(passage, score) for passage, score in zip(result.passages or (), result.scores, strict=True))
 
 
-def cut(row: Trajectory, k: int) -> Trajectory:
+def cut(trajectory: Trajectory, k: int) -> Trajectory:
     """The same with only its first `k` passages."""
-    (search,) = row.searches
-    return replace(row, searches=(replace(search, hits=search.hits[:k]),))
+    (search,) = trajectory.searches
+    return replace(trajectory, searches=(replace(search, hits=search.hits[:k]),))
 
 
-def answered(name: str, rows: Sequence[Trajectory], folder: Path, parts: GraderSet) -> ScoredRun:
+def answered(name: str, trajectories: Sequence[Trajectory], folder: Path, parts: GraderSet) -> ScoredRun:
     """Score the generator's answers from the passages of these trajectories, judged where there is a judge. They are
     kept in `folder`."""
-    note(f"{name}: {len(rows)} questions")
+    note(f"{name}: {len(trajectories)} questions")
     assert parts.generator is not None
-    answers = generate_answers(parts.generator, rows, answer_cache(folder, parts.generator))
+    answers = generate_answers(parts.generator, trajectories, answer_cache(folder, parts.generator))
     warn_of_cuts(parts.generator)
     verdicts = None
     if parts.judges:
-        own = [replace(row, answer=None) for row in rows]
-        verdicts = judge_claims(parts.judges[0], claims_of(own, answers), verdict_cache(folder, parts.judges[0]))
-    return component_run(name, rows, answers, verdicts)
+        unanswered = [replace(trajectory, answer=None) for trajectory in trajectories]
+        verdicts = judge_claims(parts.judges[0], claims_of(unanswered, answers), verdict_cache(folder, parts.judges[0]))
+    return component_run(name, trajectories, answers, verdicts)

@@ -48,12 +48,12 @@ def credit(
 
     chosen = load_signals(split_names(signals) if signals else [])
     with lock_folder(out), resumable("the same command"), progress_bar() as bars:
-        found = measure_credit(run, chosen, continuations, out, decisive, count, device, bars.report, note)
-        table = table_of(found, decisive)
-        asked = sorted({question for question, _, _ in found.values})
+        result = measure_credit(run, chosen, continuations, out, decisive, count, device, bars.report, note)
+        table = table_of(result, decisive)
+        idents = sorted({question for question, _, _ in result.values})
         rows = {
-            name: {ident: {"auc": each[ident]} if ident in each else {} for ident in asked}
-            for name, each in found.within.items()
+            name: {ident: {"auc": aucs[ident]} if ident in aucs else {} for ident in idents}
+            for name, aucs in result.within.items()
         }
         tree = write_values(out, rows, table, "credit.json")
     if as_json:
@@ -62,23 +62,23 @@ def credit(
         show_tables({"Credit of turns": table})
 
 
-def table_of(found: CreditScores, decisive: float) -> Table:
+def table_of(result: CreditScores, decisive: float) -> Table:
     """A line for each signal."""
     names = ("signal", "auc", "auc in a question", "rank correlation", "precision", "bias by turn", "tokens a turn")
     rows = [
         (
             name,
-            show(one.auc),
-            show(one.within),
-            show(one.correlation),
-            "–" if one.precision is None else f"{one.precision:.3f}",
-            " ".join(f"{rank:+.2f}" for _, rank in sorted(one.bias.items())[:TURNS]),
-            f"{found.tokens.get(name, 0.0):,.0f}",
+            show(scores.auc),
+            show(scores.within),
+            show(scores.correlation),
+            "–" if scores.precision is None else f"{scores.precision:.3f}",
+            " ".join(f"{rank:+.2f}" for _, rank in sorted(scores.bias.items())[:TURNS]),
+            f"{result.tokens.get(name, 0.0):,.0f}",
         )
-        for name, one in found.scores.items()
+        for name, scores in result.scores.items()
     ]
-    share = sum(value >= decisive for value in found.values.values()) / len(found.values)
-    notes = [f"{counted(len(found.values), 'turn')}, {share:.0%} of them decisive (value of {decisive:g} or more)."]
-    if found.faults:
-        notes.append(f"{counted(found.faults, 'continuation')} with a fault, tried again by the same command.")
+    share = sum(value >= decisive for value in result.values.values()) / len(result.values)
+    notes = [f"{counted(len(result.values), 'turn')}, {share:.0%} of them decisive (value of {decisive:g} or more)."]
+    if result.faults:
+        notes.append(f"{counted(result.faults, 'continuation')} with a fault, tried again by the same command.")
     return Table(names, tuple(rows), tuple(notes))

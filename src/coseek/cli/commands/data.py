@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
-from coseek.cli.options import CacheFile, DeviceName, at_servers, takes_servers
+from coseek.cli.options import CacheFile, DeviceName, at_servers, split_names, takes_servers
 from coseek.cli.terminal import (
     AsJson,
     assignments,
@@ -119,19 +119,21 @@ def import_(
     if format_name == TRACES:
         show_traces(out, import_traces(paths, out, trace_settings(settings)), as_json)
         return
-    if not is_plugin_path(format_name) and format_name not in (known := [*format_names(), TRACES, LABELS]):
-        raise UnknownName("data format", format_name, known)
-    deal = None if train is None and test is None else Deal(split_names(train), split_names(test), dev_share)
+    if not is_plugin_path(format_name) and format_name not in (names := [*format_names(), TRACES, LABELS]):
+        raise UnknownName("data format", format_name, names)
+    deal = None
+    if train is not None or test is not None:
+        deal = Deal(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
     if format_name == "documents" and "tokenizer" in settings:
         settings["tokenizer"] = tokenizer_folder(settings["tokenizer"])
     dealt = parse_shares(shares) if shares else None
-    made = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
+    summary = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
     if as_json:
-        print_json({"folder": str(out), **made.counts, **made.report})
+        print_json({"folder": str(out), **summary.counts, **summary.report})
         return
-    if made.report:
-        show_report(made.report)
-    show_import(out, made)
+    if summary.report:
+        show_report(summary.report)
+    show_import(out, summary)
 
 
 @app.command(epilog="Example: `coseek data pool nq=dpr:nq.jsonl.gz 2wiki:wiki/ --out data/pool`")
@@ -155,18 +157,18 @@ def pool(
     `test` and `dev` become test, `train` becomes train and dev. Reports files that are an evaluation set of their
     publisher: do not measure elsewhere by them what was trained on the pool.
     """
-    made = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
+    summary = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
     if as_json:
-        print_json({"folder": str(out), **made.to_json()})
+        print_json({"folder": str(out), **summary.to_json()})
         return
-    splits = [name for name in ("train", "dev", "test") if any(name in counts for counts in made.questions.values())]
-    sizes = [(name, *(f"{counts.get(split, 0):,}" for split in splits)) for name, counts in made.questions.items()]
+    splits = [name for name in ("train", "dev", "test") if any(name in counts for counts in summary.questions.values())]
+    sizes = [(name, *(f"{counts.get(split, 0):,}" for split in splits)) for name, counts in summary.questions.items()]
     stdout_console().print(TextTable(("questions of", *splits), tuple(sizes)).rich())
-    for reason, count in made.notes.items():
+    for reason, count in summary.notes.items():
         tell(f"{count:,} {reason}")
-    for file, count in made.evaluations.items():
+    for file, count in summary.evaluations.items():
         tell(f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here.")
-    tell(f"{out}: {counted(made.passages, 'passage')}.")
+    tell(f"{out}: {counted(summary.passages, 'passage')}.")
     tell_next(out)
 
 
@@ -211,15 +213,15 @@ def collect(
     searched = None if search is None else open_retriever(search)
     sources = [word for word in words if not _is_setting(word)]
     with resumable("the same command"), progress_bar() as bars:
-        made = collect_pages(sources, out, settings, store, searched, writer, bars.report)
+        summary = collect_pages(sources, out, settings, store, searched, writer, bars.report)
     if as_json:
-        print_json({"folder": str(out), **made.to_json()})
+        print_json({"folder": str(out), **summary.to_json()})
         return
-    counts = "".join(f", {counted(count, f'{name} question')}" for name, count in made.questions.items())
-    lacking = f", {made.lacking_gold:,} of them without some gold page (meta.uncollected)" if made.lacking_gold else ""
-    tell(f"{out}: {counted(made.passages, 'passage')}{counts}{lacking}.")
-    show_failures("page", made.failed_pages, "the same command with retry=true fetches these again")
-    show_failures("search", made.failed_searches, "the same command makes these again")
+    counts = "".join(f", {counted(count, f'{name} question')}" for name, count in summary.questions.items())
+    gold = f", {summary.lacking_gold:,} of them without some gold page (meta.uncollected)"
+    tell(f"{out}: {counted(summary.passages, 'passage')}{counts}{gold if summary.lacking_gold else ''}.")
+    show_failures("page", summary.failed_pages, "the same command with retry=true fetches these again")
+    show_failures("search", summary.failed_searches, "the same command makes these again")
     tell_next(out)
 
 
@@ -276,8 +278,8 @@ def synthesize(
     """
     folder = Path(words[0])
     check_data_folder(words[0])
-    given = assignments([*words[1:], *([f"limit={limit}"] if limit else [])])
-    settings = make_settings(SynthesisSettings, given)
+    typed = assignments([*words[1:], *([f"limit={limit}"] if limit else [])])
+    settings = make_settings(SynthesisSettings, typed)
     generator, reader, solver = at_servers(generator, reader, solver)
     placed = TextModelSettings(device=device or AUTO)
     checker = reader or generator
@@ -287,20 +289,20 @@ def synthesize(
     reading = None if checker is None else open_generator(GeneratorSettings(model=checker), cache, placed)
     trying = None if solver is None else open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
-        made = synthesize_questions(folder, out, settings, proposer, reading, bars.report, trying)
-    report(out, made, as_json)
+        summary = synthesize_questions(folder, out, settings, proposer, reading, bars.report, trying)
+    report(out, summary, as_json)
 
 
-def report(out: Path, made: SynthesisSummary, as_json: bool) -> None:
+def report(out: Path, summary: SynthesisSummary, as_json: bool) -> None:
     """Print what was made. Say that requests failed, and that few of the wanted questions were made."""
     if as_json:
-        print_json({"folder": str(out), **made.to_json()})
+        print_json({"folder": str(out), **summary.to_json()})
     else:
-        show_questions(out, made)
-    if made.calls.get("failed"):
-        say(f"warning: {made.calls['failed']:,} requests to the generator failed; the same command sends them again")
-    if made.warning:
-        say(f"warning: {made.warning}")
+        show_questions(out, summary)
+    if summary.calls.get("failed"):
+        say(f"warning: {summary.calls['failed']:,} requests to the generator failed; the same command sends them again")
+    if summary.warning:
+        say(f"warning: {summary.warning}")
 
 
 def open_solver(name: str, retriever: str | None, device: str | None, settings: SynthesisSettings) -> AgentSolver:
@@ -335,16 +337,16 @@ def export(
         tell(f"{out}: {counted(count, 'trajectory', 'trajectories')} as {format_name}.")
 
 
-def show_import(out: Path, made: ImportSummary) -> None:
+def show_import(out: Path, summary: ImportSummary) -> None:
     """Print how much was imported, and the next step."""
-    counts = ", ".join(counted(count, f"{name} question") for name, count in made.questions.items())
-    notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
-    corpus = counted(made.passages, "passage") if made.passages else "no corpus"
+    counts = ", ".join(counted(count, f"{name} question") for name, count in summary.questions.items())
+    notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in summary.notes.items())
+    corpus = counted(summary.passages, "passage") if summary.passages else "no corpus"
     tell(f"{out}: {corpus}{counts and ', '}{counts}{notes}.")
-    for name, names in made.named.items():
+    for name, names in summary.named.items():
         more = f" and {len(names) - MOST_NAMED:,} more, listed in source.json" if len(names) > MOST_NAMED else ""
         stdout_console().print(Text(f"{name}: {', '.join(names[:MOST_NAMED])}{more}"))
-    if made.passages:
+    if summary.passages:
         tell_next(out)
 
 
@@ -359,8 +361,8 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
         print_json({"run": str(out), **report.to_json()})
         return
     console = stdout_console()
-    for one in report.left_out[:MOST_UNREAD]:
-        console.print(Text(f"left out: {one.where}: {one.reason}"))
+    for record in report.left_out[:MOST_UNREAD]:
+        console.print(Text(f"left out: {record.where}: {record.reason}"))
     if len(report.left_out) > MOST_UNREAD:
         console.print(Text(f"… and {len(report.left_out) - MOST_UNREAD:,} more; source.json lists all"))
     searches, lost = report.counts["searches"], report.counts["calls_without_result"]
@@ -372,36 +374,37 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
     for name, count in report.unread.items():
         console.print(Text(f"{count:,} {name}"))
     if not searches and report.tools:
-        named = ", ".join(map(repr, report.tools))
-        tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
+        tools = ", ".join(map(repr, report.tools))
+        tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}")
     run = shell_word(out)
     label = f"coseek label {run} --retriever INDEX --method opened-next --out LABELS"
     tell(f"Next: coseek score {run}, coseek view {run}, or {label}")
 
 
-def show_labels(out: Path, made: LabelImport, as_json: bool) -> None:
+def show_labels(out: Path, summary: LabelImport, as_json: bool) -> None:
     """Print what came of an import of labels."""
     if as_json:
-        print_json({"labels": str(out), **made.to_json()})
+        print_json({"labels": str(out), **summary.to_json()})
         return
     tell(
-        f"{out}: {counted(made.sets, 'label set')} of {counted(len(made.turns), 'search', 'searches')}; "
-        f"{counted(made.without_positive, 'row')} without a positive, {counted(made.repeated, 'repeated passage')}."
+        f"{out}: {counted(summary.sets, 'label set')} of {counted(len(summary.turns), 'search', 'searches')}; "
+        f"{counted(summary.without_positive, 'row')} without a positive, "
+        f"{counted(summary.repeated, 'repeated passage')}."
     )
     tell(f"Next: coseek train retriever agentir --labels {shell_word(out)} --out runs/retriever view=THEIRS")
 
 
-def show_questions(out: Path, made: SynthesisSummary) -> None:
+def show_questions(out: Path, summary: SynthesisSummary) -> None:
     """Print how many questions were made, and what each gate dropped."""
-    for split, counts in made.questions.items():
-        told = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
-        tell(f"{split}: {sum(counts.values()):,} questions ({told})")
-    if made.calls:
-        tell(f"generator: {', '.join(f'{count:,} {name}' for name, count in made.calls.items())}")
-    for reason, count in made.dropped.items():
+    for split, counts in summary.questions.items():
+        by_hops = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
+        tell(f"{split}: {sum(counts.values()):,} questions ({by_hops})")
+    if summary.calls:
+        tell(f"generator: {', '.join(f'{count:,} {name}' for name, count in summary.calls.items())}")
+    for reason, count in summary.dropped.items():
         tell(f"dropped by {reason}: {count:,}")
-    if made.unanswerable:
-        tell(f"{out / UNANSWERABLE}: {made.unanswerable:,} of them cannot be answered")
+    if summary.unanswerable:
+        tell(f"{out / UNANSWERABLE}: {summary.unanswerable:,} of them cannot be answered")
     tell_next(out)
 
 
@@ -417,8 +420,8 @@ def show_report(report: JsonObject) -> None:
         some = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
         tell(f"{some}; read as {encoding}.")
     unread = cast(list[dict[str, str | list[str]]], report["unread"])
-    for row in unread[:MOST_UNREAD]:
-        console.print(Text(f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}"))
+    for document in unread[:MOST_UNREAD]:
+        console.print(Text(f"{document['outcome']}: {document['path']}: {'; '.join(document['reasons'])}"))
     if len(unread) > MOST_UNREAD:
         console.print(Text(f"… and {len(unread) - MOST_UNREAD:,} more; source.json lists all"))
 
@@ -433,7 +436,3 @@ def tokenizer_folder(name: Json) -> Json:
 def _is_setting(source: str) -> bool:
     name, equals, _ = source.partition("=")
     return bool(equals) and all(map(str.isidentifier, name.split("."))) and not Path(source).exists()
-
-
-def split_names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())

@@ -84,8 +84,8 @@ def play(number: int) -> Demonstration:
     with TemporaryDirectory() as folder:
         index = build_index(world.corpus, "bm25", Path(folder) / "index")
         once = index.search([question.question for question in questions], PASSAGES)
-        runs = rollout(agent, index, questions, [0] * len(questions), limits)
-    steps = runs[number - 1]
+        trajectories = rollout(agent, index, questions, [0] * len(questions), limits)
+    steps = trajectories[number - 1]
     grammar = agent.protocol.grammar
     return Demonstration(
         len(world.corpus),
@@ -94,7 +94,7 @@ def play(number: int) -> Demonstration:
         [reasoning_of(grammar, grammar.read(segment)) for segment in steps.segments if segment.author is Author.AGENT],
         len(questions),
         sum(complete(question, hits) for question, hits in zip(questions, once, strict=True)),
-        sum(complete(run.question, [hit for search in run.searches for hit in search.hits]) for run in runs),
+        sum(complete(done.question, [hit for search in done.searches for hit in search.hits]) for done in trajectories),
     )
 
 
@@ -170,8 +170,8 @@ def ways_on() -> Table:
 def program_name() -> str:
     """The word that starts this program in the user's shell."""
     started = Path(sys.argv[0])
-    found = which(started.name)
-    on_path = found is not None and Path(found).resolve() == started.resolve()
+    executable = which(started.name)
+    on_path = executable is not None and Path(executable).resolve() == started.resolve()
     if started.name != "coseek" or on_path:
         return "coseek"
     return shell_word(started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started)

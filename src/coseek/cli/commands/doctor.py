@@ -159,9 +159,9 @@ def precision() -> str:
     ones = torch.ones(64, 64, dtype=torch.bfloat16)
     if float((ones @ ones)[0, 0]) != 64.0:
         raise RuntimeError("a product of ones is wrong")
-    told = [f"{use} in {choice.taken} ({choice.why})" for use, choice in ((use, described(use)) for use in Use)]
+    choices = [f"{use} in {choice.taken} ({choice.why})" for use, choice in ((use, described(use)) for use in Use)]
     narrow = f"models narrower than {WIDE} are sampled in float32"
-    return f"auto is {', '.join(told)}; {narrow}; {instructions()}"
+    return f"auto is {', '.join(choices)}; {narrow}; {instructions()}"
 
 
 def exact_search() -> str:

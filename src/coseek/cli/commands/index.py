@@ -66,11 +66,11 @@ def index(
         return
     if out is None:
         raise SettingError("missing option '--out'; see `coseek index --help`")
-    named = {"encoder": encoder, "cluster": cluster}
-    refused = next((one for one, value in named.items() if value and not (update or takes(retriever, one))), None)
+    options = {"encoder": encoder, "cluster": cluster}
+    refused = next((name for name, value in options.items() if value and not (update or takes(retriever, name))), None)
     if refused:
         raise SettingError(f"{retriever or USUAL} takes no --{refused}; name a retriever that does: --retriever dense")
-    tree = assignments([*(settings or []), *(f"{name}={value}" for name, value in named.items() if value)])
+    tree = assignments([*(settings or []), *(f"{name}={value}" for name, value in options.items() if value)])
     with resumable("the same command"), progress_bar() as bars:
         if update:
             how = f" ({update_index(source, out, retriever, tree, bars.report)})"
@@ -95,17 +95,17 @@ def next_step(out: Path, card: IndexCard, tree: JsonObject) -> str:
     if not is_plugin_path(file := view.partition("#")[0]):
         return f"Try: coseek search {shell_word(out)} 'some words'"
     # The code of a view runs only where it is named.
-    own = f"{{retriever: index, path: {out}, settings: {{view: {file}}}}}"
-    return f"Search it by a YAML file that names its view: {own}"
+    retriever_file = f"{{retriever: index, path: {out}, settings: {{view: {file}}}}}"
+    return f"Search it by a YAML file that names its view: {retriever_file}"
 
 
 def verified(folder: Path, as_json: bool) -> None:
     """Read all of an index and its corpus, and say that both are whole."""
     with progress_bar() as bars:
-        found = verify_index(folder, bars.report)
-    corpus = None if found.corpus is None else str(found.corpus)
+        checked = verify_index(folder, bars.report)
+    corpus = None if checked.corpus is None else str(checked.corpus)
     if as_json:
-        print_json({"index": str(folder), "files": found.files, "bytes": found.bytes, "corpus": corpus})
+        print_json({"index": str(folder), "files": checked.files, "bytes": checked.bytes, "corpus": corpus})
         return
     also = " (its corpus was in memory and is not checked)" if corpus is None else f", and so is {corpus}"
-    tell(f"{folder}: {found.files} files, {found.bytes:,} bytes, as they were written{also}.")
+    tell(f"{folder}: {checked.files} files, {checked.bytes:,} bytes, as they were written{also}.")

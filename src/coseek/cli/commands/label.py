@@ -86,10 +86,10 @@ def label(
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
-    named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
-    chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)
+    options: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
+    chosen, method_settings = label_settings(runs, typed, options, retriever, agent, temperature, device)
     with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
-        done = label_runs(chosen, own, out, resume, cache, bars.report, nodes)
+        done = label_runs(chosen, method_settings, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)
     if as_json:

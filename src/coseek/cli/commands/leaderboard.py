@@ -81,20 +81,20 @@ def leaderboard(
 
 def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], ScoredRun]:
     """(system, data set) → its run, scored."""
-    found: dict[tuple[str, str], ScoredRun] = {}
+    scored_runs: dict[tuple[str, str], ScoredRun] = {}
     for text in runs:
-        given, path = named_run(text)
+        name, path = named_run(text)
         run = Run(Path(path))
-        asked = ask(run, path, parts)
-        scored = asked.component if asked.component is not None else asked.own
-        system = system_of(run) if given is None else given
-        for dataset, part in by_dataset(scored, run).items():
-            if (system, dataset) in found:
+        scores = ask(run, path, parts)
+        scored = scores.component if scores.component is not None else scores.own
+        system = system_of(run) if name is None else name
+        for dataset, dataset_run in by_dataset(scored, run).items():
+            if (system, dataset) in scored_runs:
                 raise UserError(f"{system} was run on {dataset} twice; name one of the runs: NAME={path}")
-            found[system, dataset] = part
-    if not found:
+            scored_runs[system, dataset] = dataset_run
+    if not scored_runs:
         raise UserError("the runs hold no trajectories; let `coseek run` finish first")
-    return found
+    return scored_runs
 
 
 def named_run(text: str) -> tuple[str | None, str]:
@@ -119,6 +119,6 @@ def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
     """Split a run by data set."""
     otherwise = Path(str(run.settings.get("questions", run.folder.name))).name
     parts: dict[str, dict[str, QuestionScores]] = {}
-    for ident, row in scored.questions.items():
-        parts.setdefault(row.question.dataset or otherwise, {})[ident] = row
+    for ident, scores in scored.questions.items():
+        parts.setdefault(scores.question.dataset or otherwise, {})[ident] = scores
     return {name: ScoredRun(scored.name, rows, scored.stops) for name, rows in parts.items()}

@@ -1,7 +1,7 @@
 """Measure what retrievers find for the questions of a set."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -139,7 +139,7 @@ def measure(
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
     owners, logged = drawn(source, split, select, count, seed)
-    questions = owners if logged is None else [one.question for one in logged.searches]
+    questions = owners if logged is None else [search.question for search in logged.searches]
     judged = judgements(qrels, questions)
     chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, judged))
     corpus = corpus_of(source, retrievers, chosen)
@@ -147,17 +147,17 @@ def measure(
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
-        measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
-        scores = plan.measuring.compare([by_question(one.run, plan) for one in measured.values()], owners, groups, seed)
+        measured = {name: measured_as(name, retriever, plan) for name, retriever in opened.items()}
+        scores = plan.measuring.compare(by_question(measured.values(), plan), owners, groups, seed)
         if trec_out:
             write_trec(trec_out, measured, plan)
     if per_question:
-        write_jsonl(per_question, (row for one in measured.values() for row in question_rows(one)))
+        write_jsonl(per_question, (row for result in measured.values() for row in question_rows(result)))
     if as_json:
         print_json({**scores_json(scores), "unjudged": plan.measuring.unjudged(questions), "depth": depth})
     else:
         print_tables(scores, plan.metrics, retriever_table(scores, plan))
-    return 1 if any(one.run.stops.keys() == {FAULT} for one in measured.values()) else 0
+    return 1 if any(result.run.stops.keys() == {FAULT} for result in measured.values()) else 0
 
 
 def drawn(
@@ -174,8 +174,8 @@ def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None
     """Read qrels; at least one of these questions must be judged."""
     if path is None:
         return None
-    read = read_qrels(path)
-    qrels = {trec_id(one): {trec_id(ident): grade for ident, grade in row.items()} for one, row in read.items()}
+    read = read_qrels(path).items()
+    qrels = {trec_id(question): {trec_id(ident): grade for ident, grade in grades.items()} for question, grades in read}
     if not any(trec_id(question.id) in qrels for question in questions):
         raise DataError(f"{path} judges none of these questions; give the qrels of the same data set and split")
     return qrels
@@ -222,25 +222,25 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
     ranked: dict[str, Ranked] = {}
 
     def noted() -> Iterator[Answered]:
-        for question, found in answered:
-            if found.fault is not None:
-                faults[question.id] = found.fault
+        for question, result in answered:
+            if result.fault is not None:
+                faults[question.id] = result.fault
             elif plan.keep:
-                ranked[question.id] = found.ranked
-            yield question, found
+                ranked[question.id] = result.ranked
+            yield question, result
 
     measured = Measured(plan.measuring.measure(name, noted()), faults, ranked)
     if faults:
         ident, fault = next(iter(faults.items()))
         say(f"{name}: {len(faults)} of {len(plan.questions)} searches failed, the first for {ident!r}: {fault}")
-    for one in [] if isinstance(source, dict) else shortfalls_of(source):
-        say(f"{name}: {one}")
+    for shortfall in [] if isinstance(source, dict) else shortfalls_of(source):
+        say(f"{name}: {shortfall}")
     return measured
 
 
 def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
     done, total = 0, len(plan.questions)
-    queries = {one.question.id: one.query for one in plan.logged.searches} if plan.logged else None
+    queries = {search.question.id: search.query for search in plan.logged.searches} if plan.logged else None
     with progress_bar() as bars:
         for batch in search_questions(retriever, plan.questions, plan.depth, queries=queries):
             bars.report(name, done, total)
@@ -249,11 +249,12 @@ def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
             bars.report(name, done, total)
 
 
-def by_question(run: ScoredRun, plan: Plan) -> ScoredRun:
-    """The run with the searches of each question averaged."""
+def by_question(results: Iterable[Measured], plan: Plan) -> list[ScoredRun]:
+    """The runs, with the searches of each question averaged."""
     if plan.logged is None:
-        return run
-    return plan.measuring.by_owner(run, {one.question.id: one.owner for one in plan.logged.searches})
+        return [result.run for result in results]
+    owners = {search.question.id: search.owner for search in plan.logged.searches}
+    return [plan.measuring.by_owner(result.run, owners) for result in results]
 
 
 def retriever_table(scores: Scores, plan: Plan) -> Table:
@@ -266,15 +267,15 @@ def notes(scores: Scores, plan: Plan) -> Iterator[str]:
     """Lines below the table: how many questions the means leave out, and why."""
     yield "Means with 95 % bootstrap intervals over questions."
     if plan.logged:
-        made = counted(len(plan.questions), "search")
-        yield f"{made} of {counted(len(plan.logged.owners), 'question')}. {plan.logged.rule}"
+        searches = counted(len(plan.questions), "search")
+        yield f"{searches} of {counted(len(plan.logged.owners), 'question')}. {plan.logged.rule}"
     unjudged = plan.measuring.unjudged(plan.questions)
     if unjudged:
         unit = "searches" if plan.logged else "questions"
         yield f"{unjudged} of {len(plan.questions)} {unit} have no relevant passage; only answer_hit counts them."
-    own = sum(question.own_passage is not None for question in plan.questions)
-    if own:
-        yield f"{own} of {len(plan.questions)} questions are passages of their corpus; their own is no hit."
+    from_corpus = sum(question.own_passage is not None for question in plan.questions)
+    if from_corpus:
+        yield f"{from_corpus} of {len(plan.questions)} questions are passages of their corpus; their own is no hit."
     for run, stops in scores.stops.items():
         if stops.get(FAULT):
             yield f"{run}: {stops[FAULT]} searches failed; all means leave them out."
@@ -298,27 +299,27 @@ def check_trec_folder(folder: Path | None, plan: Plan, names: Sequence[str]) -> 
 
 
 def gold_of(plan: Plan) -> Qrels:
-    return {one.id: plan.measuring.gold(one) for one in plan.questions}
+    return {question.id: plan.measuring.gold(question) for question in plan.questions}
 
 
 def write_trec(folder: Path, measured: dict[str, Measured], plan: Plan) -> None:
     """Write `qrels.txt`, and a run file for each retriever. Failed and empty searches have no line."""
     write_qrels(folder / QRELS, gold_of(plan))
-    for tag, one in zip(tags(list(measured)), measured.values(), strict=True):
-        write_run(folder / f"{tag}.run", one.ranked, tag)
+    for tag, result in zip(tags(list(measured)), measured.values(), strict=True):
+        write_run(folder / f"{tag}.run", result.ranked, tag)
 
 
 def tags(names: Sequence[str]) -> list[str]:
     """A short distinct tag for each retriever, safe as a file name and in TREC run files."""
-    found: list[str] = []
+    distinct: list[str] = []
     for name in names:
         last = _ENDING.sub("", name.rstrip("/").rpartition("/")[2])
         plain = _ODD.sub("-", last).strip(".-") or "retriever"
         tag, number = plain, 2
-        while tag in found:
+        while tag in distinct:
             tag, number = f"{plain}-{number}", number + 1
-        found.append(tag)
-    return found
+        distinct.append(tag)
+    return distinct
 
 
 def question_rows(measured: Measured) -> Iterator[JsonObject]:

@@ -16,9 +16,9 @@ app = new_app()
 
 PARTS = files("coseek.cli.parts")
 TEMPLATES = {
-    Path(one.name).stem.replace("_", "-"): one
-    for one in PARTS.iterdir()
-    if re.fullmatch(r"[a-z]\w+\.(py|yaml)", one.name)
+    Path(file.name).stem.replace("_", "-"): file
+    for file in PARTS.iterdir()
+    if re.fullmatch(r"[a-z]\w+\.(py|yaml)", file.name)
 }
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 TEST = '''"""{file} keeps the contract of its kind and runs on a tiny example: `pytest test_{stem}.py`."""
@@ -53,13 +53,13 @@ def new(
     template, stem = TEMPLATES[part], name.replace("-", "_").lower()
     path = out / f"{stem}{Path(template.name).suffix}"
     test = out / f"test_{stem}.py"
-    for one in (path, test):
-        if one.exists():
-            raise DataError(f"{one} already exists; choose another name")
+    for target in (path, test):
+        if target.exists():
+            raise DataError(f"{target} already exists; choose another name")
     title, dashed = stem.replace("_", " ").capitalize(), stem.replace("_", "-")
     text = template.read_text(encoding="utf-8").replace("My part", title).replace("my-part", dashed)
-    for one, content in ((path, text), (test, TEST.format(file=path.name, stem=stem, kind=part.replace("-", " ")))):
-        with atomic_write(one) as file:
+    for target, content in ((path, text), (test, TEST.format(file=path.name, stem=stem, kind=part.replace("-", " ")))):
+        with atomic_write(target) as file:
             file.write(content)
     tell(f"{path} and {test}")
     tell(f"Next: coseek check {shell_word(path)}")

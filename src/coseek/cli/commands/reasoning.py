@@ -55,7 +55,7 @@ def reasoning(
     assert reader is not None
     stored = Run(run)
     trajectories = list(stored.trajectories())
-    whole = [one for one in trajectories if one.fault is None]
+    whole = [trajectory for trajectory in trajectories if trajectory.fault is None]
     read = read_by(reader, stored, whole)
     values = {f"k = {EVERY if k is None else k}": reasoning_values(read, k) for k in numbers}
     table = curve(values, len(trajectories) - sum(map(len, read.values())))
@@ -80,45 +80,46 @@ def latest_of(text: str) -> list[int | None]:
 
 def read_by(reader: str, run: Run, trajectories: Sequence[Trajectory]) -> Read:
     """What the oracle of a world, or a model, reads in the reasonings; without runs that a model could not read."""
-    texts = [reasonings_of(one, protocol_of(run, one.protocol)) for one in trajectories]
-    found: dict[str, list[Sequence[ReasoningClaims]]] = {}
+    texts = [reasonings_of(trajectory, protocol_of(run, trajectory.protocol)) for trajectory in trajectories]
+    by_question: dict[str, list[Sequence[ReasoningClaims]]] = {}
     if is_world(Path(reader)):
         oracle = World.load(Path(reader)).oracle
-        for one, said in zip(trajectories, texts, strict=True):
-            found.setdefault(one.question.id, []).append(oracle.claims(one.question, said))
-        return found
-    asked = [
-        ReasonedRun(one.question, tuple(said), evidence)
-        for one, said, evidence in zip(trajectories, texts, evidence_of(run, trajectories), strict=True)
+        for trajectory, reasonings in zip(trajectories, texts, strict=True):
+            by_question.setdefault(trajectory.question.id, []).append(oracle.claims(trajectory.question, reasonings))
+        return by_question
+    reasoned = [
+        ReasonedRun(trajectory.question, tuple(reasonings), evidence)
+        for trajectory, reasonings, evidence in zip(trajectories, texts, evidence_of(run, trajectories), strict=True)
     ]
-    for one, claims in zip(trajectories, ReasoningReader.over(open_text_model(reader)).read(asked), strict=True):
+    read = ReasoningReader.over(open_text_model(reader)).read(reasoned)
+    for trajectory, claims in zip(trajectories, read, strict=True):
         if claims is not None:
-            found.setdefault(one.question.id, []).append(claims)
-    if trajectories and not found:
+            by_question.setdefault(trajectory.question.id, []).append(claims)
+    if trajectories and not by_question:
         raise ModelError(f"{reader} read none of {counted(len(trajectories), 'run')}; it is asked for JSON")
-    return found
+    return by_question
 
 
 def evidence_of(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Passage, ...]]:
     """The gold passages of each trajectory's question, from the data set that the run was asked; none where its plan
     says what each step finds."""
     folder = Path(str(run.settings.get("questions", "")))
-    unplanned = [one for one in trajectories if not has_plan(one.question)]
+    unplanned = [trajectory for trajectory in trajectories if not has_plan(trajectory.question)]
     if unplanned and not folder.is_dir():
         raise DataError(f"{run.folder} was asked {folder}, which holds no passages; run a data-set folder instead")
     corpus = Dataset(folder).corpus if unplanned else None
     return [
-        () if corpus is None or has_plan(one.question) else tuple(map(corpus.by_id, one.question.gold_ids))
-        for one in trajectories
+        () if corpus is None or has_plan(done.question) else tuple(map(corpus.by_id, done.question.gold_ids))
+        for done in trajectories
     ]
 
 
 def curve(values: Mapping[str, Mapping[str, Mapping[str, float]]], lost: int) -> Table:
     """A line for each number of latest reasonings."""
     rng = np.random.default_rng
-    rows = [
-        (name, *(show(bootstrap_mean([row[one] for row in found.values() if one in row], rng(0))) for one in METRICS))
-        for name, found in values.items()
-    ]
+    rows = []
+    for name, by_question in values.items():
+        means = (bootstrap_mean([row[key] for row in by_question.values() if key in row], rng(0)) for key in METRICS)
+        rows.append((name, *map(show, means)))
     notes = [f"{counted(lost, 'run')} with a fault, or unread, left out."] if lost else []
     return Table(("latest", *METRICS), tuple(rows), (*(f"{name}: {what}." for name, what in METRICS.items()), *notes))

@@ -31,7 +31,7 @@ def recipe(
     """List the recipes with their presets, or print one whole, as a file that `coseek train` takes."""
     if name is None:
         listed = about_all()
-        print_json(listed) if as_json else tell("\n".join(f"{each:38}{about}" for each, about in listed.items()))
+        print_json(listed) if as_json else tell("\n".join(f"{words:38}{about}" for words, about in listed.items()))
         return
     whole = changed_settings(loaded(name, settings or []))
     whole.pop("preset", None)  # its settings are there already

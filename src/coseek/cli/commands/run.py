@@ -85,7 +85,7 @@ def run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )
     who = who.model_copy(update={"temperature": temperature})
-    given = RunSettings(
+    base = RunSettings(
         questions=str(questions),
         split=split,
         count=count,
@@ -95,10 +95,10 @@ def run(
         samples=samples,
         seed=seed,
     )
-    chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given), kind=RunSettings))
+    chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(base), kind=RunSettings))
     with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
-        kept, asked = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
-    scores = score_runs({str(out): kept.trajectories()}, questions=asked)
+        stored, intended = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
+    scores = score_runs({str(out): stored.trajectories()}, questions=intended)
     if as_json:
         print_json({"run": str(out), **scores_json(scores)})
     else:

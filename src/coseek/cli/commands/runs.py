@@ -50,14 +50,14 @@ def runs(
     """List the trainings, runs and labels in a folder, the newest first."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; name one: coseek runs DIR")
-    found = sorted(entries(folder), key=lambda entry: entry.started, reverse=True)
+    newest_first = sorted(entries(folder), key=lambda entry: entry.started, reverse=True)
     if as_json:
-        print_json([cast(JsonObject, asdict(entry)) for entry in found])
-    elif not found:
+        print_json([cast(JsonObject, asdict(entry)) for entry in newest_first])
+    elif not newest_first:
         tell(f"{folder} holds no training, run or labels")
     else:
-        shown = [(e.folder, e.what, e.about, e.started[:16].replace("T", " "), e.state, e.result) for e in found]
-        stdout_console().print(Table(("folder", "what", "about", "started", "state", "result"), tuple(shown)).rich())
+        rows = [(e.folder, e.what, e.about, e.started[:16].replace("T", " "), e.state, e.result) for e in newest_first]
+        stdout_console().print(Table(("folder", "what", "about", "started", "state", "result"), tuple(rows)).rich())
 
 
 def entries(folder: Path, depth: int = DEPTH) -> Iterator[Entry]:
@@ -78,7 +78,7 @@ def entry_of(folder: Path, name: str) -> Entry:
         record = read_yaml(folder / name, "record")
     except CoseekError as error:
         return Entry(str(folder), "?", str(error), "", "", "")
-    recipe, settings = (part if isinstance(part := record.get(key), dict) else {} for key in ("recipe", "settings"))
+    recipe, settings = (value if isinstance(value := record.get(key), dict) else {} for key in ("recipe", "settings"))
     started, running = str(record.get("created") or ""), is_being_written(folder)
     if name == "recipe.yaml":
         what = next((kind for key, kind in KINDS.items() if key in recipe), "training")

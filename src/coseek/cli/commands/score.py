@@ -115,9 +115,9 @@ def score(
     some = question_filter(select)
     with cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
-        asked = [ask(Run(run), str(run), parts, some, servings) for run in runs]
+        scored = [ask(Run(run), str(run), parts, some, servings) for run in runs]
         questions = intended([Run(run) for run in runs], some)
-        board = ScoreReport(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
+        board = ScoreReport(scored, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
         if out is not None:
             write_scores(out, board.runs, board.to_json(), board.tables())
     if as_json:
@@ -137,8 +137,8 @@ def chosen_metrics(names: str | None, judged: bool) -> list[str]:
 def chosen_servings(names: str, answered: bool) -> list[str]:
     """What the generator reads of each run; names are checked. Raises `SettingError` also without a generator."""
     servings = list(dict.fromkeys(split_names(names))) or [SELECTED]
-    for one in servings:
-        check_serving(one)
+    for serving in servings:
+        check_serving(serving)
     if servings != [SELECTED] and not answered:
         raise SettingError(f"--serve {names} needs a generator that reads it: name one with --answer-with")
     return servings
@@ -149,7 +149,7 @@ class ScoreReport:
 
     def __init__(
         self,
-        asked: list[ScoredBothWays],
+        scored: list[ScoredBothWays],
         questions: list[Question],
         parts: GraderSet,
         metrics: list[str],
@@ -158,26 +158,26 @@ class ScoreReport:
         seed: int,
     ) -> None:
         self.parts, self.metrics = parts, metrics
-        own = [one.own for one in asked]
-        components = [one.component for one in asked if one.component is not None]
-        known = {question.id: question for question in questions_of(own)}
-        questions = list({**{question.id: question for question in questions}, **known}.values())
+        answered = [both.own for both in scored]
+        components = [both.component for both in scored if both.component is not None]
+        answered_questions = {question.id: question for question in questions_of(answered)}
+        questions = list({**{question.id: question for question in questions}, **answered_questions}.values())
         if in_domain and not any(question.dataset for question in questions):
             raise SettingError(
                 f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
                 "whole runs with `coseek leaderboard`, which takes the data set from the folder of the questions"
             )
-        self.own = summaries_of(own, questions, by, metrics_of(metrics), seed, in_domain)
+        self.own = summaries_of(answered, questions, by, metrics_of(metrics), seed, in_domain)
         self.component: Scores | None = None
         if components:
             wanted = [*metrics_of(metrics), "context_passages", "context_tokens"]
             self.component = summaries_of(components, questions, by, wanted, seed, in_domain)
         self.servings: Scores | None = None
-        served = [one.servings for one in asked if one.servings]
+        served = [both.servings for both in scored if both.servings]
         if served:
             self.servings = serving_scores(served, questions, shown_of(metrics), seed)
-        self.agreements = agreements_over(asked, parts)
-        self.runs: list[ScoredRun] = own + [replace(run, name=run.name + SUFFIX) for run in components]
+        self.agreements = agreements_over(scored, parts)
+        self.runs: list[ScoredRun] = answered + [replace(run, name=run.name + SUFFIX) for run in components]
         self.runs += chain(*served)
 
     def tables(self) -> dict[str, Table]:
@@ -185,45 +185,46 @@ class ScoreReport:
         notes = tuple(self.parts.notes())
         main = main_table(self.own, self.metrics)
         tokens = "budgeted_recall" in main.columns
-        said: tuple[str, ...] = (
+        lines: tuple[str, ...] = (
             (f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).",) if tokens else ()
         )
         if self.metrics != [*MAIN] and (lost := [name for name in self.metrics if name not in main.columns]):
-            said += (
+            lines += (
                 f"{', '.join(lost)}: undefined for every question; gold answers, gold passages or a judge are missing.",
             )
-        found = {"Runs": replace(main, notes=main.notes + said + notes)}
+        tables = {"Runs": replace(main, notes=main.notes + lines + notes)}
         if self.component is not None:
             table = component_table(self.own, self.component, shown_of(self.metrics))
-            found["As a component"] = replace(table, notes=table.notes + notes)
+            tables["As a component"] = replace(table, notes=table.notes + notes)
         if self.agreements:
-            found["Judges"] = agreement_table(self.agreements)
-        found |= grouped_tables(self.own, self.metrics[0]) | abstention_tables(self.own)
+            tables["Judges"] = agreement_table(self.agreements)
+        tables |= grouped_tables(self.own, self.metrics[0]) | abstention_tables(self.own)
         if self.component is not None:
             grouped = grouped_tables(self.component, shown_of(self.metrics)[0])
-            found |= {f"{heading}, as a component": one for heading, one in grouped.items()}
+            tables |= {f"{heading}, as a component": table for heading, table in grouped.items()}
         if self.own.comparisons:
-            found["Run against run"] = comparison_table(self.own, self.metrics)
+            tables["Run against run"] = comparison_table(self.own, self.metrics)
         if self.component is not None and self.component.comparisons:
-            found["Run against run, as a component"] = comparison_table(self.component, shown_of(self.metrics))
+            tables["Run against run, as a component"] = comparison_table(self.component, shown_of(self.metrics))
         if self.servings is not None:
-            shown = [*shown_of(self.metrics), "context_passages", "context_tokens"]
-            found["By what is served"] = main_table(self.servings, shown)
-            by_set = grouped_tables(self.servings, shown[0])
-            found |= {f"{heading}, by what is served": one for heading, one in by_set.items()}
+            columns = [*shown_of(self.metrics), "context_passages", "context_tokens"]
+            tables["By what is served"] = main_table(self.servings, columns)
+            by_set = grouped_tables(self.servings, columns[0])
+            tables |= {f"{heading}, by what is served": table for heading, table in by_set.items()}
             if self.servings.comparisons:
-                found["Served against served"] = comparison_table(self.servings, shown)
-        return found
+                tables["Served against served"] = comparison_table(self.servings, columns)
+        return tables
 
     def to_json(self) -> JsonObject:
-        found = {**scores_json(self.own), **self.parts.to_json()}
+        tree = {**scores_json(self.own), **self.parts.to_json()}
         if self.component is not None:
-            found["component"] = scores_json(self.component)
+            tree["component"] = scores_json(self.component)
         if self.servings is not None:
-            found["servings"] = scores_json(self.servings)
+            tree["servings"] = scores_json(self.servings)
         if self.agreements:
-            found["agreement"] = [{"judges": list(pair), **one.to_json()} for pair, one in self.agreements.items()]
-        return found
+            pairs = self.agreements.items()
+            tree["agreement"] = [{"judges": list(pair), **agreement.to_json()} for pair, agreement in pairs]
+        return tree
 
     def show(self) -> None:
         show_tables(self.tables())

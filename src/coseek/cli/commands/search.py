@@ -36,16 +36,16 @@ def search(
     opened = open_retriever(retriever)
     if context and opened.corpus is None:
         raise SettingError(f"{retriever} holds no corpus, so --context shows nothing; search an index folder")
-    found = opened.search(queries, k)
+    hits_per_query = opened.search(queries, k)
     if as_json:
         print_json(
             [
                 {"query": query, "hits": [with_context(hit, opened.corpus, context) for hit in hits]}
-                for query, hits in zip(queries, found, strict=True)
+                for query, hits in zip(queries, hits_per_query, strict=True)
             ]
         )
         return
-    for query, hits in zip(queries, found, strict=True):
+    for query, hits in zip(queries, hits_per_query, strict=True):
         show(query, hits, opened.corpus, context)
 
 
@@ -54,13 +54,13 @@ def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
     if corpus is None or not passages:
         return hit.to_json()
     before, after = (around(hit.passage, corpus, way, passages) for way in WAYS)
-    return {**hit.to_json(), "before": [one.to_json() for one in before], "after": [one.to_json() for one in after]}
+    return {**hit.to_json(), "before": [near.to_json() for near in before], "after": [near.to_json() for near in after]}
 
 
 def around(passage: Passage, corpus: Corpus, way: Way, most: int) -> list[Passage]:
     """Up to `most` passages of its document before (`previous`) or after (`next`) a passage, in reading order."""
-    found = list(islice(neighbours(passage, corpus, way), most))
-    return found[::-1] if way == "previous" else found
+    passages = list(islice(neighbours(passage, corpus, way), most))
+    return passages[::-1] if way == "previous" else passages
 
 
 def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int = 0) -> None:

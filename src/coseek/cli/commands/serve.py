@@ -90,7 +90,7 @@ def serve_retriever(
     check_libraries()
     from coseek.serve.search_service import serve as run
 
-    given = {
+    options = {
         "host": host,
         "port": port,
         "token_env": token_env,
@@ -104,8 +104,8 @@ def serve_retriever(
         "log": not quiet,
         "log_queries": log_queries,
     }
-    settings = make_settings(ServeSettings, given)
-    openers = named(retrievers, [one.strip() for one in devices.split(",") if one.strip()])
+    settings = make_settings(ServeSettings, options)
+    openers = named(retrievers, [device.strip() for device in devices.split(",") if device.strip()])
     say(f"opening {', '.join(openers)} …")
     run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"))
 
@@ -157,12 +157,12 @@ def serve_agent(
     from coseek.serve.agent_app import serve_agent as run
     from coseek.serve.agent_service import AgentService
 
-    given = {
+    options = {
         "host": host, "port": port, "token_env": token_env, "max_rows": rows, "queue": queue,
         "most_wait_s": most_wait, "page": page, "log": not quiet,
         "documents": documents and str(documents),
     }  # fmt: skip
-    settings = make_settings(AgentServeSettings, given)
+    settings = make_settings(AgentServeSettings, options)
     opened = partial(open_retriever, retriever)
     service = AgentService(settled_for(chosen, chosen), opened, budgets, settings, name, retriever)
     say(f"opening {agent} …")
@@ -219,14 +219,14 @@ def check_libraries() -> None:
 
 def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[], Retriever]]:
     """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
-    found: dict[str, Callable[[], Retriever]] = {}
+    openers: dict[str, Callable[[], Retriever]] = {}
     for text in texts:
         match = None if Path(text).exists() else _NAMED.fullmatch(text)
         name, source = (match[1], match[2]) if match else (_own_name(text), text)
-        if name in found:
+        if name in openers:
             raise SettingError(f"two retrievers would be served as {name!r}; write NAME={source} for one of them")
-        found[name] = partial(opened, source, devices)
-    return found
+        openers[name] = partial(opened, source, devices)
+    return openers
 
 
 def opened(source: str, devices: Sequence[str] = ()) -> Retriever:

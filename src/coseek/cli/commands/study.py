@@ -9,7 +9,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from coseek.cli.options import split_names
+from coseek.cli.options import whole_numbers
 from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import Json, JsonObject
@@ -55,14 +55,15 @@ def study(
             show_tables({"Studies": table})
         return
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
+    numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
     if road == "paper":
-        launch(chosen, whole_numbers(seeds))
+        launch(chosen, numbers)
         return
-    found: list[Json] = []
-    for result in results(chosen, road, whole_numbers(seeds), minutes_of(budget), out):
-        found.append(result.stored().model_dump(mode="json"))
+    stored: list[Json] = []
+    for result in results(chosen, road, numbers, minutes_of(budget), out):
+        stored.append(result.stored().model_dump(mode="json"))
     if as_json:
-        print_json(found)
+        print_json(stored)
 
 
 def results(
@@ -71,20 +72,20 @@ def results(
     """Carry out the studies that have this road, cheapest first; those beyond the budget are left. Raises `RunError` at
     the end for those of several that failed."""
     failed: list[str] = []
-    for name, one in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
-        if ("laptop" if road == "smoke" else road) not in one.at:
+    for name, study in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
+        if ("laptop" if road == "smoke" else road) not in study.at:
             if len(chosen) == 1:
-                raise SettingError(f"{name} has no size {road!r}; it has {', '.join(one.at)}")
+                raise SettingError(f"{name} has no size {road!r}; it has {', '.join(study.at)}")
             continue
-        used = seeds or range(1 if road == "smoke" else one.seeds)
-        minutes = cost(one, road) * len(used)
+        used = seeds or range(1 if road == "smoke" else study.seeds)
+        minutes = cost(study, road) * len(used)
         if budget is not None:
             if minutes > budget:
                 note(f"{name} is left: {minutes:.0f} minutes, {budget:.0f} are left")
                 continue
             budget -= minutes
         try:
-            result = carried_out(name, one, road, list(used), out)
+            result = carried_out(name, study, road, list(used), out)
         except (RunError, DataError) as error:
             if len(chosen) == 1:
                 raise
@@ -97,54 +98,58 @@ def results(
         raise RunError("these did not go through: " + ", ".join(failed))
 
 
-def cost(one: Study, road: Road) -> float:
+def cost(study: Study, road: Road) -> float:
     """Minutes of a seed; unknown ones are taken for an hour."""
-    return one.at.get("laptop" if road == "smoke" else road) or 60.0
+    return study.at.get("laptop" if road == "smoke" else road) or 60.0
 
 
-def carried_out(name: str, one: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
+def carried_out(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
     """Run a study's commands, compare their results, and write and show what was found; not in a tiny world."""
     from coseek.studies.results import values_of  # torch
 
-    plan = StudyPlan(Commands(one, road), out / ("smoke" if road == "smoke" else "arms"))
-    sources = sources_of(one, plan.commands)
+    plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
+    sources = sources_of(study, plan.commands)
     steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
     carry_out(steps, lambda line: note(f"{title_of(name)} {line}"))
     values = {
-        arm: [values_of(each, plan.step(sources[arm], seed).folder) for seed in seeds] for arm, each in one.arms.items()
+        name: [values_of(arm, plan.step(sources[name], seed).folder) for seed in seeds]
+        for name, arm in study.arms.items()
     }
     if road == "smoke":
         note(f"{name} went through")
         return None
-    found = [compare(each, each.metric or one.metrics[0], values[each.one], values[each.other]) for each in one.expect]
-    typed = readable(name, one, road, seeds)
-    result = StudyResult(name, one, road, seeds, values, found, steps, typed)
+    findings = [
+        compare(expected, expected.metric or study.metrics[0], values[expected.one], values[expected.other])
+        for expected in study.expect
+    ]
+    typed = readable(name, study, road, seeds)
+    result = StudyResult(name, study, road, seeds, values, findings, steps, typed)
     page = result.write(out)
     show_tables({"Arms": result.means(), "Comparisons": result.comparisons()})
     tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
     return result
 
 
-def readable(name: str, one: Study, road: Road, seeds: Sequence[int]) -> list[StudyStep]:
+def readable(name: str, study: Study, road: Road, seeds: Sequence[int]) -> list[StudyStep]:
     """A study's commands in folders with the names of its arms."""
-    plan = StudyPlan(Commands(one, road), Path("runs", title_of(name)), readable=True)
-    return plan.steps([*sources_of(one, plan.commands).values()], seeds)
+    plan = StudyPlan(Commands(study, road), Path("runs", title_of(name)), readable=True)
+    return plan.steps([*sources_of(study, plan.commands).values()], seeds)
 
 
-def sources_of(one: Study, commands: Commands) -> dict[str, str]:
+def sources_of(study: Study, commands: Commands) -> dict[str, str]:
     """Arm → the command that makes what it reads."""
-    return {arm: commands.key(each.of) if each.of else ARM + arm for arm, each in one.arms.items()}
+    return {name: commands.key(arm.of) if arm.of else ARM + name for name, arm in study.arms.items()}
 
 
 def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> None:
     """Check every training of the studies by its dry run, and print their commands in order."""
     checked: dict[tuple[str, ...], str] = {}
     wrong = []
-    for name, one in chosen.items():
-        if "paper" not in one.at:
+    for name, study in chosen.items():
+        if "paper" not in study.at:
             continue
-        steps = readable(name, one, "paper", seeds or range(one.seeds))
-        tell(f"# {name}: {one.place}")
+        steps = readable(name, study, "paper", seeds or range(study.seeds))
+        tell(f"# {name}: {study.place}")
         for step in trainings(steps):
             key = tuple(word for word in step.words if not word.startswith(("seed=", "runs/")))
             if key not in checked:
@@ -174,26 +179,18 @@ def dry_run(step: StudyStep) -> str:
     words = [sys.executable, "-m", "coseek", *step.words, "--dry-run", "--json"]
     ended = subprocess.run(words, capture_output=True, text=True)
     try:
-        told = cast(JsonObject, json.loads(ended.stdout))
+        estimate = cast(JsonObject, json.loads(ended.stdout))
     except json.JSONDecodeError:
         return ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else f"ended with {ended.returncode}"
-    agent = cast(JsonObject, told.get("agent", told))
-    parts = [*cast(list[JsonObject], agent["stages"]), told]
-    return "; ".join(str(part["way_out"]) for part in parts if part.get("way_out"))
+    agent = cast(JsonObject, estimate.get("agent", estimate))
+    parts = [*cast(list[JsonObject], agent["stages"]), estimate]
+    return "; ".join(str(stage["way_out"]) for stage in parts if stage.get("way_out"))
 
 
 def road_named(name: str) -> Road:
     if name not in get_args(Road):
         raise SettingError(f"--at {name!r} is no size; choose laptop, real or paper")
     return cast(Road, name)
-
-
-def whole_numbers(text: str) -> list[int]:
-    """`0,1,2` as numbers; none for an empty text."""
-    names = split_names(text) if text else []
-    if not all(name.isdecimal() for name in names):
-        raise SettingError(f"--seeds {text!r} is not a list of whole numbers; write for example 0,1,2")
-    return list(dict.fromkeys(map(int, names)))
 
 
 def minutes_of(text: str) -> float | None:

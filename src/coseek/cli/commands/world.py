@@ -37,19 +37,19 @@ def make(
     """
     check_world_folder(folder)  # before a large world is made
     chosen = chosen_world(assignments(settings or [], onto={"size": size, "seed": seed}), name)
-    made = make_world(chosen)
-    made.save(folder)
+    generated = make_world(chosen)
+    generated.save(folder)
     if as_json:
-        counts: JsonObject = {split: len(questions) for split, questions in made.questions.items()}
+        counts: JsonObject = {split: len(questions) for split, questions in generated.questions.items()}
         print_json(
             {
                 "folder": str(folder),
-                "passages": len(made.corpus),
+                "passages": len(generated.corpus),
                 "questions": counts,
                 "settings": dump_settings(chosen),
             }
         )
         return
-    questions = ", ".join(f"{len(asked):,} {split}" for split, asked in made.questions.items())
-    tell(f"{folder}: {len(made.corpus):,} passages; questions: {questions}.")
+    questions = ", ".join(f"{len(questions):,} {split}" for split, questions in generated.questions.items())
+    tell(f"{folder}: {len(generated.corpus):,} passages; questions: {questions}.")
     tell(f"Next: coseek index {shell_word(folder)} --out {shell_word(f'{folder}-bm25')}")

@@ -40,12 +40,12 @@ class Maker:
         return self.parts.each_searched(self._labels, turns, self.settings.candidates)
 
     def _labels(self, turn: SearchTurn, candidates: Candidates) -> Iterator[Labelled]:
-        right = [one for one in candidates if any(holds(one.passage, gold) for gold in turn.question.answers)]
-        pool = [one.passage.id for one in candidates if one not in right]
+        right = [hit for hit in candidates if any(holds(hit.passage, gold) for gold in turn.question.answers)]
+        pool = [hit.passage.id for hit in candidates if hit not in right]
         if not right or not pool:
             yield DroppedTurn(turn.id, "no-positive" if not right else "no-negatives")
             return
-        chosen = [one.passage for one in right[:1]]
+        chosen = [hit.passage for hit in right[:1]]
         yield from label_sets(turn, candidates, chosen, pool, self.settings.negatives, self.settings.seed)
 
 

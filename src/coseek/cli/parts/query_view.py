@@ -11,8 +11,8 @@ class LatestFind(QueryView):
 
     def pieces(self, query: Query) -> list[Piece]:
         """Return the pieces in the order in which they are written."""
-        found = [text for turn in query.history[-1:] for text in turn.documents[:1]]
-        return [*(Piece(Role.DOCUMENT, text, turn=1) for text in found), Piece(Role.QUERY, query.text)]
+        documents = [text for turn in query.history[-1:] for text in turn.documents[:1]]
+        return [*(Piece(Role.DOCUMENT, text, turn=1) for text in documents), Piece(Role.QUERY, query.text)]
 
 
 VIEW = LatestFind("the query, and the best document of the search before")

@@ -36,13 +36,13 @@ class ShortFirst:
     def search(self, queries: str | Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Return at most `k` hits per query, best first. Raise `RetrieverError` for a search that cannot happen."""
         queries = as_queries(queries, k)
-        found = self.under.search(queries, max(k, self.depth))
+        hits_per_query = self.under.search(queries, max(k, self.depth))
         return [
             [
                 Hit(hit.passage, 1 / rank)
                 for rank, hit in enumerate(sorted(hits, key=lambda hit: len(hit.passage.text))[:k], start=1)
             ]
-            for hits in found
+            for hits in hits_per_query
         ]
 
 
