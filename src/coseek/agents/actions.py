@@ -57,13 +57,13 @@ def _items(text: str, item: str) -> ParsedQueries:
     marks = re.split(rf"(</?{re.escape(item)}>)", text)
     queries: list[str] = []
     problem, inside = "", False
-    for place, piece in enumerate(marks):
-        if place % 2:
+    for index, piece in enumerate(marks):
+        if index % 2:
             if (piece[1] == "/") != inside:
                 problem = problem or f"{piece} at the wrong place in a search"
             inside = piece[1] != "/"
         elif inside:
-            closed = marks[place + 1 : place + 2] == [f"</{item}>"]
+            closed = marks[index + 1 : index + 2] == [f"</{item}>"]
             if closed and piece.strip():
                 queries.append(piece.strip())
             else:
@@ -144,8 +144,8 @@ def first_sentence(text: str) -> str:
 
 def says_one_of(text: str, phrases: Sequence[str]) -> bool:
     """Whether a text is one of the phrases and nothing else; case and marks are ignored. An empty text is none."""
-    said = words(text)
-    return bool(said) and any(said == words(phrase) for phrase in phrases)
+    text_words = words(text)
+    return bool(text_words) and any(text_words == words(phrase) for phrase in phrases)
 
 
 def _from_json(text: str) -> Json:

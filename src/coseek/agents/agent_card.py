@@ -53,11 +53,11 @@ class AgentCard(Settings):
 def _copied(path: Path, files: Sequence[Path], into: Path) -> str:
     """Copy a YAML file with those that it names; returns its path beside the card. Where one of them is not below its
     folder, all stay where they are, and the whole path is returned."""
-    path, found = path.resolve(), [file.resolve() for file in files]
-    if not all(file.is_relative_to(path.parent) for file in found):
+    path, sources = path.resolve(), [file.resolve() for file in files]
+    if not all(file.is_relative_to(path.parent) for file in sources):
         return str(path)
-    for file in found:
+    for file in sources:
         target = into / file.relative_to(path.parent)
-        with atomic_path(target) as part:
-            shutil.copyfile(file, part)
+        with atomic_path(target) as temp_path:
+            shutil.copyfile(file, temp_path)
     return f"{into.name}/{path.name}"

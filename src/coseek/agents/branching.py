@@ -40,15 +40,15 @@ class ReplayPoint:
     """Results of these queries, each with the number of its turn."""
     block: range
     """Indices of the turn's own searches in `trajectory.searches`."""
-    place: int
+    index: int
     """Index of the search in question."""
     turns: int
     """Turns that the environment has answered, this one included: what `Limits.max_turns` counts."""
     side_contexts: int
 
     @classmethod
-    def of(cls, trajectory: Trajectory, place: int, protocol: Protocol) -> "ReplayPoint":
-        """Build the state at the search with index `place`. Raises `DataError` for another protocol or index."""
+    def of(cls, trajectory: Trajectory, index: int, protocol: Protocol) -> "ReplayPoint":
+        """Build the state at the search with this index. Raises `DataError` for another protocol or index."""
         if trajectory.protocol != protocol.name:
             raise DataError(
                 f"question {trajectory.question.id!r} was run under the protocol {trajectory.protocol}, so an agent "
@@ -59,23 +59,23 @@ class ReplayPoint:
                 f"question {trajectory.question.id!r} is of an imported log without token ids, so no agent can go on "
                 "with it; label it with a method or settings that need no agent (gac=false)"
             )
-        if not 0 <= place < len(trajectory.searches):
+        if not 0 <= index < len(trajectory.searches):
             raise DataError(
                 f"question {trajectory.question.id!r} made {len(trajectory.searches)} searches; there is no search "
-                f"{place} (they count from 0)"
+                f"{index} (they count from 0)"
             )
-        turns = [turn_number(trajectory, each, protocol) for each in range(len(trajectory.searches))]
-        block = range(turns.index(turns[place]), len(turns) - turns[::-1].index(turns[place]))
-        segments = _segments(trajectory, turns[place])
-        noted = {turns[each] for each in range(block.start) if trajectory.searches[each].hits}
+        turns = [turn_number(trajectory, position, protocol) for position in range(len(trajectory.searches))]
+        block = range(turns.index(turns[index]), len(turns) - turns[::-1].index(turns[index]))
+        segments = _segments(trajectory, turns[index])
+        noted = {turns[position] for position in range(block.start) if trajectory.searches[position].hits}
         return cls(
             trajectory,
             segments,
             tuple(replay_queries(trajectory, protocol)[: block.stop]),
-            tuple(replace(trajectory.searches[each], turn=turns[each]) for each in range(block.stop)),
+            tuple(replace(trajectory.searches[position], turn=turns[position]) for position in range(block.stop)),
             block,
-            place,
-            turns[place],
+            index,
+            turns[index],
             len(noted) if protocol.reason_in_documents else 0,
         )
 
@@ -97,69 +97,69 @@ class ReplayPoint:
 
     def episode(self, key: int, seed: int) -> Episode:
         """Build an unfinished episode from this state, with no ids left to send to the model."""
-        run, searches = self.trajectory, self.searches[: self.block.start]
+        trajectory, searches = self.trajectory, self.searches[: self.block.start]
         return Episode(
             key=key,
-            question=run.question,
+            question=trajectory.question,
             seed=seed,
             began=time.perf_counter(),
             segments=list(self.segments),
             searches=list(searches),
-            calls=[call for call in run.calls if call.turn < (self.searches[self.place].turn or 0)],
-            visits=[visit for visit in run.visits if visit.turn < (self.searches[self.place].turn or 0)],
+            calls=[call for call in trajectory.calls if call.turn < (self.searches[self.index].turn or 0)],
+            visits=[visit for visit in trajectory.visits if visit.turn < (self.searches[self.index].turn or 0)],
             history=list(self.asked[self.block.start].history),
-            side_contexts=list(run.side_contexts[: self.side_contexts]),
+            side_contexts=list(trajectory.side_contexts[: self.side_contexts]),
             tokens=len(self.ids),
             turns=self.turns,
-            exact=run.exact,
+            exact=trajectory.exact,
         )
 
-    def found(self, passages: Sequence[Passage]) -> TurnSearches:
+    def results(self, passages: Sequence[Passage]) -> TurnSearches:
         """The results of the turn's searches, with `passages` as the result of this one."""
         searches = [replace(search, selected=None) for search in self.searches[self.block.start :]]
-        at = self.place - self.block.start
+        at = self.index - self.block.start
         searches[at] = replace(searches[at], hits=self.hits(passages), fault=None)
         return TurnSearches(self.asked[self.block.start :], tuple(searches))
 
     def hits(self, passages: Sequence[Passage]) -> tuple[Hit, ...]:
         """Build hits with the score that the retriever gave each passage here, 0 for other passages."""
-        scores = {hit.passage.id: hit.score for hit in self.searches[self.place].hits}
+        scores = {hit.passage.id: hit.score for hit in self.searches[self.index].hits}
         return tuple(Hit(passage, scores.get(passage.id, 0.0)) for passage in passages)
 
 
 def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
     """The segments up to the end of this turn of the agent, from 1; the prompt alone for turn 0."""
-    places = [at for at, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
-    if not trajectory.segments or turn > len(places):
+    positions = [at for at, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
+    if not trajectory.segments or turn > len(positions):
         raise DataError(
-            f"the run of question {trajectory.question.id!r} names a search of its turn {turn} and holds {len(places)} "
-            "turns; its file is damaged"
+            f"the run of question {trajectory.question.id!r} names a search of its turn {turn} and holds "
+            f"{len(positions)} turns; its file is damaged"
         )
-    return trajectory.segments[: places[turn - 1] + 1 if turn else 1]
+    return trajectory.segments[: positions[turn - 1] + 1 if turn else 1]
 
 
-def searches_by_turn(run: Trajectory, protocol: Protocol) -> dict[int, int]:
+def searches_by_turn(trajectory: Trajectory, protocol: Protocol) -> dict[int, int]:
     """Number of each turn that searched, from 1 → the index of its first search."""
-    places: dict[int, int] = {}
-    for place in range(len(run.searches)):
-        if turn := turn_number(run, place, protocol):
-            places.setdefault(turn, place)
-    return places
+    by_turn: dict[int, int] = {}
+    for index in range(len(trajectory.searches)):
+        if turn := turn_number(trajectory, index, protocol):
+            by_turn.setdefault(turn, index)
+    return by_turn
 
 
-def with_hits(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajectory:
+def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Trajectory:
     """Replace the hits of one search by hits of equal contents and other passage ids."""
-    search = run.searches[place]
+    search = trajectory.searches[index]
     names = {old.passage.id: new.passage.id for old, new in zip(search.hits, hits, strict=True)}
     selected = None if search.selected is None else tuple(names[ident] for ident in search.selected)
-    searches = list[Search](run.searches)
-    searches[place] = replace(search, hits=hits, selected=selected)
-    chosen = dict.fromkeys(ident for each in searches for ident in each.selected or ())
+    searches = list[Search](trajectory.searches)
+    searches[index] = replace(search, hits=hits, selected=selected)
+    chosen = dict.fromkeys(ident for answered in searches for ident in answered.selected or ())
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
-    own = run.evidence not in (None, ranked(run.searches, run.selected_ids, run.visits))
-    first = [names.get(ident, ident) for ident in run.evidence or ()] if own else chosen
-    evidence = None if run.evidence is None else ranked(searches, first, run.visits)
-    return replace(run, searches=tuple(searches), selected_ids=tuple(chosen), evidence=evidence)
+    own = trajectory.evidence not in (None, ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits))
+    first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if own else chosen
+    evidence = None if trajectory.evidence is None else ranked(searches, first, trajectory.visits)
+    return replace(trajectory, searches=tuple(searches), selected_ids=tuple(chosen), evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +200,16 @@ def branch(
     alone.
     """
     ended: dict[int, Trajectory] = {}
-    given = iter([branches])
+    feed = iter([branches])
 
-    def keep(one: Branch, run: Trajectory) -> None:
-        ended[id(one)] = run
+    def keep(branch: Branch, trajectory: Trajectory) -> None:
+        ended[id(branch)] = trajectory
         if on_done is not None:
-            on_done(one, run)
+            on_done(branch, trajectory)
 
-    for _ in Branching(agent, retriever, limits, lambda wait: next(given, None), keep, concurrency=concurrency).steps():
+    for _ in Branching(agent, retriever, limits, lambda wait: next(feed, None), keep, concurrency=concurrency).steps():
         pass
-    return [ended[id(one)] for one in branches]
+    return [ended[id(branch)] for branch in branches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +222,13 @@ class _Job:
 
 @dataclass(slots=True)
 class _Trunk:
-    """A row that holds the past of branches, with the branches still to fork from it."""
+    """A context that holds the past of branches, with the branches still to fork from it."""
 
     key: int
     stages: "_Stages"
     """Jobs to come; the trunk is at the last stage, which may be empty."""
     past: ReplayPoint
-    """The state that the row holds."""
+    """The state that the context holds."""
     ready: bool = False
     """Whether the model has read it, so it can be forked."""
     broken: bool = False
@@ -291,9 +291,9 @@ class Branching(Driver):
     def add(self, branches: Sequence[Branch]) -> None:
         """Add branches, in front of those that wait. Those of one search with equal contents are sampled once."""
         alike: dict[Hashable, list[Branch]] = {}
-        for one in branches:
-            past = self._past(one)
-            alike.setdefault((id(past), one.seed, self._seen(past, one.passages)), []).append(one)
+        for branch in branches:
+            past = self._past(branch)
+            alike.setdefault((id(past), branch.seed, self._seen(past, branch.passages)), []).append(branch)
         added: list[int] = []
         for group in alike.values():
             added.append(self._new_key())
@@ -306,14 +306,14 @@ class Branching(Driver):
         self.last_key += 1
         return self.last_key
 
-    def _past(self, one: Branch) -> ReplayPoint:
+    def _past(self, branch: Branch) -> ReplayPoint:
         """The state before a branch, shared by all branches of its search."""
-        which = (id(one.trajectory), one.search)
-        if which not in self.pasts:
+        key = (id(branch.trajectory), branch.search)
+        if key not in self.pasts:
             if len(self.pasts) > MOST_PASTS:
                 self.pasts.clear()
-            self.pasts[which] = ReplayPoint.of(one.trajectory, one.search, self.protocol)
-        return self.pasts[which]
+            self.pasts[key] = ReplayPoint.of(branch.trajectory, branch.search, self.protocol)
+        return self.pasts[key]
 
     def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
         """A key that is equal for passages which look alike to the agent. Ids count where they are shown, and where
@@ -325,29 +325,29 @@ class Branching(Driver):
         """Group jobs by trunk; without forks, one by one."""
         if self.forking is None:
             return [[[key]] for key in added]
-        runs: dict[int, dict[int, list[int]]] = {}
+        by_trajectory: dict[int, dict[int, list[int]]] = {}
         for key in added:
             past = self.jobs[key].past
-            runs.setdefault(id(past.trajectory), {}).setdefault(len(past.ids), []).append(key)
-        return [[stages[size] for size in sorted(stages, reverse=True)] for stages in runs.values()]
+            by_trajectory.setdefault(id(past.trajectory), {}).setdefault(len(past.ids), []).append(key)
+        return [[stages[size] for size in sorted(stages, reverse=True)] for stages in by_trajectory.values()]
 
-    # --- rows
+    # --- episodes and trunks
 
     def _has_open(self) -> bool:
-        return bool(self.rows or self.trunks)
+        return bool(self.episodes or self.trunks)
 
     def _room(self, trunks: int) -> int:
         """Branches that can still be opened with this number of trunks."""
-        return (self.concurrency - trunks) // self.contexts - len(self.rows)
+        return (self.concurrency - trunks) // self.contexts - len(self.episodes)
 
     def _fill(self) -> bool:
         """Open branches while there is room, and fetch new ones for the remaining room."""
         while self._open_branches() and self.feed is not None:
-            found = self.feed(not self._has_open())
-            if found is None:
+            branches = self.feed(not self._has_open())
+            if branches is None:
                 self.feed = None
-            elif found:
-                self.add(found)
+            elif branches:
+                self.add(branches)
             else:
                 break
         return bool(self.waiting) or self.feed is not None
@@ -407,29 +407,29 @@ class Branching(Driver):
 
     def _resume(self, key: int) -> None:
         """Restore an episode before its search was answered, and show it the new results."""
-        one, past = self.jobs[key].branches[0], self.jobs[key].past
-        row = self.rows[key] = past.episode(key, one.seed)
-        if row.turns > self.limits.max_turns:
-            self._finish(row, End(StopReason.TURN_LIMIT))
+        branch, past = self.jobs[key].branches[0], self.jobs[key].past
+        episode = self.episodes[key] = past.episode(key, branch.seed)
+        if episode.turns > self.limits.max_turns:
+            self._finish(episode, End(StopReason.TURN_LIMIT))
         else:
-            self._continue(row, self.environment.resume(row, past.found(one.passages)))
+            self._continue(episode, self.environment.resume(episode, past.results(branch.passages)))
 
-    def _send(self, row: Episode, request: Request) -> None:
-        past, trunk = self.jobs[row.key].past, self.trunk_of.get(row.key)
-        request = replace(request, rank=self.jobs[row.key].branches[0].rank)
-        if row.started:
+    def _send(self, episode: Episode, request: Request) -> None:
+        past, trunk = self.jobs[episode.key].past, self.trunk_of.get(episode.key)
+        request = replace(request, rank=self.jobs[episode.key].branches[0].rank)
+        if episode.started:
             self.model.extend(request)
         elif trunk is None or trunk.broken:
             self.model.start(replace(request, ids=past.ids + request.ids, written=past.written))
         else:
             self._forking().fork(trunk.key, request)
-        self._let_go(row)
+        self._let_go(episode)
 
-    def _let_go(self, row: Episode) -> None:
-        """Release a row's trunk."""
-        trunk = self.trunk_of.pop(row.key, None)
+    def _let_go(self, episode: Episode) -> None:
+        """Release an episode's trunk."""
+        trunk = self.trunk_of.pop(episode.key, None)
         if trunk is not None:
-            trunk.held.discard(row.key)
+            trunk.held.discard(episode.key)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
@@ -438,16 +438,16 @@ class Branching(Driver):
                 self.trunks[turn.key].broken = turn.end is TurnEnd.FAULT
         super()._advance([turn for turn in turns if turn.key not in self.trunks])
 
-    def _close(self, row: Episode) -> None:
-        self._let_go(row)
-        super()._close(row)
+    def _close(self, episode: Episode) -> None:
+        self._let_go(episode)
+        super()._close(episode)
 
-    def _finish(self, row: Episode, end: End) -> None:
-        super()._finish(row, end)
-        run, job = self.done.pop(row.key), self.jobs.pop(row.key)
-        for one in job.branches:
-            shown = one.search < len(run.searches)
-            self.on_branch(one, with_hits(run, one.search, job.past.hits(one.passages)) if shown else run)
+    def _finish(self, episode: Episode, end: End) -> None:
+        super()._finish(episode, end)
+        trajectory, job = self.done.pop(episode.key), self.jobs.pop(episode.key)
+        for branch in job.branches:
+            hits, reached = job.past.hits(branch.passages), branch.search < len(trajectory.searches)
+            self.on_branch(branch, with_hits(trajectory, branch.search, hits) if reached else trajectory)
 
     def _forking(self) -> ForkableModel:
         assert self.forking is not None

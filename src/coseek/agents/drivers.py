@@ -190,14 +190,14 @@ class Driver:
             self.calls = ToolThreads(
                 lambda _, calls: self.environment.run_tool(calls), self.environment.at_once, self.served.wake
             )
-        self.rows: dict[int, Episode] = {}
+        self.episodes: dict[int, Episode] = {}
         self.done: dict[int, Trajectory] = {}
 
     def run(self, questions: Sequence[Question], seeds: Sequence[int], concurrency: int) -> list[Trajectory]:
         waiting = list(enumerate(zip(questions, seeds, strict=True)))[::-1]
 
         def fill() -> bool:
-            self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
+            self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.episodes)))])
             return bool(waiting)
 
         for _ in self._drive(fill):
@@ -216,8 +216,8 @@ class Driver:
                         self._local_step()
                     yield
         finally:
-            for row in list(self.rows.values()):  # an interrupted rollout must leave no row open in the model
-                self._close(row)
+            for episode in list(self.episodes.values()):  # an interrupted rollout must leave none open in the model
+                self._close(episode)
             if self.calls is not None:
                 self.calls.close()
 
@@ -225,64 +225,64 @@ class Driver:
         running, self.running = self.running, []
         turns = self.model.step()
         if not turns and not running:
-            raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
+            raise RunError(f"the model wrote no turn for its {len(self.episodes)} open episodes")
         self._advance(turns)
         for calls, ran in running:
             self._show_results(calls, ran.result())
 
     def _served_step(self, served: ServedModel, calls: "ToolThreads[PendingCall, TimedResults]") -> None:
         """Wait for a turn or for the result of a call, whichever comes first."""
-        all_search = calls.open_calls == len(self.rows)
+        all_search = calls.open_calls == len(self.episodes)
         self._advance([] if all_search else served.step())
-        for asked, ran in calls.take(block=all_search):
-            self._show_results(asked, ran)
+        for batch, ran in calls.take(block=all_search):
+            self._show_results(batch, ran)
 
     def _has_open(self) -> bool:
-        return bool(self.rows)
+        return bool(self.episodes)
 
     def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
-        """Open rows with their prompts, and with a search of the question where the protocol opens with one."""
-        asked: list[PendingCall] = []
+        """Open episodes with their prompts, and with a search of the question where the protocol opens with one."""
+        calls: list[PendingCall] = []
         for key, (question, seed) in started:
-            row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
-            asked += self._continue(row, self.environment.begin(row))
-        self._run_calls(asked)
+            episode = self.episodes[key] = Episode(key, question, seed, time.perf_counter())
+            calls += self._continue(episode, self.environment.reset(episode))
+        self._run_calls(calls)
 
-    def _continue(self, row: Episode, step: Next | PendingCall) -> list[PendingCall]:
+    def _continue(self, episode: Episode, step: Next | PendingCall) -> list[PendingCall]:
         """Do what an episode needs next. A tool call is returned, so that calls run in batches."""
         if isinstance(step, PendingCall):
             return [step]
         if isinstance(step, End):
-            self._finish(row, step)
+            self._finish(episode, step)
         elif step.key < 0:
             self.model.start(step)
         else:
-            self._send(row, step)
-            row.started = True
+            self._send(episode, step)
+            episode.started = True
         return []
 
-    def _send(self, row: Episode, request: Request) -> None:
-        if row.started:
+    def _send(self, episode: Episode, request: Request) -> None:
+        if episode.started:
             self.model.extend(request)
         else:
             self.model.start(request)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
-        """Process the model's turns, then run the calls of all rows, those of one tool in one batch."""
-        asked: list[PendingCall] = []
+        """Process the model's turns, then run the calls of all episodes, those of one tool in one batch."""
+        calls: list[PendingCall] = []
         for turn in turns:
-            row = self.rows[turn.key if turn.key >= 0 else ~turn.key]
+            episode = self.episodes[turn.key if turn.key >= 0 else ~turn.key]
             if turn.key < 0:
                 self.model.close(turn.key)
-            asked += self._continue(row, self.environment.take(row, turn))
-        self._run_calls(asked)
+            calls += self._continue(episode, self.environment.step(episode, turn))
+        self._run_calls(calls)
 
-    def _run_calls(self, asked: Sequence[PendingCall]) -> None:
+    def _run_calls(self, calls: Sequence[PendingCall]) -> None:
         """Run calls, those of one tool in one batch, and show the results. The thread runs tools that overlap."""
         batches: dict[Tool, list[PendingCall]] = {}
-        for one in asked:
-            batches.setdefault(one.tool, []).append(one)
-        for tool, batch in sorted(batches.items(), key=lambda each: each[0].settings.overlaps):
+        for call in calls:
+            batches.setdefault(call.tool, []).append(call)
+        for tool, batch in sorted(batches.items(), key=lambda item: item[0].settings.overlaps):
             if self.calls is not None and tool.settings.overlaps:
                 self.calls.submit(tool, batch)
             elif self.thread is None or not tool.settings.overlaps:
@@ -291,23 +291,23 @@ class Driver:
                 self.running.append((batch, self.thread.submit(self.environment.run_tool, batch)))
 
     def _show_results(self, calls: Sequence[PendingCall], ran: TimedResults) -> None:
-        """Give each row the result of its call, and run the next call of its turn."""
-        asked: list[PendingCall] = []
+        """Give each episode the result of its call, and run the next call of its turn."""
+        next_calls: list[PendingCall] = []
         for call, (result, took_s) in zip(calls, ran, strict=True):
-            asked += self._continue(call.row, self.environment.answer(call, result, took_s))
-        self._run_calls(asked)
+            next_calls += self._continue(call.episode, self.environment.observe(call, result, took_s))
+        self._run_calls(next_calls)
 
-    def _close(self, row: Episode) -> None:
-        self.model.close(row.key)
-        if row.noting is not None:
-            self.model.close(row.side_key)
+    def _close(self, episode: Episode) -> None:
+        self.model.close(episode.key)
+        if episode.noting is not None:
+            self.model.close(episode.side_key)
 
-    def _finish(self, row: Episode, end: End) -> None:
-        self._close(row)
-        del self.rows[row.key]
-        trajectory = self.environment.finish(row, end, self.model)
+    def _finish(self, episode: Episode, end: End) -> None:
+        self._close(episode)
+        del self.episodes[episode.key]
+        trajectory = self.environment.finish(episode, end, self.model)
         if self.keep:
-            self.done[row.key] = trajectory
+            self.done[episode.key] = trajectory
         if self.on_done:
             self.on_done(trajectory)
 
@@ -393,17 +393,17 @@ class AsyncDriver:
     async def run_episode(self, question: Question, seed: int, generate: Generate) -> Trajectory:
         """Play one episode to its end. A fault of `generate`, the retriever or a tool ends it, with the reason
         recorded. If it is cancelled, its call is dropped and nothing of it stays."""
-        row = Episode(next(self._keys), question, seed, time.perf_counter())
-        step = self.environment.begin(row)
+        episode = Episode(next(self._keys), question, seed, time.perf_counter())
+        step = self.environment.reset(episode)
         while not isinstance(step, End):
             if isinstance(step, PendingCall):
-                step = self.environment.answer(step, *await self._result(step))
+                step = self.environment.observe(step, *await self._result(step))
             else:
-                step = self.environment.take(row, await self._turn(row, step, generate))
-        return self.environment.finish(row, step, generate)
+                step = self.environment.step(episode, await self._turn(episode, step, generate))
+        return self.environment.finish(episode, step, generate)
 
-    async def _turn(self, row: Episode, request: Request, generate: Generate) -> Turn:
-        ids = request.ids if request.key < 0 else row.ids
+    async def _turn(self, episode: Episode, request: Request, generate: Generate) -> Turn:
+        ids = request.ids if request.key < 0 else episode.ids
         sampling = Sampling(request.max_tokens, self._stops, request.seed)
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
@@ -442,14 +442,14 @@ class AsyncDriver:
     def _hand_out(self) -> None:
         """Give each episode the result of its call; one that was cancelled is no longer there."""
         for calls, ran in self._threads.take(block=False):
-            for place, call in enumerate(calls):
+            for index, call in enumerate(calls):
                 future = self._results.get(call)
                 if future is None or future.done():
                     continue
                 if isinstance(ran, Exception):
                     future.set_exception(ran)
                 else:
-                    future.set_result(ran[place])
+                    future.set_result(ran[index])
 
 
 def _turn_of(request: Request, sampled: Sampled) -> Turn:

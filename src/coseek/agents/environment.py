@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias, cast
 
 from coseek.agents.episode import CallResult, Episode, numbered_documents
@@ -53,7 +53,7 @@ from coseek.retrieval.retriever import Retriever
 class PendingCall:
     """A call that one turn of an episode made, to be run."""
 
-    row: Episode
+    episode: Episode
     tool: Tool
     request: ToolRequest
 
@@ -87,130 +87,131 @@ class Environment:
 
     # --- an episode's steps
 
-    def begin(self, row: Episode) -> Next | PendingCall:
+    def reset(self, episode: Episode) -> Next | PendingCall:
         """Show an episode its prompt; a protocol that opens with a search first searches the question."""
-        ids, _ = self.prompt_template.prompt_ids(self.tokenizer, row.question, self.protocol.opens_with_search)
-        row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
+        ids, _ = self.prompt_template.prompt_ids(self.tokenizer, episode.question, self.protocol.opens_with_search)
+        episode.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
         if not self.protocol.opens_with_search:
-            return self._ask(row)
-        return self._pending(row, ToolCall(self.protocol.grammar.search, arguments_for([row.question.searched])))
+            return self._ask(episode)
+        arguments = arguments_for([episode.question.searched])
+        return self._pending(episode, ToolCall(self.protocol.grammar.search, arguments))
 
-    def take(self, row: Episode, turn: Turn) -> Next | PendingCall:
+    def step(self, episode: Episode, turn: Turn) -> Next | PendingCall:
         """Process what the model wrote for the episode's latest request."""
         turn = checked_turn(turn)
         if turn.key < 0:
-            return self._take_notes(row, turn)
+            return self._take_notes(episode, turn)
         written = self._written(turn)
         intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(written))
-        row.exact = row.exact and turn.exact
-        row.pay(turn.cost_usd)
+        episode.exact = episode.exact and turn.exact
+        episode.add_cost(turn.cost_usd)
         if turn.ids:
-            row.add(replace(written, tag=intent.span.tag if intent.span else ""))
+            episode.add(replace(written, tag=intent.span.tag if intent.span else ""))
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
-        row.select(intent.selected)
+        episode.select(intent.selected)
         if self.turns is not None and turn.end is TurnEnd.LENGTH and intent.call is None:
-            return self._refuse(row, Intent(), turn)  # words that the limit cut are no answer
+            return self._refuse(episode, Intent(), turn)  # words that the limit cut are no answer
         if intent.action is Action.ANSWER and intent.span is not None:
             if self.protocol.grammar.is_decline(intent.span):
-                stop, detail = stop_of_decline(row.searches)
+                stop, detail = stop_of_decline(episode.searches)
                 return End(stop, detail=detail)
             return End(StopReason.ANSWERED, answer=intent.span.text.strip())
         if intent.action is Action.COMPLETE:
             return End(StopReason.COMPLETE)
-        if row.limit is not None:
-            return End(row.limit[0], detail=row.limit[1])
-        told = self.turns is not None and self.protocol.retries and bool(intent.calls)
-        if intent.call is None and not told:
-            return self._refuse(row, intent, turn)
-        if row.turns >= self.limits.max_turns:
-            return self.at_limit(row, End(StopReason.TURN_LIMIT))
-        waiting = [self._checked(row, intent, at) for at in range(len(intent.calls))]
-        if isinstance(waiting[0], str) and not told:
-            return self._refuse(row, intent, turn, waiting[0])
-        row.turns += 1
-        row.waiting = waiting
-        return self._next(row)
+        if episode.limit is not None:
+            return End(episode.limit[0], detail=episode.limit[1])
+        shows_problem = self.turns is not None and self.protocol.retries and bool(intent.calls)
+        if intent.call is None and not shows_problem:
+            return self._refuse(episode, intent, turn)
+        if episode.turns >= self.limits.max_turns:
+            return self.at_limit(episode, End(StopReason.TURN_LIMIT))
+        waiting = [self._checked(episode, intent, at) for at in range(len(intent.calls))]
+        if isinstance(waiting[0], str) and not shows_problem:
+            return self._refuse(episode, intent, turn, waiting[0])
+        episode.turns += 1
+        episode.waiting = waiting
+        return self._next(episode)
 
-    def answer(self, call: PendingCall, result: Result, took_s: float) -> Next | PendingCall:
+    def observe(self, call: PendingCall, result: Result, took_s: float) -> Next | PendingCall:
         """Show an episode the result of its call. `took_s` counts as retrieval time if it searched."""
         if isinstance(result, TurnSearches):
-            call.row.retriever_s += took_s
-            return self._show_searches(call.row, result)
+            call.episode.retriever_s += took_s
+            return self._show_searches(call.episode, result)
         return self._show_result(call, result)
 
-    def resume(self, row: Episode, found: TurnSearches) -> Next:
+    def resume(self, episode: Episode, results: TurnSearches) -> Next:
         """Show the results of all searches of a stored turn, each with its call. Other calls of the turn are run."""
         if self.turns is None:
-            return cast(Next, self._show_searches(row, found))
-        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(row.segments[-1]))
-        row.waiting = [self._checked(row, intent, at) for at in range(len(intent.calls))]
-        queries, searches = iter(found.queries), iter(found.searches)
-        step = self._next(row)
+            return cast(Next, self._show_searches(episode, results))
+        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(episode.segments[-1]))
+        episode.waiting = [self._checked(episode, intent, at) for at in range(len(intent.calls))]
+        queries, searches = iter(results.queries), iter(results.searches)
+        step = self._next(episode)
         while isinstance(step, PendingCall):
             if step.tool is self.protocol.grammar.search:
                 count = len(cast(list[str], step.request.arguments["queries"]))
-                part = TurnSearches(tuple(islice(queries, count)), tuple(islice(searches, count)))
-                step = self._show_searches(row, part)
+                call_results = TurnSearches(tuple(islice(queries, count)), tuple(islice(searches, count)))
+                step = self._show_searches(episode, call_results)
             else:
-                step = self.answer(step, *self.run_tool([step])[0])
+                step = self.observe(step, *self.run_tool([step])[0])
         return step
 
-    def room(self, row: Episode) -> int:
+    def room(self, episode: Episode) -> int:
         """Tokens that an episode may have, less those kept for a last word that was not asked for yet."""
-        return self.limits.max_tokens - (self._kept if row.limit is None else 0)
+        return self.limits.max_tokens - (self._kept if episode.limit is None else 0)
 
-    def at_limit(self, row: Episode, end: End) -> Next:
+    def at_limit(self, episode: Episode, end: End) -> Next:
         """A limit is reached: end the episode, or ask the agent once for its last word, in place of what it called
         for."""
-        if not self.last_word or row.limit is not None:
-            return end if row.limit is None else End(row.limit[0], detail=row.limit[1])
-        row.limit = end.stop, end.detail
-        row.waiting.clear()
-        called = len(calls_in(row.segments[-1].message or {})) if self.turns is not None else 1
-        row.shown = [CallResult(LAST_WORD, self.last_word)] * max(1, called)
-        full = self._insert(row)
-        return self._ask(row) if full is None else End(end.stop, detail=end.detail)
+        if not self.last_word or episode.limit is not None:
+            return end if episode.limit is None else End(episode.limit[0], detail=episode.limit[1])
+        episode.limit = end.stop, end.detail
+        episode.waiting.clear()
+        called = len(calls_in(episode.segments[-1].message or {})) if self.turns is not None else 1
+        episode.shown = [CallResult(LAST_WORD, self.last_word)] * max(1, called)
+        full = self._insert(episode)
+        return self._ask(episode) if full is None else End(end.stop, detail=end.detail)
 
-    def _show_searches(self, row: Episode, found: TurnSearches) -> Next | PendingCall:
+    def _show_searches(self, episode: Episode, results: TurnSearches) -> Next | PendingCall:
         """Show the results of one call's searches. A failed query is shown as failed; when all fail, the run ends."""
-        if all(search.fault is not None for search in found.searches):
-            return self._fail(row, found, End(StopReason.RETRIEVER_ERROR, detail=found.searches[0].fault or ""))
+        if all(search.fault is not None for search in results.searches):
+            return self._fail(episode, results, End(StopReason.RETRIEVER_ERROR, detail=results.searches[0].fault or ""))
         if self.protocol.ends_after_search:
-            row.keep(found)
+            episode.record(results)
             return End(StopReason.COMPLETE)
-        if self.protocol.reason_in_documents and any(search.hits for search in found.searches):
-            return self._ask_for_notes(row, found)
-        earlier = row.turn_searches
-        found = replace(found, before=len(numbered_documents([*row.searches, *earlier])))
-        shown = self.protocol.grammar.search.render(_without(found, earlier), self.context)
+        if self.protocol.reason_in_documents and any(search.hits for search in results.searches):
+            return self._ask_for_notes(episode, results)
+        earlier = episode.turn_searches
+        results = replace(results, before=len(numbered_documents([*episode.searches, *earlier])))
+        shown = self.protocol.grammar.search.render(_without(results, earlier), self.context)
         assert not isinstance(shown, ToolFault)
-        return self._show(row, self.protocol.observation_tag, shown, found)
+        return self._show(episode, self.protocol.observation_tag, shown, results)
 
-    def finish(self, row: Episode, end: End, model: object) -> Trajectory:
+    def finish(self, episode: Episode, end: End, model: object) -> Trajectory:
         """Build the trajectory of an episode that ended; `model` ranks its passages if it is a `Ranking`."""
-        format_error = self.protocol.grammar.format_error(self.protocol.grammar.spans(row.segments))
+        format_error = self.protocol.grammar.format_error(self.protocol.grammar.spans(episode.segments))
         # Best first: the agent's own ranking, else the default one.
-        own = model.evidence(row.so_far) if isinstance(model, Ranking) else None
+        own = model.evidence(episode.so_far) if isinstance(model, Ranking) else None
         return Trajectory(
-            question=row.question,
+            question=episode.question,
             protocol=self.protocol.name,
-            segments=tuple(row.segments),
-            searches=tuple(row.searches),
+            segments=tuple(episode.segments),
+            searches=tuple(episode.searches),
             stop=end.stop,
             answer=end.answer,
             valid=not format_error,
             format_error=format_error,
             stop_detail=end.detail,
-            selected_ids=row.selected_ids,
-            side_contexts=tuple(row.side_contexts),
-            seed=row.seed,
-            timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
-            exact=row.exact,
-            cost_usd=row.cost_usd or None,
-            calls=tuple(row.calls),
-            evidence=ranked(row.searches, row.selected_ids if own is None else own, row.visits),
-            visits=tuple(row.visits),
+            selected_ids=episode.selected_ids,
+            side_contexts=tuple(episode.side_contexts),
+            seed=episode.seed,
+            timings={"wall_s": time.perf_counter() - episode.began, "retriever_s": episode.retriever_s},
+            exact=episode.exact,
+            cost_usd=episode.cost_usd or None,
+            calls=tuple(episode.calls),
+            evidence=ranked(episode.searches, episode.selected_ids if own is None else own, episode.visits),
+            visits=tuple(episode.visits),
         )
 
     # --- tools
@@ -236,144 +237,146 @@ class Environment:
         text = self.tokenizer.decode(turn.ids)
         return Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
 
-    def _checked(self, row: Episode, intent: Intent, at: int) -> ToolCall | str:
+    def _checked(self, episode: Episode, intent: Intent, at: int) -> ToolCall | str:
         """A call of the latest turn, or why it cannot be carried out."""
         call, grammar = intent.calls[at].call, self.protocol.grammar
         if call is None:
             return intent.calls[at].problem or "an empty query"
         if (most := call.tool.settings.max_calls) is None:
             return call
-        turns = [segment for segment in row.segments if segment.author is Author.AGENT][:-1]
-        earlier = [one for turn in turns for one in grammar.intent_of(grammar.read(turn)).calls] + [*intent.calls[:at]]
-        made = sum(one.call is not None and one.call.tool is call.tool for one in earlier)
-        return f"{call.tool.name!r} may be called {most} times in one run" if made >= most else call
+        turns = [segment for segment in episode.segments if segment.author is Author.AGENT][:-1]
+        earlier = chain(*(grammar.intent_of(grammar.read(turn)).calls for turn in turns), intent.calls[:at])
+        count = sum(action.call is not None and action.call.tool is call.tool for action in earlier)
+        return f"{call.tool.name!r} may be called {most} times in one run" if count >= most else call
 
-    def _next(self, row: Episode) -> Next | PendingCall:
+    def _next(self, episode: Episode) -> Next | PendingCall:
         """Run the turn's next call, or show why it cannot be run."""
-        call = row.waiting.pop(0)
+        call = episode.waiting.pop(0)
         if isinstance(call, str):
-            return self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, call))
-        return self._pending(row, call)
+            return self._show(episode, RETRY, self.prompt_template.retry_ids(self.tokenizer, call))
+        return self._pending(episode, call)
 
-    def _pending(self, row: Episode, call: ToolCall) -> PendingCall:
-        written = row.segments[-1] if row.written else None
-        query = make_query(row.question, row.history, "", written, self.protocol.grammar)
-        request = ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault, tuple(row.visits))
-        return PendingCall(row, call.tool, request)
+    def _pending(self, episode: Episode, call: ToolCall) -> PendingCall:
+        written = episode.segments[-1] if episode.written else None
+        query = make_query(episode.question, episode.history, "", written, self.protocol.grammar)
+        searches, visits = tuple(episode.searches), tuple(episode.visits)
+        request = ToolRequest(call.arguments, episode.written, query, searches, call.fault, visits)
+        return PendingCall(episode, call.tool, request)
 
-    def _ask(self, row: Episode) -> Next:
+    def _ask(self, episode: Episode) -> Next:
         """Let the model write, or end the episode when its budget is spent."""
-        left = self.room(row) - row.tokens
+        left = self.room(episode) - episode.tokens
         if left < 1:
-            return self.at_limit(row, End(StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens"))
-        ids, row.unsent = row.unsent, ()
-        return Request(row.key, ids, min(left, self.limits.max_turn_tokens), row.seed, row.so_far)
+            detail = f"the prompt alone holds {episode.tokens} tokens"
+            return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
+        ids, episode.unsent = episode.unsent, ()
+        return Request(episode.key, ids, min(left, self.limits.max_turn_tokens), episode.seed, episode.so_far)
 
-    def _refuse(self, row: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
+    def _refuse(self, episode: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
         """Answer a turn without a valid action: ask for a retry, or end the episode."""
         if turn.end is TurnEnd.LENGTH and intent.span is None:
             detail = f"a turn of {len(turn.ids)} tokens without an action"
-            return self.at_limit(row, End(StopReason.TOKEN_LIMIT, detail=detail))
+            return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
         problem = problem or intent.problem
         problem = problem or ("a turn without an action" if intent.span is None else "an empty query")
         if not self.protocol.retries:
             return End(StopReason.INVALID, detail=problem)
-        if row.turns >= self.limits.max_turns:
-            return self.at_limit(row, End(StopReason.TURN_LIMIT))
-        row.turns += 1
-        return cast(Next, self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem)))
+        if episode.turns >= self.limits.max_turns:
+            return self.at_limit(episode, End(StopReason.TURN_LIMIT))
+        episode.turns += 1
+        return cast(Next, self._show(episode, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem)))
 
     def _show(
-        self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | Visit | None = None
+        self, episode: Episode, tag: str, ids: tuple[int, ...], outcome: TurnSearches | Call | Visit | None = None
     ) -> Next | PendingCall:
         """Show an episode what it asked for, with the results of its turn's other calls, and continue it."""
-        row.shown.append(CallResult(tag, ids, found))
-        if row.waiting:
-            return self._next(row)
-        full = self._insert(row)
+        episode.shown.append(CallResult(tag, ids, outcome))
+        if episode.waiting:
+            return self._next(episode)
+        full = self._insert(episode)
         if full is not None and full.stop is StopReason.TOKEN_LIMIT:
-            return self.at_limit(row, full)
-        return full or self._ask(row)
+            return self.at_limit(episode, full)
+        return full or self._ask(episode)
 
-    def _insert(self, row: Episode) -> End | None:
+    def _insert(self, episode: Episode) -> End | None:
         """Insert the results of a turn as environment segments and record what they show, or end the episode."""
-        shown, row.shown = row.shown, []
-        framed = [one.ids for one in shown]
+        shown, episode.shown = episode.shown, []
+        framed = [result.ids for result in shown]
         if self.turns is not None:
             try:
-                framed = self.turns.framed(row, framed)
+                framed = self.turns.framed(episode, framed)
             except DataError as error:
                 return End(StopReason.MODEL_ERROR, detail=str(error))
-        elif self.protocol.opens_with_search and not row.written:
-            framed[-1] += self.prompt_template.prompt_ids(self.tokenizer, row.question, goes_on=True)[1]
+        elif self.protocol.opens_with_search and not episode.written:
+            framed[-1] += self.prompt_template.prompt_ids(self.tokenizer, episode.question, goes_on=True)[1]
         size = sum(map(len, framed))
-        if row.tokens + size >= self.room(row):
+        if episode.tokens + size >= self.room(episode):
             # Not recorded: a reward must not pay for what the agent never read.
             return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {size} tokens")
-        for one, ids in zip(shown, framed, strict=True):
-            row.keep(one.found)
-            row.add(Segment(Author.ENVIRONMENT, one.tag, self.tokenizer.decode(ids), ids))
+        for result, ids in zip(shown, framed, strict=True):
+            episode.record(result.outcome)
+            episode.add(Segment(Author.ENVIRONMENT, result.tag, self.tokenizer.decode(ids), ids))
         return None
 
-    def _fail(self, row: Episode, failed: TurnSearches | Call, end: End) -> End:
+    def _fail(self, episode: Episode, failed: TurnSearches | Call, end: End) -> End:
         """End an episode with a fault, after the results of the calls before it in its turn."""
-        row.waiting.clear()
-        if row.shown and (full := self._insert(row)) is not None:
+        episode.waiting.clear()
+        if episode.shown and (full := self._insert(episode)) is not None:
             return full
-        row.keep(failed)
+        episode.record(failed)
         return end
 
     def _show_result(self, call: PendingCall, result: "DocumentPage | ToolFault | Json") -> Next | PendingCall:
         """Show a result other than searches. A fault is recorded, not shown, and ends the episode."""
-        row, tool, request = call.row, call.tool, call.request
+        episode, tool, request = call.episode, call.tool, call.request
         shown = result if isinstance(result, ToolFault) else tool.render(result, self.context)
         if isinstance(shown, ToolFault):
             failed = Call(request.turn, tool.name, request.arguments, fault=shown.message)
-            return self._fail(row, failed, End(StopReason.TOOL_ERROR, detail=shown.message))
+            return self._fail(episode, failed, End(StopReason.TOOL_ERROR, detail=shown.message))
         if isinstance(result, DocumentPage):
             # The agent's mistake and no fault of a part: it is counted, and the run goes on.
             there = self.prompt_template.has_page(self.tokenizer, result, self.limits)
             visit = Visit(request.turn, result.ident, result.document) if result.document else None
-            return self._show(row, PAGE if there else MISSING, shown, visit)
-        return self._show(row, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
+            return self._show(episode, PAGE if there else MISSING, shown, visit)
+        return self._show(episode, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 
-    def _ask_for_notes(self, row: Episode, found: TurnSearches) -> Next:
+    def _ask_for_notes(self, episode: Episode, results: TurnSearches) -> Next:
         """Ask the model for notes on search results in a side context (Search-o1's reason-in-documents)."""
-        asked, size = found.queries[0], self.limits.max_observation_tokens
+        query, size = results.queries[0], self.limits.max_observation_tokens
         ids = self.prompt_template.notes_prompt_ids(
-            self.tokenizer, row.question.question, asked.reasoning, found.searches, size
+            self.tokenizer, episode.question.question, query.reasoning, results.searches, size
         )
         left = self.limits.max_tokens - len(ids)
         if left < 1:
             return End(StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
-        row.noting = found
-        row.side_contexts.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
-        so_far = EpisodeState(row.question, tuple(row.searches), side_searches=found.searches)
-        return Request(row.side_key, ids, min(left, self.limits.max_turn_tokens), row.side_seed, so_far)
+        episode.noting = results
+        episode.side_contexts.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
+        so_far = EpisodeState(episode.question, tuple(episode.searches), side_searches=results.searches)
+        return Request(episode.side_key, ids, min(left, self.limits.max_turn_tokens), episode.side_seed, so_far)
 
-    def _take_notes(self, row: Episode, turn: Turn) -> Next:
+    def _take_notes(self, episode: Episode, turn: Turn) -> Next:
         """Insert the model's notes as an environment segment, which is not trained on."""
-        found, row.noting = row.noting, None
-        row.pay(turn.cost_usd)
+        results, episode.noting = episode.noting, None
+        episode.add_cost(turn.cost_usd)
         if turn.ids:
             text = self.tokenizer.decode(turn.ids)
-            row.side_contexts[-1] += (Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version),)
+            episode.side_contexts[-1] += (Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version),)
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
-        notes = visible(opened_at_end(row.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
+        notes = visible(opened_at_end(episode.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
         shown = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
-        return cast(Next, self._show(row, self.protocol.observation_tag, shown, found))
+        return cast(Next, self._show(episode, self.protocol.observation_tag, shown, results))
 
 
-def _without(found: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
+def _without(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
     """The searches of a call without the passages that earlier calls of its turn show."""
     shown = {hit.passage.id for search in earlier for hit in search.hits}
     searches = (
         replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in shown))
-        for search in found.searches
+        for search in results.searches
     )
-    return replace(found, searches=tuple(searches)) if shown else found
+    return replace(results, searches=tuple(searches)) if shown else results
 
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
@@ -397,28 +400,28 @@ class NativeTurns:
         text = self.tokenizer.decode(ids).removesuffix(RESPONSE[0])  # a stop string
         return read_turn(text, tools=self.template.grammar.schemas)
 
-    def framed(self, row: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The results of an episode's latest turn as they continue its row; the first ones where there are fewer than
+    def framed(self, episode: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The results of an episode's latest turn as they continue its text; the first ones where there are fewer than
         calls. Raises `DataError` where the template cannot append them."""
-        written = [segment for segment in row.segments if segment.author is Author.AGENT]
+        written = [segment for segment in episode.segments if segment.author is Author.AGENT]
         names = [self._names(segment.message or {}) for segment in written]
         if self.chat is None:
             called = bool(names and names[-1])
-            return [self._plain(result, called, row if at == 0 else None) for at, result in enumerate(results)]
+            return [self._plain(result, called, episode if at == 0 else None) for at, result in enumerate(results)]
         assert isinstance(self.tokenizer, HfTokenizer)
         end = self.chat.end_of(written[-1].ids) if written else ""
-        frame = self.chat.frame(self.template.roles(row.question), names or [()], end)
+        frame = self.chat.frame(self.template.roles(episode.question), names or [()], end)
         return frame.filled([self.tokenizer.decode(result) for result in results], self.tokenizer)
 
     def _names(self, message: JsonObject) -> Names:
         """The tools that a turn called. A template writes their names, so that one of nobody's may hold no marks."""
         return tuple(_NOT_IN_NAMES.sub("_", call.name)[:64] or "unknown" for call in calls_in(message))
 
-    def _plain(self, result: tuple[int, ...], called: bool, row: Episode | None) -> tuple[int, ...]:
-        """A result in our own spelling. The first one of a turn follows the `row`, which may end with its mark."""
+    def _plain(self, result: tuple[int, ...], called: bool, episode: Episode | None) -> tuple[int, ...]:
+        """A result in our own spelling. The first one of a turn follows the `episode`, which may end with its mark."""
         tag = self.template.grammar.by_name[self.template.grammar.observation]
         before, after = (f"\n{tag.opening}", f"{tag.closing}\n") if called else ("\n", "\n")
-        if called and row is not None and row.segments[-1].text.endswith(tag.opening):
+        if called and episode is not None and episode.segments[-1].text.endswith(tag.opening):
             before = ""
         return (*self.tokenizer.encode(before), *result, *self.tokenizer.encode(after))
 

@@ -19,9 +19,9 @@ def shown_documents(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
     Results are in the order of the queries. A passage found by several queries is shown once, with the first.
     """
     first: dict[str, tuple[int, Hit]] = {}
-    for place, search in enumerate(searches):
+    for index, search in enumerate(searches):
         for hit in search.hits:
-            first.setdefault(hit.passage.id, (place, hit))
+            first.setdefault(hit.passage.id, (index, hit))
     return list(first.values())
 
 
@@ -41,11 +41,11 @@ def latest_block(searches: Sequence[Search]) -> Sequence[Search]:
 def apply_selection(searches: Sequence[Search], numbers: Sequence[int]) -> list[Search]:
     """Return one block's searches with these documents selected, by number from 1; other numbers are ignored."""
     chosen = [
-        (place, hit.passage.id) for number, (place, hit) in enumerate(shown_documents(searches), 1) if number in numbers
+        (index, hit.passage.id) for number, (index, hit) in enumerate(shown_documents(searches), 1) if number in numbers
     ]
     return [
-        replace(search, selected=tuple(ident for owner, ident in chosen if owner == place))
-        for place, search in enumerate(searches)
+        replace(search, selected=tuple(ident for owner, ident in chosen if owner == index))
+        for index, search in enumerate(searches)
     ]
 
 
@@ -55,7 +55,7 @@ class CallResult:
 
     tag: str
     ids: tuple[int, ...]
-    found: TurnSearches | Call | Visit | None = None
+    outcome: TurnSearches | Call | Visit | None = None
     """What is recorded when it is shown."""
 
 
@@ -83,7 +83,7 @@ class Episode:
     unsent: tuple[int, ...] = ()
     """Environment ids that the model has not received yet."""
     started: bool = False
-    """Whether the model has opened this row."""
+    """Whether the model has opened this episode."""
     tokens: int = 0
     turns: int = 0
     """Turns that the environment has answered, without the search that opens a run."""
@@ -95,12 +95,12 @@ class Episode:
 
     @property
     def side_key(self) -> int:
-        """Key of a side context: negative, because rows have keys from 0."""
+        """Key of a side context: negative, because episodes have keys from 0."""
         return ~self.key
 
     @property
     def side_seed(self) -> int:
-        """Seed of the next side context, derived from the row's seed."""
+        """Seed of the next side context, derived from the episode's seed."""
         return int.from_bytes(
             hashlib.sha256(f"{self.seed}/aside/{len(self.side_contexts)}".encode()).digest()[:6], "big"
         )
@@ -125,18 +125,18 @@ class Episode:
         if segment.author is Author.ENVIRONMENT:
             self.unsent += segment.ids
 
-    def pay(self, cost_usd: float | None) -> None:
+    def add_cost(self, cost_usd: float | None) -> None:
         """Add the cost of a turn in dollars; the total is `None` once any part is unknown."""
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
-    def keep(self, found: TurnSearches | Call | Visit | None) -> None:
+    def record(self, outcome: TurnSearches | Call | Visit | None) -> None:
         """Record what is shown, or the searches and calls that failed. The searches of one turn belong together."""
-        if isinstance(found, Call):
-            self.calls.append(found)
-        elif isinstance(found, Visit):
-            self.visits.append(found)
-        elif found is not None:
-            for query, search in zip(found.queries, found.searches, strict=True):
+        if isinstance(outcome, Call):
+            self.calls.append(outcome)
+        elif isinstance(outcome, Visit):
+            self.visits.append(outcome)
+        elif outcome is not None:
+            for query, search in zip(outcome.queries, outcome.searches, strict=True):
                 same_turn = bool(self.searches) and self.searches[-1].turn == search.turn
                 self.searches.append(search)
                 self.history.append(make_past_turn(query, search, same_turn))
@@ -144,7 +144,8 @@ class Episode:
     @property
     def turn_searches(self) -> list[Search]:
         """The searches of the latest turn's earlier calls."""
-        return [search for one in self.shown if isinstance(one.found, TurnSearches) for search in one.found.searches]
+        outcomes = [result.outcome for result in self.shown]
+        return [search for outcome in outcomes if isinstance(outcome, TurnSearches) for search in outcome.searches]
 
     def select(self, numbers: Sequence[int] | None) -> None:
         """Record which documents of the latest block the agent selected; `None` means it made no selection."""

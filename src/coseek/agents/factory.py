@@ -113,25 +113,25 @@ def settings_for(
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
     tree: JsonObject = _file(file) if file else {"name": name}
-    given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
-    typed = {key: value for key, value in given.items() if value is not None}
+    options = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
+    typed = {key: value for key, value in options.items() if value is not None}
     tree |= typed
     if is_url(url := tree.get("name")):
-        tree["name"], beside = split_settings(url)
-        if beside:
-            set_path(tree, ["server"], beside, AgentSettings)
+        tree["name"], server = split_settings(url)
+        if server:
+            set_path(tree, ["server"], server, AgentSettings)
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
-    own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
+    defaults = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
     if untrained is not None and card == AgentCard() and not is_scripted(str(tree["name"])):
-        own["protocol"] = untrained
+        defaults["protocol"] = untrained
     if "protocol" not in tree and (tools := tool_files(card.protocol)):  # a pulled folder never causes execution
         raise SettingError(
             f"{tree.get('name')} was trained with a protocol whose tool {tools[0].name} is a Python file, which is run "
             f"only if you name it: --protocol {card.protocol}, or where there is no such option a FILE.yaml with the "
             f"lines name: {tree.get('name')} and protocol: {card.protocol}"
         )
-    whole = {**own, **tree}
-    settings = make_settings(AgentSettings, whole, file or "", tuple(typed))
+    merged = {**defaults, **tree}
+    settings = make_settings(AgentSettings, merged, file or "", tuple(typed))
     if settings.is_remote and settings.server is None:
         return settings.model_copy(update={"server": RemoteModelSettings()})
     return settings
@@ -361,10 +361,10 @@ def settled_for(
     on the device. `others` are the models of a group `placement`."""
     recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(model_path(agent.name)) if agent is not None else 0
-    beside = min(filter(None, (hidden_size(model_path(name)) for name in others if name)), default=0)
+    other_width = min(filter(None, (hidden_size(model_path(name)) for name in others if name)), default=0)
 
-    def width_at(place: Place) -> int:
-        return beside if place[0] == "placement" else width
+    def width_at(path: Place) -> int:
+        return other_width if path[0] == "placement" else width
 
     return resolve_here(settings, recorded if isinstance(recorded, dict) else None, width_at)
 
@@ -422,9 +422,10 @@ class TurnWriter:
     def __call__(self, turn: ServerTurn) -> str:
         """The text of a turn. Raises `ValueError` for tool calls that the protocol cannot write."""
         if self.grammar.native_calls:
-            said = read_turn(turn.text, tools=self.grammar.schemas)  # whatever is not apart
-            reasoning = "\n".join(filter(None, (turn.reasoning.strip(), reasoning_in(said))))
-            return self.grammar.spell(message_of(str(said.get("content", "")), reasoning, turn.calls or calls_in(said)))
+            message = read_turn(turn.text, tools=self.grammar.schemas)  # whatever is not apart
+            reasoning = "\n".join(filter(None, (turn.reasoning.strip(), reasoning_in(message))))
+            content = str(message.get("content", ""))
+            return self.grammar.spell(message_of(content, reasoning, turn.calls or calls_in(message)))
         return self._with_thought(turn) + "".join(self._written(call) for call in self._missing(turn))
 
     def _with_thought(self, turn: ServerTurn) -> str:
@@ -452,5 +453,5 @@ class TurnWriter:
 
     def _written(self, call: ToolCallText) -> str:
         assert self._call is not None
-        row = as_json(call)
-        return f"{self._call.opening}{self.grammar.escape(row)}{self._call.closing}"
+        content = as_json(call)
+        return f"{self._call.opening}{self.grammar.escape(content)}{self._call.closing}"

@@ -38,26 +38,26 @@ def rollout_groups(
             "number of processes divide questions_per_step"
         )
 
-    def runs_of(places: Sequence[int]) -> dict[int, Trajectory]:
-        asked, seeded = [questions[place] for place in places], [seeds[place] for place in places]
-        runs = rollout(agent, retriever, asked, seeded, limits, concurrency=concurrency, overlap=overlap)
-        return dict(zip(places, runs, strict=True))
+    def roll_out(indices: Sequence[int]) -> dict[int, Trajectory]:
+        asked, seeded = [questions[index] for index in indices], [seeds[index] for index in indices]
+        trajectories = rollout(agent, retriever, asked, seeded, limits, concurrency=concurrency, overlap=overlap)
+        return dict(zip(indices, trajectories, strict=True))
 
-    done = runs_of([place for place in range(len(questions)) if place % tree.runs < tree.roots])
+    done = roll_out([index for index in range(len(questions)) if index % tree.runs < tree.roots])
     forks: dict[int, Branch] = {}
     alone: list[int] = []
-    for place in range(len(questions)):
-        number = place % tree.runs
+    for index in range(len(questions)):
+        number = index % tree.runs
         if number >= tree.roots:
-            root = done[place - number + number % tree.roots]
+            root = done[index - number + number % tree.roots]
             searches = [] if root.fault else [*searches_by_turn(root, agent.protocol).values()]
             if searches:
-                search = random.Random(seeds[place]).choice(searches)
+                search = random.Random(seeds[index]).choice(searches)
                 passages = tuple(hit.passage for hit in root.searches[search].hits)
-                forks[place] = Branch(root, search, passages, seeds[place])
+                forks[index] = Branch(root, search, passages, seeds[index])
             else:
-                alone.append(place)
-    done |= runs_of(alone)
+                alone.append(index)
+    done |= roll_out(alone)
     ends = branch(agent, retriever, [*forks.values()], limits, concurrency=concurrency)
     done |= dict(zip(forks, ends, strict=True))
-    return [done[place] for place in range(len(questions))]
+    return [done[index] for index in range(len(questions))]

@@ -232,7 +232,7 @@ class Grammar:
 
     @cached_property
     def _lookalikes(self) -> re.Pattern[str]:
-        names = dict.fromkeys(found[1] for mark in self.special_tokens if (found := _PLAIN_MARK.fullmatch(mark)))
+        names = dict.fromkeys(match[1] for mark in self.special_tokens if (match := _PLAIN_MARK.fullmatch(mark)))
         marks = [re.escape(mark) for mark in self.special_tokens if not _PLAIN_MARK.fullmatch(mark)]
         # Possessive (`*+`) to prevent backtracking: a passage decides how many blanks there are.
         tag = rf"<\s*+(?:/\s*+)?(?:{'|'.join(names)})\s*+>"
@@ -299,17 +299,17 @@ class Grammar:
         spans = [Span(Author.AGENT, think.name, reasoning)] if reasoning else []
         if not calls:  # words may mark the answer, as they do in other protocols
             before, marked, after = content.rpartition(answer.opening)
-            content, said = (before, after.partition(answer.closing)[0]) if marked else ("", content)
-            return [*spans, *self._loose(None, content), *([Span(Author.AGENT, answer.name, said)] if said else [])]
-        return [*spans, *self._loose(None, content), *(Span(Author.AGENT, call.name, as_json(one)) for one in calls)]
+            content, reply = (before, after.partition(answer.closing)[0]) if marked else ("", content)
+            return [*spans, *self._loose(None, content), *([Span(Author.AGENT, answer.name, reply)] if reply else [])]
+        return [*spans, *self._loose(None, content), *(Span(Author.AGENT, call.name, as_json(item)) for item in calls)]
 
     def spell(self, message: JsonObject) -> str:
         """An assistant's message in the marks of this grammar. Words beside calls are neither a call nor an answer."""
         reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
         think, call = self.agents_tag(Action.NONE), self.agents_tag(Action.TOOL)
         thought = f"{think.opening}{self.escape(reasoning)}{think.closing}\n" if reasoning else ""
-        made = (f"{call.opening}{self.escape(as_json(one))}{call.closing}" for one in calls)
-        return thought + (self.escape(content) if calls else content) + "".join(made)
+        written = (f"{call.opening}{self.escape(as_json(item))}{call.closing}" for item in calls)
+        return thought + (self.escape(content) if calls else content) + "".join(written)
 
     def agents_tag(self, action: Action) -> Tag:
         """The agent's first tag with an action."""
@@ -326,20 +326,20 @@ class Grammar:
 
     def spans(self, segments: Sequence[Segment]) -> list[Span]:
         """All spans of a trajectory after its prompt. Each environment segment is one span, whatever it contains."""
-        found: list[Span] = []
+        spans: list[Span] = []
         before = ""
         for segment in segments:
             if segment.author is Author.AGENT:
-                found += self.read(segment) if self.native_calls else self._first_spans(segment.text, before)
+                spans += self.read(segment) if self.native_calls else self._first_spans(segment.text, before)
                 before = ""
                 continue
             before = segment.text
             if segment.tag == RETRY:
-                found.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
+                spans.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
             elif segment.tag in (PAGE, MISSING, TOOL, LAST_WORD) or segment.tag in self.by_name:
                 tag = segment.tag if segment.tag in self.by_name else self.observation
-                found.append(Span(Author.ENVIRONMENT, tag, segment.text))
-        return found
+                spans.append(Span(Author.ENVIRONMENT, tag, segment.text))
+        return spans
 
     def _first_spans(self, text: str, before: str) -> list[Span]:
         """The spans of a turn after a text by the environment, which may open reasoning. A protocol without a tag for
@@ -451,9 +451,9 @@ def _balanced(text: str, opening: str, closing: str) -> dict[int, int]:
     """Map the position of each opening bracket to that of its closing one; brackets left open are missing."""
     ends: dict[int, int] = {}
     still_open: list[int] = []
-    for place, letter in enumerate(text):
+    for position, letter in enumerate(text):
         if letter == opening:
-            still_open.append(place)
+            still_open.append(position)
         elif letter == closing and still_open:
-            ends[still_open.pop()] = place
+            ends[still_open.pop()] = position
     return ends

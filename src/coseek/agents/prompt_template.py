@@ -232,7 +232,7 @@ class PromptTemplate:
         and role marks are neutralised."""
         marks = self.grammar.special_tokens
         start, asked, end = text.rpartition(question)
-        start, end = (without_role_marks(part, frozenset(marks)) for part in (start, end))
+        start, end = (without_role_marks(piece, frozenset(marks)) for piece in (start, end))
         return [*self._marked(tokenizer, start + self.grammar.escape(asked) + end)]
 
     def text_ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -270,11 +270,11 @@ class PromptTemplate:
         block = shown_documents(searches)
         most = each or max_tokens // max(1, len(block))
         ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
-        for place, search in enumerate(searches):
+        for index, search in enumerate(searches):
             if search.fault is not None:
                 ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
             for rank, (owner, hit) in enumerate(block, start=1):
-                if owner == place:
+                if owner == index:
                     ids += self._document(tokenizer, rank, before + rank, hit)[:most]
         return ids
 
@@ -294,7 +294,7 @@ class PromptTemplate:
         passage, page = opened.passage, opened.page
         text = self._data(tokenizer, passage.text) if passage else []
         if opened.document:
-            text = [token for part in opened.document for token in self.part_ids(tokenizer, part)]
+            text = [token for piece in opened.document for token in self.part_ids(tokenizer, piece)]
             size = max(1, len(text))
         pages = _pages(len(text), size)
         fields = {
@@ -309,8 +309,8 @@ class PromptTemplate:
 
     def part_ids(self, tokenizer: Tokenizer, passage: Passage) -> list[int]:
         """Render one passage among others of its document."""
-        given = {"id": passage.id, "title": passage.title, "text": passage.text}
-        fields = {name: self._data(tokenizer, text) for name, text in given.items()}
+        texts = {"id": passage.id, "title": passage.title, "text": passage.text}
+        fields = {name: self._data(tokenizer, text) for name, text in texts.items()}
         return self._fill(self.file.part, fields, tokenizer)
 
     def has_page(self, tokenizer: Tokenizer, opened: DocumentPage, limits: Limits) -> bool:
@@ -423,12 +423,12 @@ def _pages(tokens: int, size: int) -> int:
 
 def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
     """(role, content) of each message in `meta`, a text or a list of messages; `None` without one."""
-    found = question.meta.get(key)
-    if found is None:
+    stored = question.meta.get(key)
+    if stored is None:
         return None
     messages: list[tuple[str, str]] = []
-    for one in found if isinstance(found, list) else [{"role": "user", "content": found}]:
-        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
+    for message in stored if isinstance(stored, list) else [{"role": "user", "content": stored}]:
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES or not isinstance(role, str) or not isinstance(content, str):
             raise SettingError(
                 f"question {question.id!r} has a meta.{key} that is no text and no list of messages with a role "
@@ -438,10 +438,10 @@ def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
     return messages or None
 
 
-def _holds(text: str, *parts: str) -> bool:
+def _holds(text: str, *pieces: str) -> bool:
     """Whether the parts occur in the text in this order without overlap."""
-    for part in parts:
-        _, found, text = text.partition(part)
-        if not found:
+    for piece in pieces:
+        _, match, text = text.partition(piece)
+        if not match:
             return False
     return True

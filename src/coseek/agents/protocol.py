@@ -142,9 +142,9 @@ class Protocol:
         own = self.tag_for(Author.ENVIRONMENT) if self.grammar.native_calls and chat is None else None
         return (*self.grammar.stops, *(chat.stops if chat else ()), *([own.opening] if own else []))
 
-    def taken_as(self, what: TakenAs) -> "Protocol":
+    def taken_as(self, mode: TakenAs) -> "Protocol":
         """The same for a model that takes its input in this form."""
-        return replace(self, template=replace(self.template, taken_as=what))
+        return replace(self, template=replace(self.template, taken_as=mode))
 
     def check_retriever(self, kind: str) -> None:
         """Raise `SettingError` for a kind of retriever that this protocol cannot run with."""
@@ -230,8 +230,8 @@ def load_protocol(
         file.limits,
         digest(
             content
-            + "".join(file_digest(one) for one in own if one.is_file())
-            + "".join(one.digest for one in functions if one is not None)
+            + "".join(file_digest(tool_file) for tool_file in own if tool_file.is_file())
+            + "".join(function.digest for function in functions if function is not None)
         ),
         () if run_files else tuple(map(str, own)),
     )
@@ -293,7 +293,7 @@ def _tree(path: Path, above: tuple[Path, ...]) -> tuple[JsonObject, str]:
     for group in ("tags", "tools", "order", "limits"):
         theirs, ours = below.get(group), tree.get(group)
         if isinstance(theirs, dict) and isinstance(ours, dict):
-            merged[group] = {**theirs, **{name: _over(theirs.get(name), one) for name, one in ours.items()}}
+            merged[group] = {**theirs, **{name: _over(theirs.get(name), value) for name, value in ours.items()}}
     return merged, root
 
 
@@ -302,8 +302,8 @@ def _over(below: Json, above: Json) -> Json:
 
 
 def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
-    named = (str(tree.get("tool")) for tree in file.tools.values())
-    return [Path(tool_path(part, path.parent)) for part in named if is_plugin_path(part) and not is_function(part)]
+    names = (str(tree.get("tool")) for tree in file.tools.values())
+    return [Path(tool_path(name, path.parent)) for name in names if is_plugin_path(name) and not is_function(name)]
 
 
 def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:

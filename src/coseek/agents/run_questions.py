@@ -82,25 +82,25 @@ def run_questions(
     identities = identities_of(agent.identities, agent.protocol, retriever, questions, limits, seed, framed)
     if mark := agent.protocol.template.opened_mark(agent.model.tokenizer):
         identities["opened_by_prompt"] = mark
-    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
+    pairs = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
     if only is not None:
-        rows = [row for row in rows if (row[0].id, row[1]) in only]
+        pairs = [pair for pair in pairs if (pair[0].id, pair[1]) in only]
     order = None if only is not None else [question.id for question in questions]
     with run.open_for_append(identities, order, repeat_faults) as file:
         done = run.done()
-        left = [row for row in rows if (row[0].id, row[1]) not in done]
-        ended = len(rows) - len(left)
+        left = [pair for pair in pairs if (pair[0].id, pair[1]) not in done]
+        ended = len(pairs) - len(left)
 
         def keep(trajectory: Trajectory) -> None:
             nonlocal ended
             Run.append(file, trajectory)
             ended += 1
             if tell is not None:
-                tell(ended, len(rows))
+                tell(ended, len(pairs))
 
         if tell is not None:
-            tell(ended, len(rows))
-        asked, seeds = [row[0] for row in left], [row[1] for row in left]
+            tell(ended, len(pairs))
+        asked, seeds = [pair[0] for pair in left], [pair[1] for pair in left]
         rollout(
             *(agent, retriever, asked, seeds, limits),
             concurrency=concurrency, overlap=overlap, on_done=keep, keep=False,

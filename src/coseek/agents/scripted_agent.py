@@ -144,8 +144,8 @@ def move_ids(
         ids += tokenizer.encode_data(grammar.escape(move.thought))
     if opened and path and path[0].opening != opened and not grammar.free_text:
         ids += tokenizer.encode(closing_of(opened))
-    for place, tag in enumerate(path):
-        ids += [] if place == 0 and tag.opening == opened else tokenizer.encode(tag.opening)
+    for index, tag in enumerate(path):
+        ids += [] if index == 0 and tag.opening == opened else tokenizer.encode(tag.opening)
         if tag.action is Action.NONE:
             ids += tokenizer.encode_data(grammar.escape(next(thoughts)))
         else:

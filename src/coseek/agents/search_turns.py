@@ -40,14 +40,14 @@ class TurnRecord(Record):
 
     __slots__ = ()
 
-    def _written(self, row: JsonObject) -> JsonObject:
-        turn = row.pop("turn")
+    def _written(self, record: JsonObject) -> JsonObject:
+        turn = record.pop("turn")
         assert isinstance(turn, dict)
-        return {**turn, **row}
+        return {**turn, **record}
 
     @classmethod
-    def _to_read(cls, row: JsonObject) -> JsonObject:
-        return {**row, "turn": cast(Json, TurnId.from_json(row))}
+    def _to_read(cls, record: JsonObject) -> JsonObject:
+        return {**record, "turn": cast(Json, TurnId.from_json(record))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:
     return " ".join(text for text in before if text)
 
 
-def turn_number(trajectory: Trajectory, place: int, protocol: Protocol) -> int:
+def turn_number(trajectory: Trajectory, index: int, protocol: Protocol) -> int:
     """The agent's turn that made a search, from 1; 0 for the search that opens a run."""
-    turn = trajectory.searches[place].turn
+    turn = trajectory.searches[index].turn
     # Trajectories older than `Search.turn` have one search per turn.
-    return place + (not protocol.opens_with_search) if turn is None else turn
+    return index + (not protocol.opens_with_search) if turn is None else turn
 
 
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
@@ -109,18 +109,18 @@ def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     queries: list[Query] = []
     history: list[PastTurn] = []
     turn, before = -1, 0
-    for place, search in enumerate(trajectory.searches):
-        now = turn_number(trajectory, place, protocol)
+    for index, search in enumerate(trajectory.searches):
+        now = turn_number(trajectory, index, protocol)
         if now != turn:
-            turn, before = now, place
-        asked = make_query(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
-        queries.append(asked)
-        history.append(make_past_turn(asked, search, place > before))
+            turn, before = now, index
+        query = make_query(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
+        queries.append(query)
+        history.append(make_past_turn(query, search, index > before))
     return queries
 
 
 def search_turns(trajectory: Trajectory, protocol: Protocol) -> Iterator[SearchTurn]:
     """Yield the searches of a trajectory in order, without those that failed."""
-    for place, query in enumerate(replay_queries(trajectory, protocol)):
-        if trajectory.searches[place].fault is None:
-            yield SearchTurn(trajectory, place, query)
+    for index, query in enumerate(replay_queries(trajectory, protocol)):
+        if trajectory.searches[index].fault is None:
+            yield SearchTurn(trajectory, index, query)

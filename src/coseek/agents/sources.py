@@ -39,11 +39,11 @@ class CitedAnswer:
     """Number of citations that match no passage of the run."""
 
 
-def cited_answer(run: Trajectory) -> CitedAnswer | None:
+def cited_answer(trajectory: Trajectory) -> CitedAnswer | None:
     """The answer of a run of the protocol `cited`; `None` for other runs, and without an answer."""
-    if run.agent_protocol != CITED or run.declined or run.answer is None:
+    if trajectory.agent_protocol != CITED or trajectory.declined or trajectory.answer is None:
         return None
-    shown, numbers, dropped = numbered_documents(run.searches), dict[str, int](), 0
+    shown, numbers, dropped = numbered_documents(trajectory.searches), dict[str, int](), 0
     cited: list[Passage] = []
 
     def renumbered(citations: re.Match[str]) -> str:
@@ -59,26 +59,26 @@ def cited_answer(run: Trajectory) -> CitedAnswer | None:
             marks.append(f"[{numbers.setdefault(passage.id, len(cited))}]")
         return citations[1] + "".join(dict.fromkeys(marks)) if marks else ""
 
-    text = _CITATIONS.sub(renumbered, run.answer).strip()
+    text = _CITATIONS.sub(renumbered, trajectory.answer).strip()
     return CitedAnswer(text, tuple(cited), dropped)
 
 
-def reply_of(run: Trajectory) -> str:
+def reply_of(trajectory: Trajectory) -> str:
     """What to show as a run's answer: `NOT_FOUND` where the agent declined, nothing where the run has no answer."""
-    if (cited := cited_answer(run)) is not None:
+    if (cited := cited_answer(trajectory)) is not None:
         return cited.text
-    return NOT_FOUND if run.declined else run.answer or ""
+    return NOT_FOUND if trajectory.declined else trajectory.answer or ""
 
 
-def sources_of(run: Trajectory) -> list[Passage]:
+def sources_of(trajectory: Trajectory) -> list[Passage]:
     """The passages that an answer cites, in the order of its citations. Without citations at most `MOST` passages that
     hold it word for word, best first, or, if no passage does, that the run served. Empty if the agent declined."""
-    if run.declined:
+    if trajectory.declined:
         return []
-    if (cited := cited_answer(run)) is not None and cited.passages:
+    if (cited := cited_answer(trajectory)) is not None and cited.passages:
         return list(cited.passages)
-    served = served_context(run)
-    return ([passage for passage in served if holds(passage, run.answer or "")] or served)[:MOST]
+    served = served_context(trajectory)
+    return ([passage for passage in served if holds(passage, trajectory.answer or "")] or served)[:MOST]
 
 
 def holds(passage: Passage, answer: str) -> bool:
@@ -86,10 +86,10 @@ def holds(passage: Passage, answer: str) -> bool:
     return has_words(f"{passage.title} . {passage.text}", answer)
 
 
-def used_sentences(run: Trajectory, passages: Sequence[Passage]) -> list[str]:
+def used_sentences(trajectory: Trajectory, passages: Sequence[Passage]) -> list[str]:
     """For each passage the sentence that the answer rests on: a sentence with the answer, else one with the title of a
     passage with the answer, which is a step towards it. "" for a passage with neither."""
-    answer = run.answer or ""
+    answer = trajectory.answer or ""
     titles = [passage.title for passage in passages if holds(passage, answer)]
     return [
         first_with(passage, [answer, *(title for title in titles if title != passage.title)]) for passage in passages
@@ -138,8 +138,8 @@ def served_context(trajectory: Trajectory, serving: str = SELECTED) -> list[Pass
     check_serving(serving)
     searches, visits = _part_of(trajectory, serving)
     unique: dict[tuple[str, str], Passage] = {}
-    found = _found(searches, visits) if serving.endswith(ALL_FOUND) else _chosen(trajectory, searches, visits)
-    for passage in found:
+    passages = _all_passages(searches, visits) if serving.endswith(ALL_FOUND) else _chosen(trajectory, searches, visits)
+    for passage in passages:
         unique.setdefault((passage.title, passage.text), passage)
     return list(unique.values())
 
@@ -151,7 +151,7 @@ def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Se
     if not serving.startswith(ROUNDS):
         return trajectory.searches, trajectory.visits
     # Runs that are older than `Search.turn` have one search per turn.
-    asked = [place if search.turn is None else search.turn for place, search in enumerate(trajectory.searches)]
+    asked = [index if search.turn is None else search.turn for index, search in enumerate(trajectory.searches)]
     turns = sorted({*asked, *(visit.turn for visit in trajectory.visits)})[: int(serving.removeprefix(ROUNDS))]
     return (
         [search for search, turn in zip(trajectory.searches, asked, strict=True) if turn in turns],
@@ -159,19 +159,19 @@ def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Se
     )
 
 
-def _found(searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
+def _all_passages(searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
     yield from (hit.passage for search in searches for hit in search.hits)
     yield from (passage for visit in visits for passage in visit.passages)
 
 
 def _chosen(trajectory: Trajectory, searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
     if all(search.selected is None for search in trajectory.searches):
-        found = met_passages((), visits)
-        found |= {hit.passage.id: hit.passage for search in searches for hit in search.hits}
+        passages = met_passages((), visits)
+        passages |= {hit.passage.id: hit.passage for search in searches for hit in search.hits}
         best = trajectory.selected_ids or evidence_of(trajectory)
         if best == ranked(trajectory.searches, (), trajectory.visits):  # no ranking of its own: as the part retrieved
             best = ranked(searches, (), visits)
-        yield from (found[ident] for ident in best if ident in found)
+        yield from (passages[ident] for ident in best if ident in passages)
         return
     for search in searches:
         for hit in search.hits:
@@ -194,17 +194,17 @@ _WITHOUT_ANSWER = {
 }
 
 
-def reply_in_words(run: Trajectory) -> str:
+def reply_in_words(trajectory: Trajectory) -> str:
     """The answer as people write it, or a sentence for a run without one. Never empty."""
-    if has_loop(last_turn(run) if run.answer is None else run.answer):
+    if has_loop(last_turn(trajectory) if trajectory.answer is None else trajectory.answer):
         return OUTSIDE
-    if run.stop is StopReason.COMPLETE:
-        count = len(served_context(run))
+    if trajectory.stop is StopReason.COMPLETE:
+        count = len(served_context(trajectory))
         are = "is" if count == 1 else "are"
         return f"I only search and do not answer; {counted(count, 'passage')} {are} ready for a generator."
-    return as_written(reply_of(run)) or _WITHOUT_ANSWER.get(run.stop, "I have no answer.")
+    return as_written(reply_of(trajectory)) or _WITHOUT_ANSWER.get(trajectory.stop, "I have no answer.")
 
 
-def last_turn(run: Trajectory) -> str:
+def last_turn(trajectory: Trajectory) -> str:
     """What the agent wrote last; "" before its first turn."""
-    return next((part.text for part in reversed(run.segments) if part.author is Author.AGENT), "")
+    return next((segment.text for segment in reversed(trajectory.segments) if segment.author is Author.AGENT), "")

@@ -179,8 +179,8 @@ class Tool:
         module, and takes any arguments. Raises `SettingError` for a schema that is no JSON object."""
         make = getattr(self.module, "schema", None)
         about = (self.module.__doc__ or "").strip().partition("\n")[0]
-        found = self._guarded(make, self.settings) if make else {"description": about, "parameters": {"type": "object"}}
-        plain = found if isinstance(found, ToolFault) else _plain(found)
+        raw = self._guarded(make, self.settings) if make else {"description": about, "parameters": {"type": "object"}}
+        plain = raw if isinstance(raw, ToolFault) else _plain(raw)
         if not isinstance(plain, dict):
             why = plain.message if isinstance(plain, ToolFault) else type(plain).__name__
             raise SettingError(
@@ -208,13 +208,13 @@ class Tool:
     def _run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
         if not requests:
             return []
-        found = self._guarded(self.module.run, requests, self.settings, context)
-        if isinstance(found, list) and len(found) == len(requests):
-            return list(map(_checked_result, found)) if self.own else found
+        results = self._guarded(self.module.run, requests, self.settings, context)
+        if isinstance(results, list) and len(results) == len(requests):
+            return list(map(_checked_result, results)) if self.own else results
         if len(requests) > 1:
             return [result for request in requests for result in self._run([request], context)]
         return [
-            found if isinstance(found, ToolFault) else ToolFault(f"run returned no list of {len(requests)} results")
+            results if isinstance(results, ToolFault) else ToolFault(f"run returned no list of {len(requests)} results")
         ]
 
     def _guarded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | ToolFault:
@@ -252,23 +252,23 @@ def open_tool(
     A `.py` path is seen from `folder`. Such a file is run only with `run_files`; without, `None` is returned. Raises
     `UnknownName` for a tool that does not exist and `SettingError` for wrong settings.
     """
-    part, where = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
-    if not isinstance(part, str):
+    tool, where = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
+    if not isinstance(tool, str):
         raise SettingError(f"{where} needs `tool: NAME`, such as `tool: search`, or the path of a .py file")
-    own = is_plugin_path(part)
+    own = is_plugin_path(tool)
     if own and not run_files:
         return None
-    found = find_plugin("tool", PACKAGE, tool_path(part, folder), CONTRACT)
-    module = cast(ToolModule, found)
+    plugin = find_plugin("tool", PACKAGE, tool_path(tool, folder), CONTRACT)
+    module = cast(ToolModule, plugin)
     settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
     return Tool(name, module, settings, own)
 
 
-def tool_path(part: str, folder: Path) -> str:
+def tool_path(name: str, folder: Path) -> str:
     """The path of a tool's own `.py` file, which a protocol in `folder` names; any other name as it is."""
-    if not is_plugin_path(part) or is_function(part):
-        return part
-    return str(folder / Path(part).expanduser())
+    if not is_plugin_path(name) or is_function(name):
+        return name
+    return str(folder / Path(name).expanduser())
 
 
 def _checked_call(parsed: object) -> ParsedCall | ToolFault:
@@ -306,12 +306,12 @@ ToolLike: TypeAlias = str | Path | Callable[..., object]
 _ARGUMENT = re.compile(r"^\s+(\w+)(?: \([^)]*\))?:\s*(.+)$", re.MULTILINE)
 
 
-def tool_name(given: ToolLike) -> str:
+def tool_name(tool: ToolLike) -> str:
     """A tool as settings name it; a function becomes a part. Raises `SettingError` for a function without types or
     docstring."""
-    if not callable(given):
-        return str(given)
-    about, arguments = described(given)
+    if not callable(tool):
+        return str(tool)
+    about, arguments = described(tool)
 
     def schema(settings: ToolSettings) -> JsonObject:
         tree = cast(JsonObject, _without_titles(cast(Json, arguments.model_json_schema())))
@@ -319,19 +319,19 @@ def tool_name(given: ToolLike) -> str:
 
     def parse(call: JsonObject, settings: ToolSettings) -> ParsedCall:
         try:
-            made = arguments.model_validate(call)
+            values = arguments.model_validate(call)
         except ValidationError as error:
             return ParsedCall(problem="; ".join(sentence for _, sentence in mistakes(error, arguments, call)))
-        return ParsedCall(cast(JsonObject, made.model_dump(mode="json")))
+        return ParsedCall(cast(JsonObject, values.model_dump(mode="json")))
 
     def run(requests: Sequence[ToolRequest], settings: ToolSettings, context: ToolContext) -> list[Result]:
-        return [_result(given, arguments, request) for request in requests]
+        return [_result(tool, arguments, request) for request in requests]
 
     def render(result: Result, settings: ToolSettings, context: ToolContext) -> str:
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
     parts = {"SETTINGS": ToolSettings, "schema": schema, "parse": parse, "run": run, "render": render}
-    return offer("tool", given, parts)
+    return offer("tool", tool, parts)
 
 
 def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
@@ -340,7 +340,7 @@ def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
     about, _, listed = text.partition("\nArgs:\n")
     if not about.strip():
         raise SettingError(f"the tool {name} needs a docstring, which tells the agent what it does")
-    help_of = {key: what.strip() for key, what in _ARGUMENT.findall(listed.partition("\nReturns:")[0])}
+    help_of = {key: sentence.strip() for key, sentence in _ARGUMENT.findall(listed.partition("\nReturns:")[0])}
     fields: dict[str, tuple[object, object]] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if parameter.annotation is inspect.Parameter.empty or parameter.kind in (
@@ -360,9 +360,9 @@ def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
 
 def _result(function: Callable[..., object], arguments: type[BaseModel], request: ToolRequest) -> Result:
     """What the function returns; an exception is a fault of this call alone."""
-    made = arguments.model_validate(request.arguments)
+    values = arguments.model_validate(request.arguments)
     try:
-        return cast(Json, function(**{name: getattr(made, name) for name in arguments.model_fields}))
+        return cast(Json, function(**{name: getattr(values, name) for name in arguments.model_fields}))
     except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
         return ToolFault(f"{type(error).__name__}: {error}")
 
@@ -370,7 +370,7 @@ def _result(function: Callable[..., object], arguments: type[BaseModel], request
 def _without_titles(tree: Json) -> Json:
     """A JSON schema without pydantic's titles, which repeat the names."""
     if isinstance(tree, list):
-        return [_without_titles(each) for each in tree]
+        return [_without_titles(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
     # A property may be called `title`; then its value is a schema and no text.

@@ -116,12 +116,12 @@ class _Play:
 
     def derived(self) -> Trajectory:
         """The trajectory that follows. Raises `_Parted` where the stored one has no more to play."""
-        step: Next | PendingCall = self.environment.begin(self.row)
+        step: Next | PendingCall = self.environment.reset(self.row)
         while not isinstance(step, End):
             if isinstance(step, PendingCall):
                 step = self._result(step)
             else:
-                step = self.environment.take(self.row, self._turn(step))
+                step = self.environment.step(self.row, self._turn(step))
         return self.environment.finish(self.row, step, None)
 
     def _turn(self, request: Request) -> Turn:
@@ -166,7 +166,7 @@ class _Play:
         """The next searches that are stored, or the result of another tool of ours."""
         if call.tool is not self.environment.protocol.grammar.search:
             result, took_s = self.environment.run_tool([call])[0]
-            return self.environment.answer(call, self._opened(call, result), took_s)
+            return self.environment.observe(call, self._opened(call, result), took_s)
         texts = cast(list[str], call.request.arguments["queries"])
         done = len(self.row.searches) + len(self.row.turn_searches)
         found = self.stored.searches[done : done + len(texts)]
@@ -177,7 +177,7 @@ class _Play:
         k = self.environment.limits.passages_of(call.request.turn)
         if (most := max(len(one.hits) for one in found)) > k:
             raise _Parted(f"a search of turn {call.request.turn} has {most} hits, and its budget is {k}")
-        return self.environment.answer(
+        return self.environment.observe(
             call,
             TurnSearches(
                 tuple(replace(call.request.query, text=text) for text in texts),

@@ -92,8 +92,8 @@ class EvidenceAgent:
 
     def _worth(self, so_far: EpisodeState) -> tuple[str, ...] | None:
         """The gold passages found; no selection before a search."""
-        found = (hit.passage.id for search in so_far.searches for hit in search.hits)
-        gold = tuple(dict.fromkeys(ident for ident in found if ident in so_far.question.gold_ids))
+        idents = (hit.passage.id for search in so_far.searches for hit in search.hits)
+        gold = tuple(dict.fromkeys(ident for ident in idents if ident in so_far.question.gold_ids))
         return gold if so_far.searches else None
 
 
@@ -110,8 +110,8 @@ def quotation(passage: Passage, wanted: Sequence[str]) -> str:
     text = " ".join(text.split())
     if len(text) <= LONGEST:
         return text
-    place = next((at for one in wanted if (at := text.lower().find(one.lower())) >= 0), 0)
-    start = text.rfind(" ", 0, max(0, place - LONGEST // 2)) + 1 if place > LONGEST // 2 else 0
+    position = next((at for target in wanted if (at := text.lower().find(target.lower())) >= 0), 0)
+    start = text.rfind(" ", 0, max(0, position - LONGEST // 2)) + 1 if position > LONGEST // 2 else 0
     cut = text[start : start + LONGEST]
     return cut if start + LONGEST >= len(text) else cut.rpartition(" ")[0]
 
@@ -138,17 +138,17 @@ def known_steps(question: Question) -> list[KnownStep]:
             KnownStep(step.gold_id, step.sub_question, f"{step.mention} {step.relation}".strip(), step.sub_answer)
             for step in plan_of(question)
         ]
-    rows = question.meta.get("decomposition")
+    entries = question.meta.get("decomposition")
     steps: list[KnownStep] = []
-    for row in rows if isinstance(rows, list) else []:
-        if not isinstance(row, dict) or "gold_id" not in row:
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or "gold_id" not in entry:
             return []
         earlier = partial(_earlier, answers=[step.answer for step in steps])
-        asked = _EARLIER.sub(earlier, str(row["question"])).replace(" >> ", " ")
-        steps.append(KnownStep(str(row["gold_id"]), asked, asked, str(row["answer"])))
+        query = _EARLIER.sub(earlier, str(entry["question"])).replace(" >> ", " ")
+        steps.append(KnownStep(str(entry["gold_id"]), query, query, str(entry["answer"])))
     return steps
 
 
-def _earlier(found: re.Match[str], answers: Sequence[str]) -> str:
-    place = int(found[1]) - 1
-    return answers[place] if 0 <= place < len(answers) else found[0]
+def _earlier(match: re.Match[str], answers: Sequence[str]) -> str:
+    index = int(match[1]) - 1
+    return answers[index] if 0 <= index < len(answers) else match[0]

@@ -51,8 +51,8 @@ class ExtractAgent(RuleAgent):
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The best sentence of the best passage, or `NOT_FOUND`."""
         question = so_far.question.searched
-        found = {hit.passage.id: hit.passage for search in so_far.searches for hit in search.hits}
-        ranked = [found[ident] for ident in self.evidence(question, so_far.searches)] if found else []
+        passages = {hit.passage.id: hit.passage for search in so_far.searches for hit in search.hits}
+        ranked = [passages[ident] for ident in self.evidence(question, so_far.searches)] if passages else []
         passage, answer = extract(question, ranked)
         report = f" I take {passage.title} ." if passage else " I found nothing that answers this ."
         return Move(report, answer=f" {answer}", selected=(passage.id,) if passage else ())
@@ -63,11 +63,11 @@ def make() -> ExtractAgent:
     return ExtractAgent()
 
 
-def extract(question: str, found: Sequence[Passage]) -> tuple[Passage | None, str]:
+def extract(question: str, passages: Sequence[Passage]) -> tuple[Passage | None, str]:
     """The passage that answers and its best sentence; `None` and `NOT_FOUND` where none supports the question."""
-    found = [replace(passage, text=passage.text[:CHARACTERS]) for passage in found]
-    weights = _weights(question, found)
-    read = [passage for passage in found[:READ] if passage.text.strip()]
+    passages = [replace(passage, text=passage.text[:CHARACTERS]) for passage in passages]
+    weights = _weights(question, passages)
+    read = [passage for passage in passages[:READ] if passage.text.strip()]
     supports = [(support(question, passage, weights), passage) for passage in read]
     best, passage = max(supports, key=lambda pair: pair[0], default=(0.0, None))
     asked = words(question)
@@ -108,11 +108,11 @@ def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> s
     return answer if len(answer) <= LONGEST else answer[:LONGEST].rpartition(" ")[0] or answer[:LONGEST]
 
 
-def _weights(question: str, found: Sequence[Passage]) -> dict[str, float]:
+def _weights(question: str, passages: Sequence[Passage]) -> dict[str, float]:
     """The weight of each word of the question; they sum to 1."""
     asked = _content(question)
-    held = Counter(word for passage in found for word in _content(f"{passage.title} {passage.text}") & asked)
-    weights = {word: math.log(1 + (len(found) + 1) / (held[word] + 0.5)) for word in sorted(asked)}
+    held = Counter(word for passage in passages for word in _content(f"{passage.title} {passage.text}") & asked)
+    weights = {word: math.log(1 + (len(passages) + 1) / (held[word] + 0.5)) for word in sorted(asked)}
     total = sum(weights.values())
     return {word: weight / total for word, weight in weights.items()}
 

@@ -58,7 +58,7 @@ class RuleAgent:
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """An answer from what was found so far."""
         notes = self._read(so_far.question.searched, so_far.searches)
-        tied = [passage for place, passage in enumerate(notes.taken) if notes.is_tied(place)]
+        tied = [passage for index, passage in enumerate(notes.taken) if notes.is_tied(index)]
         answer = guess(so_far.question.question, tied)
         return Move(f"{_report(notes)} I answer {answer} .", answer=f" {answer}", selected=_worth(notes))
 
@@ -109,7 +109,7 @@ class _Notes:
 
     def ranked(self) -> list[Passage]:
         """The passages found and not yet taken, best first."""
-        found = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
+        passages = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
         fusion = reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in self.searches)
         taken = {passage.id for passage in self.taken}
 
@@ -117,14 +117,14 @@ class _Notes:
             named = NAMED * _stands_in(passage.title, self.question)
             return fusion[passage.id] + named + LINKED * _is_linked(passage, self.taken)
 
-        return sorted((found[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
+        return sorted((passages[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
 
-    def is_tied(self, place: int) -> bool:
-        """Whether the taken passage at `place` is the first, or is named by the question or by one taken before it and
+    def is_tied(self, index: int) -> bool:
+        """Whether the taken passage at `index` is the first, or is named by the question or by one taken before it and
         has another title than these."""
-        passage, before = self.taken[place], self.taken[:place]
-        if place == 0 or passage.title in {other.title for other in before}:
-            return place == 0
+        passage, before = self.taken[index], self.taken[:index]
+        if index == 0 or passage.title in {other.title for other in before}:
+            return index == 0
         return _stands_in(passage.title, self.question) or _is_linked(passage, before)
 
     def brought_nothing(self) -> bool:
@@ -158,9 +158,9 @@ def guess(question: str, taken: Sequence[Passage]) -> str:
     if asked[:1] and asked[0] in _YES_NO and "or" not in asked:
         return "yes"
     pattern = _DATE if {"when", "date", "year", "born", "died"} & set(asked) else _NUMBER if "how" in asked else None
-    found = pattern.search(newest.text) if pattern else None
-    if found:
-        return found.group()
+    match = pattern.search(newest.text) if pattern else None
+    if match:
+        return match.group()
     named = [passage for passage in taken if _stands_in(passage.title, question)]
     new = [passage for passage in taken if passage not in named]
     return _plain((named or new)[0].title if "or" in asked or not new else new[-1].title)
@@ -180,9 +180,9 @@ def _cut(text: str) -> list[str]:
     return [word for word in _WORD.findall(text) if len(word) > 1 or not word.isascii() or word.isdigit()]
 
 
-def _once(found: Sequence[str], known: Set[str]) -> list[str]:
+def _once(tokens: Sequence[str], known: Set[str]) -> list[str]:
     """Each word once, in order, without the known ones; case is ignored."""
-    return list({word.lower(): word for word in reversed(found) if word.lower() not in known}.values())[::-1]
+    return list({word.lower(): word for word in reversed(tokens) if word.lower() not in known}.values())[::-1]
 
 
 def _plain(title: str) -> str:
@@ -285,5 +285,5 @@ def opening_name(text: str) -> str:
             break
         if token[-1] == "." and len(token) > _INITIAL:
             break
-    found = " ".join(name).rstrip(".")
-    return "" if found.isdigit() else found
+    title = " ".join(name).rstrip(".")
+    return "" if title.isdigit() else title

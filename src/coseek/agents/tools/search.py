@@ -83,7 +83,7 @@ def _search(queries: Sequence[Query], k: int, context: ToolContext) -> list[Sear
     """Search in one batch; when that fails, one by one, so a bad query costs no other its result."""
     try:
         hits = context.retriever.search(queries, k)
-        return [checked_search(query.text, each) for query, each in zip(queries, hits, strict=True)]
+        return [checked_search(query.text, query_hits) for query, query_hits in zip(queries, hits, strict=True)]
     except RetrieverError as error:
         if len(queries) == 1:
             return [Search(queries[0].text, fault=str(error))]

@@ -75,14 +75,14 @@ def _document(passage: Passage, context: ToolContext) -> tuple[Passage, ...]:
     behind: list[Passage] = []
     before: list[Passage] = []
     sides: tuple[tuple[list[Passage], Way], ...] = ((behind, "next"), (before, "previous"))
-    ways = [(found, takewhile(_is_writable, neighbours(passage, corpus, way))) for found, way in sides]
+    ways = [(side, takewhile(_is_writable, neighbours(passage, corpus, way))) for side, way in sides]
     while ways:
-        found, others = ways.pop(0)
-        one = next(others, None)
-        if one is not None and (size := _size(one, context)) <= left:
-            found.append(one)
+        side, others = ways.pop(0)
+        neighbour = next(others, None)
+        if neighbour is not None and (size := _size(neighbour, context)) <= left:
+            side.append(neighbour)
             left -= size
-            ways.append((found, others))
+            ways.append((side, others))
     return (*before[::-1], passage, *behind) if before or behind else ()
 
 
