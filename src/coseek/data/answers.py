@@ -32,13 +32,13 @@ def read_answers(value: Json, name: str) -> tuple[str, ...]:
         return ()
     items = value if isinstance(value, list) else [value]
     return tuple(
-        read_text(each, name, "a gold answer")
+        read_text(alias, name, "a gold answer")
         for item in items
-        for each in (item if isinstance(item, list) else [item])
+        for alias in (item if isinstance(item, list) else [item])
     )
 
 
-def read_text(value: Json, name: str, what: str) -> str:
+def read_text(value: Json, name: str, noun: str) -> str:
     """Read a text, or a number as JSON writes it. Raises `DataError` for anything else."""
     if isinstance(value, str):
         return value
@@ -46,7 +46,7 @@ def read_text(value: Json, name: str, what: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return written
     shown = written if len(written) <= _SHOWN else written[: _SHOWN - 1] + "…"
-    raise DataError(f"{name!r} holds {shown}; {what} is a text or a number")
+    raise DataError(f"{name!r} holds {shown}; {noun} is a text or a number")
 
 
 def normalise(text: str) -> str:
@@ -82,8 +82,8 @@ def span_match(text: str | None, golds: Iterable[str]) -> bool:
     A token is a run of letters, digits and accents, or any other sign by itself, after NFD. So Unicode punctuation does
     not stick to a word as it does in `cover_match`, and composed accents equal decomposed ones.
     """
-    said = _tokens(normalise(text or ""))
-    padded = f"\0{said}\0"
+    tokens = _tokens(normalise(text or ""))
+    padded = f"\0{tokens}\0"
     return any(f"\0{gold}\0" in padded for gold in map(_tokens, map(normalise, golds)) if gold)
 
 
@@ -106,8 +106,8 @@ def _tokens(text: str) -> str:
 
 def substring_match(text: str | None, golds: Iterable[str]) -> bool:
     """The normalised text contains a normalised gold answer, also inside a word ("party" contains "art")."""
-    said = normalise(text or "")
-    return any(gold in said for gold in map(normalise, golds) if gold)
+    normalised = normalise(text or "")
+    return any(gold in normalised for gold in map(normalise, golds) if gold)
 
 
 def f1(prediction: str | None, golds: Iterable[str], *, guard: bool = True) -> float:

@@ -36,17 +36,17 @@ def read_array(
         with path.open("rb") as file:
             if file.read(len(_BEGINS)) != _BEGINS:  # numpy would propose to unpickle it
                 raise ValueError("it begins as something else")
-        found: object = np.load(path, mmap_mode=mapped, allow_pickle=False)
+        loaded: object = np.load(path, mmap_mode=mapped, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; {WAY_OUT}") from None
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is no whole array ({str(error)[:120]}); {WAY_OUT}") from None
-    assert isinstance(found, np.ndarray)
-    shape = (len(found),) if found.ndim and columns is None else (len(found) if found.ndim else 0, columns)
-    if found.dtype.kind not in ("iu" if kind == "i" else kind) or found.shape != shape:
-        raise DataError(f"{path} holds {found.dtype} {found.shape}, which no index writes there; {WAY_OUT}")
+    assert isinstance(loaded, np.ndarray)
+    shape = (len(loaded),) if loaded.ndim and columns is None else (len(loaded) if loaded.ndim else 0, columns)
+    if loaded.dtype.kind not in ("iu" if kind == "i" else kind) or loaded.shape != shape:
+        raise DataError(f"{path} holds {loaded.dtype} {loaded.shape}, which no index writes there; {WAY_OUT}")
     # A plain view of a mapped file: slices of np.memmap cost microseconds each.
-    return np.asarray(found)
+    return np.asarray(loaded)
 
 
 Digests = NDArray[np.int64]
@@ -81,19 +81,19 @@ _RACE_NS = 2_000_000_000
 def _stamp(path: Path) -> dict[str, int]:
     """Size in bytes and times, to recognise a scanned file without reading it. Programs may set the time of the
     modification, not that of the change."""
-    found = path.stat()
-    return {"size": found.st_size, "modified_ns": found.st_mtime_ns, "changed_ns": found.st_ctime_ns}
+    stat = path.stat()
+    return {"size": stat.st_size, "modified_ns": stat.st_mtime_ns, "changed_ns": stat.st_ctime_ns}
 
 
 def _is_kept(stamp: dict[str, int], folder: Path) -> bool:
     """Whether a stamp is the one in `folder`, which was written long enough after the last change."""
-    kept = folder / STAMP
+    stamp_path = folder / STAMP
     try:
-        row = read_json(kept)
+        recorded = read_json(stamp_path)
     except DataError:
         return False
     latest = max(value for name, value in stamp.items() if name != "size")
-    return row == stamp and kept.stat().st_mtime_ns >= latest + _RACE_NS
+    return recorded == stamp and stamp_path.stat().st_mtime_ns >= latest + _RACE_NS
 
 
 class CorpusFile(Corpus):
@@ -158,9 +158,9 @@ class CorpusFile(Corpus):
         hashes_N = _hashes(digests_N4[:, 0])
         order_N = np.argsort(hashes_N, kind="stable")
         hashes_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
-        made = cls(path, spans_N2, hashes_N2, digests_N4, hashlib.sha256(digests).hexdigest(), stamp)
-        made._check_unique(source)
-        return made
+        corpus = cls(path, spans_N2, hashes_N2, digests_N4, hashlib.sha256(digests).hexdigest(), stamp)
+        corpus._check_unique(source)
+        return corpus
 
     @classmethod
     def open(cls, path: Path, folder: Path, digest: str) -> "CorpusFile":
@@ -232,11 +232,11 @@ class CorpusFile(Corpus):
 
     def _check_unique(self, source: str) -> None:
         hashes_N, rows_N = self._hashes_N2[:, 0], self._hashes_N2[:, 1]
-        for place in np.flatnonzero(hashes_N[1:] == hashes_N[:-1]).tolist():
+        for index in np.flatnonzero(hashes_N[1:] == hashes_N[:-1]).tolist():
             # Equal hashes are adjacent; three equal ones make two pairs.
-            one, other = (self._read(row).id for row in rows_N[place : place + 2].tolist())
-            if one == other:
-                raise DataError(f"{source} has the id {one!r} twice; ids must be unique")
+            ident, next_ident = (self._read(row).id for row in rows_N[index : index + 2].tolist())
+            if ident == next_ident:
+                raise DataError(f"{source} has the id {ident!r} twice; ids must be unique")
 
 
 def _hashes(ids_N: Longs) -> Longs:

@@ -98,24 +98,24 @@ class QuestionFilter(Settings):
 
     @field_validator("sources", "hops", "types", mode="before")
     @classmethod
-    def _list_of(cls, given: object) -> object:
+    def _list_of(cls, value: object) -> object:
         """One value, or several with commas between them, as a list."""
-        return [one.strip() for one in str(given).split(",")] if isinstance(given, str | int) else given
+        return [item.strip() for item in str(value).split(",")] if isinstance(value, str | int) else value
 
     def apply(self, questions: Sequence[Question]) -> list[Question]:
         """The questions that pass, in order. Raises `SettingError` for a data set or type that no question has, and
         `DataError` when none is left."""
-        _check_known("sources", "data set", self.sources, questions, lambda one: one.dataset)
-        _check_known("types", "type", self.types, questions, lambda one: one.kind)
+        _check_known("sources", "data set", self.sources, questions, lambda question: question.dataset)
+        _check_known("types", "type", self.types, questions, lambda question: question.kind)
         listed = None if self.ids is None else _listed(Path(self.ids), questions)
         chosen = [
-            one
-            for one in questions
-            if (listed is None or one.id in listed)
-            and (self.sources is None or one.dataset in self.sources)
-            and (self.hops is None or one.hops in self.hops)
-            and (self.types is None or one.kind in self.types)
-            and (self.answerable is None or one.answerable == self.answerable)
+            question
+            for question in questions
+            if (listed is None or question.id in listed)
+            and (self.sources is None or question.dataset in self.sources)
+            and (self.hops is None or question.hops in self.hops)
+            and (self.types is None or question.kind in self.types)
+            and (self.answerable is None or question.answerable == self.answerable)
         ]
         if questions and not chosen:
             raise DataError(f"none of the {len(questions)} questions is left; ask for less in `select`")
@@ -124,21 +124,21 @@ class QuestionFilter(Settings):
 
 def _listed(path: Path, questions: Iterable[Question]) -> set[str]:
     """The ids of the questions that a file lists. Raises `DataError` for a row that lists none of them."""
-    known: dict[str, list[str]] = {}
-    for one in questions:
-        for name in {one.id, one.id.rpartition("/")[2], one.question.strip()}:
-            known.setdefault(name, []).append(one.id)
+    by_name: dict[str, list[str]] = {}
+    for question in questions:
+        for name in {question.id, question.id.rpartition("/")[2], question.question.strip()}:
+            by_name.setdefault(name, []).append(question.id)
     listed: set[str] = set()
     for number, line in read_lines(path):
         where, text = f"{path}, line {number}", line.strip()
         row: JsonObject = parse_line(text, where) if text.startswith("{") else {"id": text} if text else {}
         names = [str(row[key]).strip() for key in LISTED if row.get(key) is not None]
-        found = next((known[name] for name in names if name in known), [])
-        if text and not found:
+        idents = next((by_name[name] for name in names if name in by_name), [])
+        if text and not idents:
             raise DataError(
                 f"{where}: none of the questions is {(*names, text)[0]!r}; list ids of this split, or texts"
             )
-        listed.update(found)
+        listed.update(idents)
     return listed
 
 
@@ -151,11 +151,11 @@ def _check_known(
     what: str,
     named: Iterable[str] | None,
     questions: Iterable[Question],
-    of: Callable[[Question], str | None],
+    value_of: Callable[[Question], str | None],
 ) -> None:
     if named is None:
         return
-    known = sorted({value for one in questions if (value := of(one)) is not None})
+    known = sorted({value for question in questions if (value := value_of(question)) is not None})
     for name in named:
         if name not in known:
             has = f"They have: {', '.join(known)}" if known else f"They name no {what}"
@@ -174,13 +174,13 @@ def draw(questions: Sequence[Question], count: int | None, seed: int, per_set: i
     if per_set is None and (count is None or count >= len(questions)):
         return list(questions)
     strata: dict[str | None, list[tuple[bytes, int]]] = {}
-    for place, question in enumerate(questions):
+    for index, question in enumerate(questions):
         text = f"{seed}/{question.id}".encode("utf-8", "surrogatepass")
-        strata.setdefault(question.dataset, []).append((hashlib.blake2b(text, digest_size=16).digest(), place))
+        strata.setdefault(question.dataset, []).append((hashlib.blake2b(text, digest_size=16).digest(), index))
     ranked: list[tuple[float, bytes, int]] = []
     for members in strata.values():
         kept = sorted(members)[:per_set]
-        for rank, (key, place) in enumerate(kept):
-            ranked.append(((rank + 0.5) / len(kept) if rank else 0.0, key, place))
+        for rank, (key, index) in enumerate(kept):
+            ranked.append(((rank + 0.5) / len(kept) if rank else 0.0, key, index))
     drawn = ranked if count is None else heapq.nsmallest(count, ranked)
-    return [questions[place] for place in sorted(place for *_, place in drawn)]
+    return [questions[index] for index in sorted(index for *_, index in drawn)]

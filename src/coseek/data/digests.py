@@ -101,9 +101,9 @@ def check_identities(file: Path, recorded: Json, now: Identities) -> None:
 
 def _plain(value: Json) -> Json:
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -37,7 +37,7 @@ class WorldMaker(Protocol):
 
     SETTINGS: "type[WorldGroup]"
 
-    def chosen(self, given: Mapping[str, object], name: str | None) -> "WorldGroup":
+    def chosen(self, settings: Mapping[str, object], name: str | None) -> "WorldGroup":
         """The settings given, or those of the reference world `name`. Raises `UserError` for an unknown one."""
         ...
 

@@ -24,7 +24,7 @@ class Passage(Record):
     id: str
     title: str
     text: str
-    given: str | None = field(default=None, compare=False, repr=False)
+    raw_contents: str | None = field(default=None, compare=False, repr=False)
     """`contents` as the corpus writes it, where it is not the quoted title, a newline and the text."""
     meta: Mapping[str, Json] = field(default_factory=lambda: _NO_META, compare=False, repr=False)
     """Where it is from, and what else is known of it: `path`, `url`, `page`, `date`, `next`, `previous` …"""
@@ -33,13 +33,13 @@ class Passage(Record):
     def contents(self) -> str:
         """The `contents` field of the `/retrieve` protocol: as the corpus writes it, else the quoted title, a newline
         and the text."""
-        return _quoted(self.title, self.text) if self.given is None else self.given
+        return _quoted(self.title, self.text) if self.raw_contents is None else self.raw_contents
 
     @property
     def url(self) -> str:
         """The web address, that of `meta` or the id itself; empty without one."""
-        given = (self.meta.get("url"), self.id)
-        return next((one for one in given if isinstance(one, str) and one.startswith(("http://", "https://"))), "")
+        candidates = (self.meta.get("url"), self.id)
+        return next((url for url in candidates if isinstance(url, str) and url.startswith(("http://", "https://"))), "")
 
     @property
     def place(self) -> str:
@@ -51,23 +51,23 @@ class Passage(Record):
         return where and where + at
 
     def to_json(self) -> JsonObject:
-        row: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
-        if self.given is not None:
-            row["contents"] = self.given
+        record: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
+        if self.raw_contents is not None:
+            record["contents"] = self.raw_contents
         if self.meta:
-            row["meta"] = dict(self.meta)
-        return row
+            record["meta"] = dict(self.meta)
+        return record
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Passage":
+    def from_json(cls, record: JsonObject) -> "Passage":
         """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the title, mostly quoted)."""
-        if row.get("id") is None:
+        if record.get("id") is None:
             raise DataError('a passage needs an "id"')
-        ident = read_id(row)
-        contents = None if row.get("contents") is None else _text(row["contents"], "contents", ident)
-        if row.get("text") is not None:
-            title = "" if row.get("title") is None else _text(row["title"], "title", ident)
-            body = _text(row["text"], "text", ident)
+        ident = read_id(record)
+        contents = None if record.get("contents") is None else _text(record["contents"], "contents", ident)
+        if record.get("text") is not None:
+            title = "" if record.get("title") is None else _text(record["title"], "title", ident)
+            body = _text(record["text"], "text", ident)
         elif contents is None:
             raise DataError(f'passage {ident!r} has neither "text" nor "contents"')
         else:
@@ -75,23 +75,23 @@ class Passage(Record):
             title, body = (title, body) if newline else ("", title)
             if len(title) >= 2 and title[0] == title[-1] == '"':
                 title = title[1:-1]
-        return cls(ident, title, body, None if contents == _quoted(title, body) else contents, _meta(row, ident))
+        return cls(ident, title, body, None if contents == _quoted(title, body) else contents, _meta(record, ident))
 
 
 def _quoted(title: str, text: str) -> str:
     return f'"{title}"\n{text}'
 
 
-def read_id(row: JsonObject) -> str:
+def read_id(record: JsonObject) -> str:
     """The id of a row; whole numbers are read as texts."""
-    ident = row["id"]
+    ident = record["id"]
     if not isinstance(ident, str | int) or isinstance(ident, bool):
         raise DataError(f'an "id" is a text or a whole number, not {ident!r}')
     return str(ident)
 
 
-def _meta(row: JsonObject, ident: str) -> Mapping[str, Json]:
-    meta = row.get("meta")
+def _meta(record: JsonObject, ident: str) -> Mapping[str, Json]:
+    meta = record.get("meta")
     if not isinstance(meta, dict) or not meta:
         return _NO_META
     if is_deep(meta, DEEPEST_META):
@@ -116,11 +116,11 @@ class Hit(Record):
         return {**self.passage.to_json(), "score": self.score}
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Hit":
-        score = row["score"]
+    def from_json(cls, record: JsonObject) -> "Hit":
+        score = record["score"]
         if not isinstance(score, int | float):
             raise DataError(f"'score' must be a number, not {score!r}")
-        return cls(Passage.from_json(row), float(score))
+        return cls(Passage.from_json(record), float(score))
 
 
 class Corpus(Sequence[Passage]):

@@ -95,60 +95,60 @@ def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, flo
     """
     imports.check_shares(shares)
     check_replaceable(out, imports.FILES.fullmatch, "a pool")
-    made: list[PoolSummary] = []
+    pools: list[PoolSummary] = []
 
     def fill(folder: Path) -> None:
-        shelf, evaluations, asked = _Shelf(), Counter[str](), list[Pooled]()
-        passages = _passages(sources, shelf, asked, evaluations)
+        shelf, evaluations, pool = _Shelf(), Counter[str](), list[Pooled]()
+        passages = _passages(sources, shelf, pool, evaluations)
         corpus = CorpusFile.write(folder / imports.CORPUS, passages, source="the sources of the pool")
-        check_gold_ids((one.question for one in asked), corpus, "the corpus", "give the corpus of these questions")
-        whole = [one._replace(passages=frozenset(_beginnings(one.question, corpus))) for one in asked]
+        check_gold_ids((pooled.question for pooled in pool), corpus, "the corpus", "give the corpus of these questions")
+        whole = [pooled._replace(passages=frozenset(_beginnings(pooled.question, corpus))) for pooled in pool]
         dealt, notes = deal(whole, shares)
         splits, counts = checked_splits(dealt, shelf.notes + notes)
         sizes: dict[str, Counter[str]] = {}
         for name, questions in splits.items():
             save_questions(folder / f"questions.{name}.jsonl", questions)
-            for one in questions:
-                sizes.setdefault(one.dataset or "", Counter())[name] += 1
-        made.append(PoolSummary(len(corpus), {name: dict(found) for name, found in sizes.items()}, counts, evaluations))
-        write_json(folder / imports.CARD, {"format": "pool", **made[0].to_json()})
+            for question in questions:
+                sizes.setdefault(question.dataset or "", Counter())[name] += 1
+        pools.append(PoolSummary(len(corpus), {name: dict(size) for name, size in sizes.items()}, counts, evaluations))
+        write_json(folder / imports.CARD, {"format": "pool", **pools[0].to_json()})
 
     atomic_folder(out, fill)
-    return made[0]
+    return pools[0]
 
 
 def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str, list[Question]], Counter[str]]:
     """Split → questions, and how many were left out for what reason."""
     notes = Counter[str]()
     kept = list(_asked_once(asked, notes))
-    groups = _groups([(f"? {one.text}", *one.passages) for one in kept])
-    tested = {group for one, group in zip(kept, groups, strict=True) if one.is_tested}
-    trained = {group for one, group in zip(kept, groups, strict=True) if one.published == "train"}
+    groups = _groups([(f"? {pooled.text}", *pooled.passages) for pooled in kept])
+    tested = {group for pooled, group in zip(kept, groups, strict=True) if pooled.is_tested}
+    trained = {group for pooled, group in zip(kept, groups, strict=True) if pooled.published == "train"}
     first: dict[int, str] = {}
-    for one, group in zip(kept, groups, strict=True):
-        first[group] = min(first.get(group, one.question.id), one.question.id)
+    for pooled, group in zip(kept, groups, strict=True):
+        first[group] = min(first.get(group, pooled.question.id), pooled.question.id)
     untested = {name: share for name, share in shares.items() if name != "test" and share > 0} or {"train": 1.0}
     untested = {name: share / sum(untested.values()) for name, share in untested.items()}
     splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares, *untested)}
-    for one, group in zip(kept, groups, strict=True):
+    for pooled, group in zip(kept, groups, strict=True):
         if group not in tested:
-            splits[imports.split_of(first[group], untested if group in trained else shares)].append(one.question)
-        elif one.published == "train":
+            splits[imports.split_of(first[group], untested if group in trained else shares)].append(pooled.question)
+        elif pooled.published == "train":
             notes[LEAKING] += 1
         else:
-            splits["test"].append(one.question)
+            splits["test"].append(pooled.question)
     return {name: questions for name, questions in splits.items() if questions}, notes
 
 
 def _asked_once(asked: Sequence[Pooled], notes: Counter[str]) -> Iterator[Pooled]:
     """Each question once: of those that repeat another the first. Those of a published test all stay."""
-    seen = {one.text for one in asked if one.is_tested}
-    for one in asked:
-        if not one.is_tested and one.text in seen:
+    seen = {pooled.text for pooled in asked if pooled.is_tested}
+    for pooled in asked:
+        if not pooled.is_tested and pooled.text in seen:
             notes[REPEATED] += 1
             continue
-        seen.add(one.text)
-        yield one
+        seen.add(pooled.text)
+        yield pooled
 
 
 def _beginnings(question: Question, corpus: Corpus) -> Iterator[str]:
@@ -160,16 +160,16 @@ def _groups(shared: Sequence[Iterable[str]]) -> list[int]:
     """For each of several sets the number of its group; sets with a common element are in one group."""
     parent = list(range(len(shared)))
 
-    def root(place: int) -> int:
-        while parent[place] != place:
-            parent[place] = place = parent[parent[place]]
-        return place
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = index = parent[parent[index]]
+        return index
 
     owner: dict[str, int] = {}
-    for place, elements in enumerate(shared):
+    for index, elements in enumerate(shared):
         for element in elements:
-            parent[root(place)] = root(owner.setdefault(element, place))
-    return [root(place) for place in range(len(shared))]
+            parent[root(index)] = root(owner.setdefault(element, index))
+    return [root(index) for index in range(len(shared))]
 
 
 class _Shelf:
@@ -218,18 +218,18 @@ def _passages(
 
 def _questions(read: ImportedData) -> Iterator[tuple[str, Question]]:
     """Split of the publisher, and question."""
-    published = [(split, one) for (_, split), questions in read.published.items() for one in questions]
-    published += [(split, one) for split, questions in read.splits.items() for one in questions]
-    known = {one.id for _, one in published}
+    published = [(split, question) for (_, split), questions in read.published.items() for question in questions]
+    published += [(split, question) for split, questions in read.splits.items() for question in questions]
+    known = {question.id for _, question in published}
     yield from published
-    yield from (("", one) for one in read.questions if one.id not in known)
+    yield from (("", question) for question in read.questions if question.id not in known)
 
 
 def _in_pool(question: Question, source: PoolSource, ids: Mapping[str, str]) -> Question:
     """A question with its ids in the pool, and the name of its set."""
     name = source.name or question.dataset or source.format
     ident = question.id if question.id.startswith(f"{name}/") else f"{name}/{question.id}"
-    gold = tuple(dict.fromkeys(ids.get(one, one) for one in question.gold_ids))
+    gold = tuple(dict.fromkeys(ids.get(gold_id, gold_id) for gold_id in question.gold_ids))
     meta = cast(JsonObject, _renamed({**question.meta}, ids)) if ids else {**question.meta}
     return replace(question, id=ident, gold_ids=gold, meta={**meta, "dataset": name})
 
@@ -238,7 +238,7 @@ def _renamed(value: Json, ids: Mapping[str, str], name: str = "") -> Json:
     """The meta of a question with the ids of passages that it names replaced."""
     if isinstance(value, dict):
         keys = ids if name == "relevance" else {}
-        return {keys.get(key, key): _renamed(one, ids, key) for key, one in value.items()}
+        return {keys.get(key, key): _renamed(item, ids, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [_renamed(one, ids) for one in value]
+        return [_renamed(item, ids) for item in value]
     return ids.get(value, value) if isinstance(value, str) and name in ("passage", "gold_id") else value

@@ -87,48 +87,48 @@ class Question(Record):
         return self.id if self.meta.get(OWN_PASSAGE) is True else None
 
     def to_json(self) -> JsonObject:
-        row: JsonObject = {"id": self.id, "question": self.question, "answers": list(self.answers)}
+        record: JsonObject = {"id": self.id, "question": self.question, "answers": list(self.answers)}
         if self.gold_ids:
-            row["gold_ids"] = list(self.gold_ids)
+            record["gold_ids"] = list(self.gold_ids)
         if self.hops is not None:
-            row["hops"] = self.hops
+            record["hops"] = self.hops
         if self.meta:
-            row["meta"] = self.meta
+            record["meta"] = self.meta
         if self.search_text:
-            row["search_text"] = self.search_text
-        return row
+            record["search_text"] = self.search_text
+        return record
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Question":
+    def from_json(cls, record: JsonObject) -> "Question":
         """Read a row of `questions.<split>.jsonl`; `golden_answers` is read as `answers`, by `read_answers`.
 
         A value `null` counts as missing. A question marked as unanswerable has no gold answers, whatever the row says.
         Unknown keys are ignored, except near misses of a missing key. Raises `DataError`.
         """
-        lacking = KEYS - row.keys() - (ANSWERS if row.keys() & ANSWERS else set())
-        for odd in row.keys() - KEYS:
+        lacking = KEYS - record.keys() - (ANSWERS if record.keys() & ANSWERS else set())
+        for odd in record.keys() - KEYS:
             for meant in difflib.get_close_matches(odd.lower(), sorted(lacking), n=1, cutoff=NEAR):
                 raise DataError(f"a question has no {odd!r}; did you mean {meant!r}?")
         for needed in ("id", "question"):
-            if row.get(needed) is None:
+            if record.get(needed) is None:
                 raise DataError(f"a question needs {needed!r}")
-        name = "golden_answers" if row.get("answers") is None else "answers"
-        gold_ids = row.get("gold_ids") or []
-        hops = row.get("hops")
-        meta = row.get("meta") or {}
+        name = "golden_answers" if record.get("answers") is None else "answers"
+        gold_ids = record.get("gold_ids") or []
+        hops = record.get("hops")
+        meta = record.get("meta") or {}
         if not isinstance(gold_ids, list) or not isinstance(meta, dict):
-            raise DataError(f"question {row['id']!r}: gold_ids is a list, meta is an object")
+            raise DataError(f"question {record['id']!r}: gold_ids is a list, meta is an object")
         if hops is not None and not isinstance(hops, int):
-            raise DataError(f"question {row['id']!r}: hops is a whole number, not {hops!r}")
+            raise DataError(f"question {record['id']!r}: hops is a whole number, not {hops!r}")
         if is_deep(meta, DEEPEST_META):
-            raise DataError(f"question {row['id']!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
-        ident, question, search_text = read_id(row), row["question"], row.get("search_text") or ""
+            raise DataError(f"question {record['id']!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
+        ident, question, search_text = read_id(record), record["question"], record.get("search_text") or ""
         if not isinstance(question, str):
             raise DataError(f"question {ident!r}: the question is a text, not {question!r}")
         if not isinstance(search_text, str):
             raise DataError(f"question {ident!r}: search_text is a text, not {search_text!r}")
         try:
-            answers = read_answers(row.get(name), name)
+            answers = read_answers(record.get(name), name)
             golds = tuple(read_text(gold, "gold_ids", "a gold id") for gold in gold_ids)
         except DataError as error:
             raise DataError(f"question {ident!r}: {error}") from None
@@ -164,9 +164,9 @@ class QuestionSplit(tuple[Question, ...]):
 
     @classmethod
     def of(cls, questions: Iterable[Question], folder: Path | None, split: str | None) -> "QuestionSplit":
-        made = cls(questions)
-        made.folder, made.split = folder, split
-        return made
+        loaded = cls(questions)
+        loaded.folder, loaded.split = folder, split
+        return loaded
 
     def __repr__(self) -> str:
         return f"{len(self)} questions"
@@ -207,7 +207,7 @@ def withhold(questions: Sequence[Question], share: float, rng: random.Random, ne
         free = [ident for ident in question.gold_ids if ident not in needed]
         if free and withheld.isdisjoint(question.gold_ids):
             withheld.add(rng.choice(free))
-            lost = sum(not withheld.isdisjoint(one.gold_ids) for one in questions)
+            lost = sum(not withheld.isdisjoint(other.gold_ids) for other in questions)
     return withheld
 
 
@@ -220,7 +220,7 @@ def _twin(question: Question, withheld: set[str]) -> Question:
     lost: list[Json] = [ident for ident in question.gold_ids if ident in withheld]
     meta = dict(question.meta)
     if isinstance(negatives := meta.get("negatives"), list):
-        meta["negatives"] = [one for one in negatives if one not in withheld]
+        meta["negatives"] = [ident for ident in negatives if ident not in withheld]
     if not lost:
         return replace(question, meta=meta)
     return replace(
@@ -265,29 +265,29 @@ NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
 
 def gold_path(question: Question) -> tuple[PathStep, ...]:
     """The path of a question; empty for questions that have none."""
-    rows = question.meta.get("path")
-    if not isinstance(rows, list) or not all(map(_is_step, rows)):
+    steps = question.meta.get("path")
+    if not isinstance(steps, list) or not all(map(_is_step, steps)):
         return ()
     return tuple(
         PathStep(
-            passage=row["passage"],
-            source=row["from"],
-            target=row["to"],
-            written=row.get("written") or row["to"],
-            phrase=row["phrase"],
-            back=cast(JsonObject, row)["back"] is True,
-            question=row["question"],
-            rest=row.get("rest") or "",
+            passage=step["passage"],
+            source=step["from"],
+            target=step["to"],
+            written=step.get("written") or step["to"],
+            phrase=step["phrase"],
+            back=cast(JsonObject, step)["back"] is True,
+            question=step["question"],
+            rest=step.get("rest") or "",
         )
-        for row in cast(list[dict[str, str]], rows)
+        for step in cast(list[dict[str, str]], steps)
     )
 
 
-def _is_step(row: Json) -> bool:
-    if not isinstance(row, dict) or "back" not in row:
+def _is_step(step: Json) -> bool:
+    if not isinstance(step, dict) or "back" not in step:
         return False
-    needed = all(isinstance(row.get(name), str) for name in NEEDED - {"back"})
-    return needed and all(isinstance(row.get(name), str | None) for name in ("written", "rest"))
+    needed = all(isinstance(step.get(name), str) for name in NEEDED - {"back"})
+    return needed and all(isinstance(step.get(name), str | None) for name in ("written", "rest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,29 +320,29 @@ def plan_of(question: Question) -> tuple[Step, ...]:
     no word. Raises `DataError` for a question with neither."""
     if path := gold_path(question):
         return _steps_along(path)
-    rows = question.meta.get("plan")
-    if not isinstance(rows, list) or not rows:
+    steps = question.meta.get("plan")
+    if not isinstance(steps, list) or not steps:
         raise DataError(
             f"question {question.id!r} has no plan; only questions of `coseek world make` and `coseek data synthesize` "
             "and imported 2wiki questions have one"
         )
-    return tuple(Step(**{name: str(value) for name, value in cast(JsonObject, row).items()}) for row in rows)
+    return tuple(Step(**{name: str(value) for name, value in cast(JsonObject, step).items()}) for step in steps)
 
 
 def _steps_along(path: Sequence[PathStep]) -> tuple[Step, ...]:
     steps: list[Step] = []
-    for before, one in zip((None, *path), path, strict=False):
-        known = before.written if before and before.target == one.source else one.source
+    for before, step in zip((None, *path), path, strict=False):
+        known = before.written if before and before.target == step.source else step.source
         steps.append(
             Step(
-                entity=one.source,
+                entity=step.source,
                 mention=known,
                 word="",
-                relation=one.phrase.replace(" … ", " "),
-                gold_id=one.passage,
-                sub_answer=one.written,
-                sub_question=one.question.replace(one.source, known, 1),
-                rest=f" {one.rest.replace(one.target, one.written, 1)}" if one.rest else "",
+                relation=step.phrase.replace(" … ", " "),
+                gold_id=step.passage,
+                sub_answer=step.written,
+                sub_question=step.question.replace(step.source, known, 1),
+                rest=f" {step.rest.replace(step.target, step.written, 1)}" if step.rest else "",
             )
         )
     return tuple(steps)

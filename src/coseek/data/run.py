@@ -174,17 +174,17 @@ class Run:
 
     def done(self, with_faults: bool = True) -> set[RowKey]:
         """The keys of all stored trajectories, or of those without a fault."""
-        stored = self.trajectories()
-        return {(one.question.id, one.seed) for one in stored if with_faults or one.fault is None}
+        trajectories = self.trajectories()
+        return {(stored.question.id, stored.seed) for stored in trajectories if with_faults or stored.fault is None}
 
-    def absorb(self, part: "Run") -> None:
+    def absorb(self, other: "Run") -> None:
         """Append the trajectories of a run with the same identities that this one lacks. A line that a kill cut short
         is left out."""
-        recorded = part.record.get(KEY)
+        recorded = other.record.get(KEY)
         with self.open_for_append(cast(Identities, recorded) if isinstance(recorded, dict) else None) as file:
             done = {key for key, _, _ in _spans(self.trajectories_path)}
-            lacking = [span for span in _spans(part.trajectories_path) if span[0] not in done]
-            file.writelines(_lines_at(part.trajectories_path, lacking))
+            lacking = [span for span in _spans(other.trajectories_path) if span[0] not in done]
+            file.writelines(_lines_at(other.trajectories_path, lacking))
 
     def sent(self) -> RunRows:
         """The rows, for another process."""
@@ -200,11 +200,11 @@ class Run:
     def arrange(self, question_ids: Iterable[str]) -> None:
         """Sort the trajectories by question in this order, others behind them, then by seed: they are stored as they
         end."""
-        place = {ident: number for number, ident in enumerate(question_ids)}
+        position = {ident: number for number, ident in enumerate(question_ids)}
         with lock_folder(self.folder):
             drop_partial_line(self.trajectories_path)
             spans = _spans(self.trajectories_path)
-            wanted = sorted(spans, key=lambda span: (place.get(span[0][0], len(place)), span[0][1]))
+            wanted = sorted(spans, key=lambda span: (position.get(span[0][0], len(position)), span[0][1]))
             if wanted != spans:
                 with replacing(self.folder, self.files), atomic_write(self.trajectories_path) as file:
                     file.writelines(_lines_at(self.trajectories_path, wanted))
@@ -214,7 +214,7 @@ class Run:
         with lock_folder(self.folder):
             path = self.trajectories_path
             drop_partial_line(path)
-            faults = {(one.question.id, one.seed) for one in self.trajectories() if one.fault is not None}
+            faults = {(stored.question.id, stored.seed) for stored in self.trajectories() if stored.fault is not None}
             if faults:
                 remove_digests(self.folder)
                 kept = [span for span in _spans(path) if span[0] not in faults]
@@ -254,7 +254,7 @@ class Run:
 
 def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
     """Key, start and end of every whole line of a trajectories file, which may be missing."""
-    found: list[tuple[RowKey, int, int]] = []
+    spans: list[tuple[RowKey, int, int]] = []
     at = 0
     with path.open("rb") if path.exists() else nullcontext(()) as lines:
         for number, line in enumerate(lines, start=1):
@@ -262,9 +262,9 @@ def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
                 row = parse_line(line, where := f"{path}, line {number}")
                 with shaped(where, "delete that line"):
                     question = cast(JsonObject, row["question"])
-                    found.append(((str(question["id"]), int(cast(int, row["seed"]))), at, at + len(line)))
+                    spans.append(((str(question["id"]), int(cast(int, row["seed"]))), at, at + len(line)))
             at += len(line)
-    return found
+    return spans
 
 
 def _lines_at(path: Path, spans: Iterable[tuple[RowKey, int, int]]) -> Iterator[str]:

@@ -61,8 +61,8 @@ class TokenData(Record):
             raise DataError(f"spans of tokens lie behind each other and are not empty; {list(self.spans)} do not")
         wanted = sum(end - start for start, end in self.spans)
         for name in LISTS:
-            if (found := len(getattr(self, name))) not in (0, wanted):
-                raise DataError(f"{name} holds {found} values for {wanted} tokens of the agent")
+            if (count := len(getattr(self, name))) not in (0, wanted):
+                raise DataError(f"{name} holds {count} values for {wanted} tokens of the agent")
 
     @property
     def key(self) -> RowKey:
@@ -92,7 +92,7 @@ def agent_spans(trajectory: Trajectory) -> tuple[Span, ...]:
 def read_token_data(folder: Path) -> dict[RowKey, TokenData]:
     """The token data of a run's episodes; empty for a run without. Raises `DataError` with the line of a broken row."""
     path = folder / FILE
-    return {one.key: one for one in parse_rows(path, TokenData.from_json)} if path.exists() else {}
+    return {tokens.key: tokens for tokens in parse_rows(path, TokenData.from_json)} if path.exists() else {}
 
 
 def finite(values: Iterable[float], short: Callable[[float], float] = lambda value: float(f"{value:.6g}")) -> Values:

@@ -102,10 +102,10 @@ class Segment(Record):
         if self.message is not None and self.author is not Author.AGENT:
             raise DataError("a segment by the environment holds an assistant's message")
 
-    def _written(self, row: JsonObject) -> JsonObject:
+    def _written(self, record: JsonObject) -> JsonObject:
         if self.author is Author.ENVIRONMENT:
-            del row["logprobs"]
-        return row
+            del record["logprobs"]
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,14 @@ class Call(Record):
     result: Annotated[PlainJson, OPTIONAL] = None
     fault: Annotated[str | None, OMIT_NONE] = None
 
-    def _written(self, row: JsonObject) -> JsonObject:
+    def _written(self, record: JsonObject) -> JsonObject:
         if self.fault is not None:
-            del row["result"]
-        return row
+            del record["result"]
+        return record
 
     @classmethod
-    def _to_read(cls, row: JsonObject) -> JsonObject:
-        return row if row.get("fault") is not None else {**row, "result": row["result"]}
+    def _to_read(cls, record: JsonObject) -> JsonObject:
+        return record if record.get("fault") is not None else {**record, "result": record["result"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class Trajectory(Record):
     def contexts(self) -> tuple[tuple[Segment, ...], ...]:
         """What each turn of the agent was written after: the segments before it."""
         return tuple(
-            self.segments[:place] for place, segment in enumerate(self.segments) if segment.author is Author.AGENT
+            self.segments[:index] for index, segment in enumerate(self.segments) if segment.author is Author.AGENT
         )
 
     @property
@@ -388,11 +388,11 @@ def outcome(trajectory: Trajectory) -> str:
 def as_text(trajectory: Trajectory) -> str:
     """Question, turns, observations (long ones cut) and outcome, a blank line between them."""
     parts = [f"question: {trajectory.question.question.strip()}"]
-    for said in utterances(trajectory):
-        text = said.text
-        if not said.is_agent and len(text) > OBSERVATION_CHARS:
+    for utterance in utterances(trajectory):
+        text = utterance.text
+        if not utterance.is_agent and len(text) > OBSERVATION_CHARS:
             text = f"{text[:OBSERVATION_CHARS].rstrip()} … ({len(text) - OBSERVATION_CHARS:,} more characters)"
-        parts.append(f"[{said.speaker}]\n{text}")
+        parts.append(f"[{utterance.speaker}]\n{text}")
     return "\n\n".join([*parts, f"[end] {outcome(trajectory)}"])
 
 
@@ -402,10 +402,10 @@ _AGENT, _OTHER = "border-left:3px solid #3b7ddd;padding-left:.6em", "color:#666;
 def as_html(trajectory: Trajectory) -> str:
     """The same for a notebook; observations are folded."""
     parts = [f"<p><b>{escape(trajectory.question.question.strip())}</b></p>"]
-    for said in utterances(trajectory):
-        text = f'<div style="white-space:pre-wrap">{escape(said.text)}</div>'
-        name = escape(said.speaker)
-        if said.is_agent:
+    for utterance in utterances(trajectory):
+        text = f'<div style="white-space:pre-wrap">{escape(utterance.text)}</div>'
+        name = escape(utterance.speaker)
+        if utterance.is_agent:
             parts.append(f'<div style="{_AGENT}"><small>{name}</small>{text}</div>')
         else:
             parts.append(f'<details style="{_OTHER}"><summary>{name}</summary>{text}</details>')

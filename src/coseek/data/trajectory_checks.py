@@ -37,13 +37,13 @@ def check_trajectory(trajectory: Trajectory, decode: Decode | None = None) -> It
     """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
     for position, segment in enumerate(trajectory.segments):
         if segment.ids or trajectory.exact:  # a log may hold text alone
-            for what in _ledger(segment, decode):
-                yield what, position
+            for problem in _ledger(segment, decode):
+                yield problem, position
     yield from _order(trajectory)
     checks = [_ending(trajectory), _searches(trajectory), _turns(trajectory), _calls(trajectory)]
     checks += [_visits(trajectory), _selection(trajectory), _evidence(trajectory)]
-    for what in (*chain(*checks), *_side_contexts(trajectory, decode)):
-        yield what, None
+    for problem in (*chain(*checks), *_side_contexts(trajectory, decode)):
+        yield problem, None
 
 
 def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
@@ -135,7 +135,8 @@ def _turns(trajectory: Trajectory) -> Iterator[str]:
 
 def _calls(trajectory: Trajectory) -> Iterator[str]:
     """Each tool segment shows one call that worked, made by the turn of the agent in front of it."""
-    shown, turn = _turns_before(trajectory, TOOL), sum(one.author is Author.AGENT for one in trajectory.segments)
+    shown = _turns_before(trajectory, TOOL)
+    turn = sum(segment.author is Author.AGENT for segment in trajectory.segments)
     worked = [call.turn for call in trajectory.calls if call.fault is None]
     if shown != worked:
         yield f"results of tools are shown behind the turns {shown}, and calls that worked are of the turns {worked}"
@@ -145,12 +146,12 @@ def _calls(trajectory: Trajectory) -> Iterator[str]:
 
 def _turns_before(trajectory: Trajectory, *tags: str) -> list[int]:
     """The number of the agent's turn in front of each segment by the environment with one of these tags."""
-    found, turn = list[int](), 0
+    turns, turn = list[int](), 0
     for segment in trajectory.segments:
         turn += segment.author is Author.AGENT
         if segment.author is Author.ENVIRONMENT and segment.tag in tags:
-            found.append(turn)
-    return found
+            turns.append(turn)
+    return turns
 
 
 def _visits(trajectory: Trajectory) -> Iterator[str]:
@@ -180,14 +181,14 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
     """All that was retrieved, each passage once. Which comes first is the agent's to say."""
     if trajectory.evidence is None:  # older than this field
         return
-    found, counted = met_passages(trajectory.searches, trajectory.visits).keys(), set[str]()
+    retrieved, counted = met_passages(trajectory.searches, trajectory.visits).keys(), set[str]()
     for ident in trajectory.evidence:
         if ident in counted:
             yield f"the passage {ident!r} stands twice in the evidence"
-        elif ident not in found:
+        elif ident not in retrieved:
             yield f"the passage {ident!r} of the evidence was never retrieved"
         counted.add(ident)
-    if lacking := sorted(found - counted):
+    if lacking := sorted(retrieved - counted):
         yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
 
 
@@ -198,8 +199,8 @@ def _side_contexts(trajectory: Trajectory, decode: Decode | None) -> Iterator[st
         if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
             yield f"side context {number} is no prompt with one turn behind it"
         for segment in aside:
-            for what in _ledger(segment, decode):
-                yield f"side context {number}: {what}"
+            for problem in _ledger(segment, decode):
+                yield f"side context {number}: {problem}"
 
 
 def _parting(stored: str, decoded: str) -> str:

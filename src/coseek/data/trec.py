@@ -41,7 +41,7 @@ def trec_id(ident: str) -> str:
     """An id as it stands in a TREC file."""
     if not ident:
         raise DataError("an empty id cannot stand in a TREC file; give every question and passage an id")
-    return _ENCODED.sub(lambda found: quote(found.group()), ident)
+    return _ENCODED.sub(lambda match: quote(match.group()), ident)
 
 
 def read_qrels(path: Path) -> Qrels:
@@ -79,7 +79,7 @@ def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
 
 def read_run(path: Path) -> dict[str, Ranked]:
     """Read a run file: question → passages in trec_eval's order. Raises `DataError`."""
-    found: dict[str, dict[str, float]] = {}
+    by_question: dict[str, dict[str, float]] = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
         columns = _FIELD.findall(line)
@@ -88,19 +88,19 @@ def read_run(path: Path) -> dict[str, Ranked]:
                 f"{where}: {len(columns)} columns; a TREC run has 6: question, Q0, passage, rank, score, tag"
             )
         question, _, passage, _, written, _ = columns
-        scores = found.setdefault(question, {})
+        scores = by_question.setdefault(question, {})
         if passage in scores:
             raise DataError(f"{where}: the passage {passage!r} stands twice for the question {question!r}; keep one")
         scores[passage] = _score(written, where)
-    if not found:
+    if not by_question:
         raise DataError(f"{path} holds no results; it needs at least one line")
-    return {question: trec_order(scores.items()) for question, scores in found.items()}
+    return {question: trec_order(scores.items()) for question, scores in by_question.items()}
 
 
-def write_run(path: Path, found: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
+def write_run(path: Path, rankings: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
     """Write a run file atomically. A question without passages has no line."""
     with atomic_write(path) as file:
-        for question, ranked in found.items():
+        for question, ranked in rankings.items():
             passages = [trec_id(passage) for passage, _ in ranked]
             if len(set(passages)) < len(passages):
                 raise DataError(f"two passages found for {question!r} have the same id in a TREC file; rename one")
@@ -121,15 +121,15 @@ def strictly_decreasing(scores: Iterable[float]) -> list[float]:
 
     A score that is not below the one before becomes the next smaller float32. Scores are clipped to ±3e38.
     """
-    made: list[float] = []
+    falling: list[float] = []
     for score in scores:
         if score != score:
             raise DataError("a score is not a number, so it has no place in a ranking")
         single = np.float32(_float32(score, _WRITTEN))
-        if made and not single < np.float32(made[-1]):
-            single = np.nextafter(np.float32(made[-1]), np.float32(-np.inf))
-        made.append(float(single))
-    return made
+        if falling and not single < np.float32(falling[-1]):
+            single = np.nextafter(np.float32(falling[-1]), np.float32(-np.inf))
+        falling.append(float(single))
+    return falling
 
 
 def _float32(score: float, largest: float = _LARGEST) -> float:

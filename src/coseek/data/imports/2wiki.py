@@ -37,17 +37,17 @@ def read(sources: Sequence[Path]) -> ImportedData:
     for row in distractors:
         shelf.add(row.text_or_empty("title"), row.text("text"))
     notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(shelf)
-    made = tuple(_with_path(row, own_gold(row, shelf, notes)) for row in questions)
-    return ImportedData(shelf.passages, made, notes)
+    with_paths = tuple(_with_path(row, own_gold(row, shelf, notes)) for row in questions)
+    return ImportedData(shelf.passages, with_paths, notes)
 
 
 def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
     """The question with its gold path, where every gold title names one passage."""
-    ids = [ident for each in gold.values() for ident in each]
+    ids = [ident for idents in gold.values() for ident in idents]
     evidences = _evidences(row)
     question = question_of(row, ids, len(gold) or None)
     if evidences:
-        question = replace(question, meta={**question.meta, "evidences": [[*one] for one in evidences]})
+        question = replace(question, meta={**question.meta, "evidences": [[*evidence] for evidence in evidences]})
     if len(ids) > len(gold):
         return question
     texts = {context.title: context.text for context in contexts(row)}
@@ -58,18 +58,18 @@ def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
 def _evidences(row: SourceRow) -> list[Evidence]:
     if not row.has("evidences"):
         return []
-    found: list[Evidence] = []
+    evidences: list[Evidence] = []
     in_columns = isinstance(row.parsed("evidences"), dict)
-    items: list[Json] = [each.value for each in row.rows("evidences")] if in_columns else row.items("evidences")
+    items: list[Json] = [record.value for record in row.rows("evidences")] if in_columns else row.items("evidences")
     for item in items:
         match item:
             case [str() as subject, str() as relation, str() as value]:
-                found.append(Evidence(subject, relation, value))
+                evidences.append(Evidence(subject, relation, value))
             case {"fact": str() as subject, "relation": str() as relation, "entity": str() as value}:
-                found.append(Evidence(subject, relation, value))
+                evidences.append(Evidence(subject, relation, value))
             case _:
                 raise row.wrong("evidences", "a list of [subject, relation, object]")
-    return found
+    return evidences
 
 
 def path_of(
@@ -80,7 +80,7 @@ def path_of(
     Passages of the subjects are found by title; where a title is written otherwise, by their order. Empty where that
     leaves a subject without a passage.
     """
-    subjects = list(dict.fromkeys(one.subject for one in evidences))
+    subjects = list(dict.fromkeys(fact.subject for fact in evidences))
     title_of = {subject: title for subject in subjects for title in titles if _key(title) == _key(subject)}
     if len(title_of) < len(subjects):
         if len(subjects) != len(titles):
@@ -88,29 +88,29 @@ def path_of(
         title_of = dict(zip(subjects, titles, strict=True))
     ids = dict(zip(titles, gold, strict=True))
     steps: list[Json] = []
-    for one in _in_order(evidences):
-        title, known = title_of[one.subject], any(_key(each.object) == _key(one.subject) for each in evidences)
-        name = plain_name(title) if known else _as_written(question, (title, plain_name(title), one.subject))
-        reached = next((title_of[each] for each in subjects if _key(each) == _key(one.object)), None)
+    for fact in _in_order(evidences):
+        title, known = title_of[fact.subject], any(_key(other.object) == _key(fact.subject) for other in evidences)
+        name = plain_name(title) if known else _as_written(question, (title, plain_name(title), fact.subject))
+        reached = next((title_of[subject] for subject in subjects if _key(subject) == _key(fact.object)), None)
         steps.append({
             "passage": ids[title],
             "from": name,
-            "to": one.object if reached is None else plain_name(reached),
-            "written": _as_written(texts.get(title, ""), (one.object,)),
-            "phrase": one.relation,
+            "to": fact.object if reached is None else plain_name(reached),
+            "written": _as_written(texts.get(title, ""), (fact.object,)),
+            "phrase": fact.relation,
             "back": False,
-            "question": f"What is the {one.relation} of {name}?",
+            "question": f"What is the {fact.relation} of {name}?",
         })  # fmt: skip
     return steps
 
 
 def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
     """Every fact once, and behind it those about its object."""
-    left = list({(_key(one.subject), one.relation): one for one in reversed(evidences)}.values())[::-1]
+    left = list({(_key(fact.subject), fact.relation): fact for fact in reversed(evidences)}.values())[::-1]
     while left:
-        one = left.pop(0)
-        yield one
-        left.sort(key=lambda each: _key(each.subject) != _key(one.object))
+        fact = left.pop(0)
+        yield fact
+        left.sort(key=lambda other: _key(other.subject) != _key(fact.object))
 
 
 def _as_written(text: str, names: Sequence[str]) -> str:
@@ -118,8 +118,8 @@ def _as_written(text: str, names: Sequence[str]) -> str:
     lowered = text.lower()
     if len(lowered) != len(text):  # a few capitals become two letters
         text = lowered
-    found = ((lowered.find(name.lower()), len(name)) for name in names)
-    return next((text[place : place + length] for place, length in found if place >= 0), names[-1])
+    positions = ((lowered.find(name.lower()), len(name)) for name in names)
+    return next((text[start : start + length] for start, length in positions if start >= 0), names[-1])
 
 
 def _key(name: str) -> str:

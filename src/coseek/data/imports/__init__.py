@@ -94,15 +94,15 @@ def import_data(
         check_shares(shares)
     if deal is not None and (split is not None or shares is not None):
         raise SettingError("--train and --test deal the questions out; leave --split and --shares out")
-    part = _format(format_name)
-    files = _files(part, format_name, sources)
+    reader = _format(format_name)
+    files = _files(reader, format_name, sources)
     if deal is not None:
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     with lock_beside(out, again=False):  # before the other splits are read: another import may be adding one
         check_replaceable(out, FILES.fullmatch, "an imported data set")
-        reading = _read(format_name, part, files, settings)
-        found: list[ImportSummary] = []
+        reading = _read(format_name, reader, files, settings)
+        summaries: list[ImportSummary] = []
 
         def fill(folder: Path) -> None:
             corpus = _corpus(format_name, reading, files, out, folder / CORPUS)
@@ -117,14 +117,14 @@ def import_data(
                 check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
             named = {name: [*names] for name, names in reading.named.items() if names}
             counts = {name: len(questions) for name, questions in splits.items()}
-            found.append(ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named))
+            summaries.append(ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named))
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
-            write_json(folder / CARD, _card(format_name, digests, found[0]))
+            write_json(folder / CARD, _card(format_name, digests, summaries[0]))
 
         atomic_folder(out, fill)
-    return found[0]
+    return summaries[0]
 
 
 def _corpus(format_name: str, reading: ImportedData, files: Sequence[Path], out: Path, path: Path) -> CorpusFile | None:
@@ -151,38 +151,38 @@ def read_sources(
 ) -> tuple[ImportedData, list[Path]]:
     """What a format reads of files and folders, without writing anything, and the files. Raises `DataError` and
     `SettingError`."""
-    part = _format(format_name)
-    files = _files(part, format_name, sources)
-    return _read(format_name, part, files, settings), files
+    reader = _format(format_name)
+    files = _files(reader, format_name, sources)
+    return _read(format_name, reader, files, settings), files
 
 
 def _format(name: str) -> ImportFormat:
     return cast(ImportFormat, plugins.find_plugin("data format", PACKAGE, name, CONTRACT))
 
 
-def _files(part: ImportFormat, format_name: str, sources: Sequence[Path]) -> list[Path]:
-    return part.files(sources) if hasattr(part, "files") else expand(sources, plugin_name(format_name))
+def _files(reader: ImportFormat, format_name: str, sources: Sequence[Path]) -> list[Path]:
+    return reader.files(sources) if hasattr(reader, "files") else expand(sources, plugin_name(format_name))
 
 
-def _card(format_name: str, digests: JsonObject, made: ImportSummary) -> JsonObject:
+def _card(format_name: str, digests: JsonObject, summary: ImportSummary) -> JsonObject:
     """The contents of `source.json`: names and digests of the files, no paths of this machine."""
-    return {"format": format_name, "files": digests, **made.counts, **made.report}
+    return {"format": format_name, "files": digests, **summary.counts, **summary.report}
 
 
-def _read(name: str, part: ImportFormat, files: Sequence[Path], settings: Mapping[str, object] | None) -> ImportedData:
+def _read(name: str, reader: ImportFormat, files: Sequence[Path], values: Mapping[str, object] | None) -> ImportedData:
     """What a format reads. Raises `SettingError` where it is a user's part that fails."""
     with running("data format", name):
-        made: object = part.read(files, *_format_settings(name, part, settings))
-    if not isinstance(made, ImportedData):
-        raise SettingError(f"`read` of {name} returns an ImportedData, not {type(made).__name__}; mend it")
-    return made
+        reading: object = reader.read(files, *_format_settings(name, reader, values))
+    if not isinstance(reading, ImportedData):
+        raise SettingError(f"`read` of {name} returns an ImportedData, not {type(reading).__name__}; mend it")
+    return reading
 
 
-def _format_settings(name: str, part: ImportFormat, given: Mapping[str, object] | None) -> tuple[Settings, ...]:
-    kind: type[Settings] | None = getattr(part, "SETTINGS", None)
-    if kind is None and given:
-        raise SettingError(f"{name} has no settings, and {next(iter(given))!r} was given; leave it out")
-    return () if kind is None else (make_settings(kind, given or {}),)
+def _format_settings(name: str, reader: ImportFormat, values: Mapping[str, object] | None) -> tuple[Settings, ...]:
+    kind: type[Settings] | None = getattr(reader, "SETTINGS", None)
+    if kind is None and values:
+        raise SettingError(f"{name} has no settings, and {next(iter(values))!r} was given; leave it out")
+    return () if kind is None else (make_settings(kind, values or {}),)
 
 
 def _replaces(out: Path, report: JsonObject | None) -> bool:
@@ -195,7 +195,7 @@ def _replaces(out: Path, report: JsonObject | None) -> bool:
 
 def _nothing(what: str, files: Sequence[Path], format_name: str, report: JsonObject | None = None) -> DataError:
     unread = cast(list[dict[str, str | list[str]]], (report or {}).get("unread", []))
-    why = "".join(f"; {row['path']}: {row['reasons'][0]}" for row in unread[:_MOST_REASONS])
+    why = "".join(f"; {entry['path']}: {entry['reasons'][0]}" for entry in unread[:_MOST_REASONS])
     return DataError(f"no {what} found in {', '.join(map(str, files))} as {format_name}; check the files{why}")
 
 
@@ -207,14 +207,14 @@ def _card_name(file: Path) -> str:
 def parse_shares(text: str) -> dict[str, float]:
     """Parse `train=.7,dev=.1,test=.2`. Raises `SettingError`."""
     shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
         try:
             shares[name.strip()] = float(value)
         except ValueError:
             equals = ""
         if not equals or not name.strip():
-            raise SettingError(f"{part!r} is not a share; write for example train=.7,dev=.1,test=.2")
+            raise SettingError(f"{pair!r} is not a share; write for example train=.7,dev=.1,test=.2")
     check_shares(shares)
     return shares
 
@@ -235,11 +235,11 @@ def split_by_shares(questions: Sequence[Question], shares: Mapping[str, float]) 
 
 def split_of(ident: str, shares: Mapping[str, float]) -> str:
     """The split of an id, by its hash. The shares sum to 1."""
-    place = int.from_bytes(hashlib.sha256(ident.encode()).digest()[:8], "big") / 2**64
+    point = int.from_bytes(hashlib.sha256(ident.encode()).digest()[:8], "big") / 2**64
     for name, share in shares.items():
-        if place < share:
+        if point < share:
             return name
-        place -= share
+        point -= share
     return [name for name, share in shares.items() if share > 0][-1]
 
 

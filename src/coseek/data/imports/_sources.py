@@ -41,10 +41,10 @@ class SourceRow:
 
     def text(self, name: str) -> str:
         """The string under `name`; a number as JSON writes it."""
-        found = self._get(name)
-        if not isinstance(found, str | int | float) or isinstance(found, bool):
+        value = self._get(name)
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise self.wrong(name, "text")
-        return read_text(found, name, "it")
+        return read_text(value, name, "it")
 
     def text_or_empty(self, name: str) -> str:
         """The string under `name`; empty where it is missing."""
@@ -52,39 +52,39 @@ class SourceRow:
 
     def items(self, name: str) -> list[Json]:
         """The list under `name`."""
-        found = self.parsed(name)
-        if not isinstance(found, list):
+        value = self.parsed(name)
+        if not isinstance(value, list):
             raise self.wrong(name, "a list")
-        return found
+        return value
 
     def row(self, name: str) -> "SourceRow":
         """The object under `name`."""
-        found = self.parsed(name)
-        if not isinstance(found, dict):
+        value = self.parsed(name)
+        if not isinstance(value, dict):
             raise self.wrong(name, "an object")
-        return SourceRow(f"{self.where}, {name}", found)
+        return SourceRow(f"{self.where}, {name}", value)
 
     def rows(self, name: str) -> "list[SourceRow]":
         """The objects of the list under `name`, or of an object of equally long lists (Hugging Face's sequences)."""
-        found = self.parsed(name)
-        made: list[SourceRow] = []
-        for number, each in enumerate(self._records(name, found) if isinstance(found, dict) else self.items(name), 1):
-            if not isinstance(each, dict):
+        value = self.parsed(name)
+        rows: list[SourceRow] = []
+        for number, item in enumerate(self._records(name, value) if isinstance(value, dict) else self.items(name), 1):
+            if not isinstance(item, dict):
                 raise self.wrong(name, "a list of objects")
-            made.append(SourceRow(f"{self.where}, {name} {number}", each))
-        return made
+            rows.append(SourceRow(f"{self.where}, {name} {number}", item))
+        return rows
 
     def answers(self, name: str) -> tuple[str, ...]:
         """Gold answers under `name` (`read_answers`), also a list that is JSON in a text; none where it is missing."""
-        found = self.value.get(name)
-        if isinstance(found, str) and found.lstrip().startswith("["):
+        value = self.value.get(name)
+        if isinstance(value, str) and value.lstrip().startswith("["):
             try:
-                found = parse_strict(found)
+                value = parse_strict(value)
             except InvalidJson:  # an answer may begin with a bracket
                 if _PYTHON_LIST.fullmatch(self.text(name)):
                     raise DataError(f"{self.where}: {name!r} is a list as Python prints it; write it as JSON") from None
         with self.placed():
-            return read_answers(found, name)
+            return read_answers(value, name)
 
     def meta(self, *names: str) -> JsonObject:
         """The named fields that the row has."""
@@ -92,11 +92,11 @@ class SourceRow:
 
     def parsed(self, name: str) -> Json:
         """The value under `name`, parsed where it is a list or an object in a text."""
-        found = self._get(name)
-        if not isinstance(found, str) or found.lstrip()[:1] not in ("[", "{"):
-            return found
+        value = self._get(name)
+        if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+            return value
         try:
-            return parse_strict(found)
+            return parse_strict(value)
         except InvalidJson as error:
             raise DataError(f"{self.where}: {name!r} begins like JSON: {error}; mend that value") from None
 
@@ -113,22 +113,22 @@ class SourceRow:
 
     def _records(self, name: str, columns: JsonObject) -> Iterator[Json]:
         lists = [value for value in columns.values() if isinstance(value, list)]
-        if len(lists) < len(columns) or len({len(each) for each in lists}) > 1:
+        if len(lists) < len(columns) or len({len(column) for column in lists}) > 1:
             raise self.wrong(name, "a list of objects, or an object of equally long lists")
         return (dict(zip(columns, cells, strict=True)) for cells in zip(*lists, strict=True))
 
     def _get(self, name: str) -> Json:
-        found = self.value.get(name)
-        if found is None:
+        value = self.value.get(name)
+        if value is None:
             raise DataError(f"{self.where}: there is no {name!r}; is this file of another format?")
-        return found
+        return value
 
 
 def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
     """Replace each folder by its data files: those named `FORMAT_…`, or all without any. Raises `DataError`."""
     files: list[Path] = []
-    for found in files_of(sources, KINDS):
-        files += [path for path in found if path.name.startswith(f"{format_name}_")] or found
+    for group in files_of(sources, KINDS):
+        files += [path for path in group if path.name.startswith(f"{format_name}_")] or group
     if not files:
         raise DataError(f"nothing to import as {format_name}; name at least one file")
     return files
@@ -141,10 +141,10 @@ def files_of(sources: Sequence[Path], kinds: Sequence[str], below: bool = False)
             open_text(source).close()  # a missing file is refused before anything is read
             yield [source]
             continue
-        found = sorted(p for p in source.glob("**/*" if below else "*") if p.is_file() and kind_of(p) in kinds)
-        if not found:
+        files = sorted(p for p in source.glob("**/*" if below else "*") if p.is_file() and kind_of(p) in kinds)
+        if not files:
             raise DataError(f"{source} holds no {', '.join(kinds)} file (plain or .gz); name the files to import")
-        yield found
+        yield files
 
 
 def kind_of(path: Path) -> str:
@@ -296,12 +296,12 @@ def checked_splits(
     """The splits without empty questions and empty gold answers, and `notes` with what was counted."""
     counts = Counter(notes)
     kept = {
-        name: [_checked(one, counts) for one in questions if _has_text(one, counts)]
+        name: [_checked(question, counts) for question in questions if _has_text(question, counts)]
         for name, questions in splits.items()
     }
-    asked = [one for questions in kept.values() for one in questions if one.answerable]
-    without = [one for one in asked if not one.answers]
-    if len(without) < len(asked) or not all("relevance" in one.meta for one in asked):
+    asked = [question for questions in kept.values() for question in questions if question.answerable]
+    without = [question for question in asked if not question.answers]
+    if len(without) < len(asked) or not all("relevance" in question.meta for question in asked):
         counts[NO_GOLD] += len(without)  # a set for retrieval alone has none, and needs none
     return {name: questions for name, questions in kept.items() if questions}, {
         name: count for name, count in counts.items() if count or name in notes
@@ -316,7 +316,7 @@ def _has_text(question: Question, counts: Counter[str]) -> bool:
 
 def _checked(question: Question, counts: Counter[str]) -> Question:
     """The question without empty gold answers."""
-    answers = tuple(one for one in question.answers if one.strip())
+    answers = tuple(answer for answer in question.answers if answer.strip())
     counts[EMPTY] += len(question.answers) - len(answers)
     if answers and not any(map(normalise, answers)):
         counts[UNMATCHED] += 1
@@ -363,21 +363,21 @@ class Deal:
 
     def apply(self, published: Published) -> dict[str, list[Question]]:
         """Split → questions, set by set. Raises `SettingError` for a set that the sources do not hold."""
-        training = [one for name in self.train for one in _questions(published, name, ("train",))]
-        dev = {one.id for one in draw(training, round(self.dev_share * len(training)), 0)}
+        training = [question for name in self.train for question in _questions(published, name, ("train",))]
+        dev = {question.id for question in draw(training, round(self.dev_share * len(training)), 0)}
         splits = {
-            "train": [one for one in training if one.id not in dev],
-            "dev": [one for one in training if one.id in dev],
-            "test": [one for name in self.test for one in _questions(published, name, ("test", "dev"))],
+            "train": [question for question in training if question.id not in dev],
+            "dev": [question for question in training if question.id in dev],
+            "test": [question for name in self.test for question in _questions(published, name, ("test", "dev"))],
         }
         return {name: questions for name, questions in splits.items() if questions}
 
 
 def _questions(published: Published, name: str, splits: Sequence[str]) -> Sequence[Question]:
     for split in splits:
-        if found := published.get((name, split)):
-            return found
-    known = sorted({one for one, split in published if split in splits})
+        if questions := published.get((name, split)):
+            return questions
+    known = sorted({dataset for dataset, split in published if split in splits})
     has = ", ".join(known) or "none"
     raise SettingError(
         f"the sources hold no {splits[0]} questions of {name!r}{nearest(name, known)} They have those of: {has}"

@@ -57,11 +57,11 @@ def read(sources: Sequence[Path]) -> ImportedData:
                 present.add(passage.id)
             yield passage
         for split, rows in qrels.items():
-            if found := [_question(one, texts[one], rows[one], present) for one in rows if one in texts]:
-                splits[split] = found
-        judgements = ((query, one) for rows in qrels.values() for query, grades in rows.items() for one in grades)
-        named[ABSENT_PASSAGE] = sorted({f"{query}: {one}" for query, one in judgements if one not in present})
-        own = {one.id for found in splits.values() for one in found if one.own_passage is not None}
+            if questions := [_question(ident, texts[ident], rows[ident], present) for ident in rows if ident in texts]:
+                splits[split] = questions
+        judgements = ((query, ident) for rows in qrels.values() for query, grades in rows.items() for ident in grades)
+        named[ABSENT_PASSAGE] = sorted({f"{query}: {ident}" for query, ident in judgements if ident not in present})
+        own = {question.id for group in splits.values() for question in group if question.own_passage is not None}
         counts = {ABSENT_PASSAGE: len(named[ABSENT_PASSAGE]), OWN: len(own)}
         notes.update({name: count for name, count in counts.items() if count})
 
@@ -94,4 +94,4 @@ def _question(ident: str, text: str, grades: Mapping[str, int], present: Set[str
     meta: JsonObject = {"relevance": {**grades}}
     if ident in present and ident not in relevant:
         meta[OWN_PASSAGE] = True
-    return Question(ident, text, gold_ids=tuple(one for one in relevant if one in present), meta=meta)
+    return Question(ident, text, gold_ids=tuple(passage for passage in relevant if passage in present), meta=meta)

@@ -43,47 +43,47 @@ class _BrowseCompGold:
 
 def files(sources: Sequence[Path]) -> list[Path]:
     """Replace each folder by this format's files in it and in three of its folders."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for source in sources:
         inside = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_ours(path)]
-        found += inside if source.is_dir() else [source]
-    if not found:
+        paths += inside if source.is_dir() else [source]
+    if not paths:
         raise DataError(f"{', '.join(map(str, sources))} holds no BrowseComp-Plus files; name them one by one")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(paths))
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """Questions in the order of their file; repeated pages are one passage."""
-    found = _BrowseCompGold()
+    gold = _BrowseCompGold()
     for path in sources:
-        _sort(path, found)
-    notes = {} if found.passages else {"questions whose own pages are the corpus": len(found.questions)}
-    if not found.passages:
-        for row in found.questions:
+        _sort(path, gold)
+    notes = {} if gold.passages else {"questions whose own pages are the corpus": len(gold.questions)}
+    if not gold.passages:
+        for row in gold.questions:
             for name in _OWN:
-                _add(found, row.rows(name) if row.has(name) else ())
-    whole = [_question(found, row.text("query_id"), row.text("query"), row) for row in found.questions]
-    questions = whole or [_question(found, ident, text) for ident, text in found.bare.items()]
-    return ImportedData(tuple(found.passages.values()), tuple(questions), notes)
+                _add(gold, row.rows(name) if row.has(name) else ())
+    whole = [_question(gold, row.text("query_id"), row.text("query"), row) for row in gold.questions]
+    questions = whole or [_question(gold, ident, text) for ident, text in gold.bare.items()]
+    return ImportedData(tuple(gold.passages.values()), tuple(questions), notes)
 
 
 def _is_ours(path: Path) -> bool:
     return path.is_file() and (kind_of(path) == ".jsonl" or path.name == "queries.tsv" or path.name.startswith("qrel_"))
 
 
-def _sort(path: Path, found: _BrowseCompGold) -> None:
+def _sort(path: Path, gold: _BrowseCompGold) -> None:
     if path.name.startswith("qrel_evidence"):
-        found.evidence = read_qrels(path)
+        gold.evidence = read_qrels(path)
     elif path.name.startswith("qrel_gold"):
-        found.golds = read_qrels(path)
+        gold.golds = read_qrels(path)
     elif kind_of(path) == ".tsv":
-        found.bare.update(_tsv(path))
+        gold.bare.update(_tsv(path))
     else:
         for row in read_rows(path):
             if row.has("query_id"):
-                found.questions.append(row)
+                gold.questions.append(row)
             else:
-                _add(found, [row])
+                _add(gold, [row])
 
 
 def _tsv(path: Path) -> dict[str, str]:
@@ -97,19 +97,19 @@ def _tsv(path: Path) -> dict[str, str]:
     return queries
 
 
-def _add(found: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
+def _add(gold: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
     for page in pages:
         ident, text = page.text("docid"), page.text("text")
-        known = found.passages.setdefault(ident, Passage(ident, "", text))
+        known = gold.passages.setdefault(ident, Passage(ident, "", text))
         if known.text != text:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 
-def _question(found: _BrowseCompGold, ident: str, text: str, row: SourceRow | None = None) -> Question:
+def _question(gold: _BrowseCompGold, ident: str, text: str, row: SourceRow | None = None) -> Question:
     answers = () if row is None else row.answers("answer")
-    gold_docs = _pages(found.golds, ident, row, "gold_docs")
+    gold_docs = _pages(gold.golds, ident, row, "gold_docs")
     meta: dict[str, Json] = {"gold_docs": [*gold_docs]} if gold_docs else {}
-    return Question(ident, text, answers, tuple(_pages(found.evidence, ident, row, "evidence_docs")), meta=meta)
+    return Question(ident, text, answers, tuple(_pages(gold.evidence, ident, row, "evidence_docs")), meta=meta)
 
 
 def _pages(qrels: Qrels | None, ident: str, row: SourceRow | None, name: str) -> list[str]:

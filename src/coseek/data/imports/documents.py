@@ -60,7 +60,7 @@ def read(sources: Sequence[Path], settings: DocumentSettings) -> ImportedData:
 
 def _passages(sources: Sequence[Path], settings: DocumentSettings, report: JsonObject) -> Iterator[Passage]:
     with DocumentReader(settings) as reader:
-        for path, name, fault in _found(sources):
+        for path, name, fault in _listing(sources):
             if fault is None:
                 yield from reader.read(path, name)
             else:
@@ -69,7 +69,7 @@ def _passages(sources: Sequence[Path], settings: DocumentSettings, report: JsonO
         report.update(_report(reader.records, settings))
 
 
-def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None]]:
+def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None]]:
     """(file, its name, why it is not read) of every file, by name. Links are not followed."""
     tops, labels = Counter[str](), Counter[str]()
     for source in sources:
@@ -142,8 +142,8 @@ def _report(records: Sequence[JsonObject], settings: DocumentSettings) -> JsonOb
         counts["files"] += 1
         counts[str(record["outcome"])] += 1
         for name in ("passages", "words"):
-            found = record.get(name, 0)
-            counts[name] += found if isinstance(found, int) else 0
+            count = record.get(name, 0)
+            counts[name] += count if isinstance(count, int) else 0
     unread: list[Json] = [
         {name: record[name] for name in ("path", "kind", "outcome", "reasons")}
         for record in records

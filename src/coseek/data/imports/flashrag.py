@@ -49,14 +49,14 @@ DETAIL = 1_000
 
 def files(sources: Sequence[Path]) -> list[Path]:
     """The sources, each folder replaced by its files `SET/SPLIT.jsonl` and the data files beside the sets."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for source in sources:
         inside = published_files(source) if source.is_dir() else []
-        beside = (
+        others = (
             sorted(path for path in source.iterdir() if path.is_file() and kind_of(path) in KINDS) if inside else []
         )
-        found += [*inside, *beside] or expand([source], "flashrag")
-    return found
+        paths += [*inside, *others] or expand([source], "flashrag")
+    return paths
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
@@ -151,19 +151,19 @@ def _id(row: SourceRow, dataset: str, split: str, text: str) -> str:
 
 def _details(row: SourceRow) -> JsonObject:
     """The short fields of `metadata`, and the question's type."""
-    found = row.value.get("metadata")
-    if not isinstance(found, dict):
+    metadata = row.value.get("metadata")
+    if not isinstance(metadata, dict):
         return {}
-    short: JsonObject = {name: value for name, value in found.items() if len(json.dumps(value)) <= DETAIL}
-    kind: JsonObject = {"type": found["type"]} if isinstance(found.get("type"), str) else {}
+    short: JsonObject = {name: value for name, value in metadata.items() if len(json.dumps(value)) <= DETAIL}
+    kind: JsonObject = {"type": metadata["type"]} if isinstance(metadata.get("type"), str) else {}
     return {**kind, **({"metadata": short} if short else {})}
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:
     """The gold answers, of the first field that holds any; none for a test row."""
     for name in _GOLDS:
-        if found := row.answers(name):
-            return (*found, *row.answers("answer_aliases")) if name == "answer" else found
+        if answers := row.answers(name):
+            return (*answers, *row.answers("answer_aliases")) if name == "answer" else answers
     graded = row.row("reward_model") if row.has("reward_model") else None
     if graded is None or not graded.has("ground_truth"):
         return ()
@@ -176,18 +176,18 @@ def _choices(row: SourceRow) -> list[tuple[str, str]]:
     name = next((name for name in ("choices", "options") if row.has(name)), None)
     if name is None:
         return []
-    given = row.parsed(name)
-    if isinstance(given, dict) and not isinstance(given.get("text"), list):  # {"A": …, "B": …}
+    value = row.parsed(name)
+    if isinstance(value, dict) and not isinstance(value.get("text"), list):  # {"A": …, "B": …}
         with row.placed():
-            return [(label, read_text(text, name, "a choice")) for label, text in given.items()]
-    if isinstance(given, dict) or (isinstance(given, list) and given and isinstance(given[0], dict)):
+            return [(label, read_text(text, name, "a choice")) for label, text in value.items()]
+    if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
         listed = row.rows(name)  # {"text": […], "label": […]}, as ARC on the Hub, or [{"label", "text"}, …]
-        return [(one.text_or_empty("label") or _label(at), one.text("text")) for at, one in enumerate(listed)]
+        return [(choice.text_or_empty("label") or _label(at), choice.text("text")) for at, choice in enumerate(listed)]
     return [(_label(at), text) for at, text in enumerate(row.answers(name))]
 
 
-def _label(place: int) -> str:
-    return string.ascii_uppercase[place] if place < len(string.ascii_uppercase) else f"#{place}"
+def _label(index: int) -> str:
+    return string.ascii_uppercase[index] if index < len(string.ascii_uppercase) else f"#{index}"
 
 
 def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -197,14 +197,14 @@ def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str,
         key = row.text("answerKey")
         return _one_of(row, key, {text for label, text in choices if label == key})
     numbers = next((_numbers(row.value[name]) for name in _GOLDS if row.answers(name)), False)
-    found: list[str] = []
+    chosen: list[str] = []
     for answer in answers:
-        place = _POSITION.fullmatch(answer)
-        meant = {texts[int(place[1])]} if place is not None and int(place[1]) < len(texts) else set[str]()
+        match = _POSITION.fullmatch(answer)
+        meant = {texts[int(match[1])]} if match is not None and int(match[1]) < len(texts) else set[str]()
         if not numbers:
             meant |= {text for label, text in choices if answer in (label, text)}
-        found += _one_of(row, answer, meant)
-    return tuple(dict.fromkeys(found))
+        chosen += _one_of(row, answer, meant)
+    return tuple(dict.fromkeys(chosen))
 
 
 def _one_of(row: SourceRow, answer: str, meant: Set[str]) -> tuple[str]:
@@ -228,10 +228,10 @@ def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
 
     A sentence after the question, such as an instruction about the format of the answer, is left out and counted.
     """
-    given = row.parsed("prompt")
-    messages = row.rows("prompt") if isinstance(given, list) else []
+    prompt = row.parsed("prompt")
+    messages = row.rows("prompt") if isinstance(prompt, list) else []
     asked = [message for message in messages if not message.has("role") or message.text("role") == "user"]
-    text = asked[-1].text("content") if asked else given if isinstance(given, str) else ""
+    text = asked[-1].text("content") if asked else prompt if isinstance(prompt, str) else ""
     marked = [*_AT_START.finditer(text)] or [*_INSIDE.finditer(text)]
     if not marked:
         raise DataError(f"{row.where}: the prompt holds no `Question: …` of a user and there is no 'question'")

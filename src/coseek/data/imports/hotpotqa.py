@@ -41,18 +41,18 @@ class ContextParagraph(NamedTuple):
 
 def contexts(row: SourceRow) -> list[ContextParagraph]:
     """The question's own passages."""
-    found: list[ContextParagraph] = []
+    paragraphs: list[ContextParagraph] = []
     for title, sentences in _pairs(row, "context", SENTENCES, "[title, [sentence, …]]"):
         if not isinstance(title, str) or not isinstance(sentences, list):
             raise row.wrong("context", "a list of [title, [sentence, …]]")
         with row.placed():
-            found.append(ContextParagraph(title, joined(sentences), tuple(_sentences(sentences))))
-    return found
+            paragraphs.append(ContextParagraph(title, joined(sentences), tuple(_sentences(sentences))))
+    return paragraphs
 
 
 def joined(sentences: list[Json]) -> str:
     """Sentences as one text, without missing ones; only some files begin each with a blank."""
-    return " ".join(each.strip() for each in _sentences(sentences) if each)
+    return " ".join(sentence.strip() for sentence in _sentences(sentences) if sentence)
 
 
 def gold_titles(row: SourceRow) -> list[str]:
@@ -72,9 +72,9 @@ def own_gold(row: SourceRow, shelf: PassageCollector, notes: Counter[str]) -> di
     gold: dict[str, list[str]] = {}
     for title, numbers in _facts(row).items():
         namesakes = own.get(title, [ContextParagraph(title, "", ())])
-        having = [one for one in namesakes if _has(one.sentences, numbers)] or namesakes
-        found = [shelf.find(title, one.text, row.where) for one in having]
-        gold[title] = list(dict.fromkeys(found))
+        having = [paragraph for paragraph in namesakes if _has(paragraph.sentences, numbers)] or namesakes
+        idents = [shelf.find(title, paragraph.text, row.where) for paragraph in having]
+        gold[title] = list(dict.fromkeys(idents))
         if len(gold[title]) > 1:
             notes[AMBIGUOUS] += 1
     return gold
@@ -95,7 +95,7 @@ def question_of(row: SourceRow, gold_ids: Sequence[str], hops: int | None) -> Qu
 
 
 def _sentences(sentences: list[Json]) -> list[str]:
-    return ["" if each is None else read_text(each, "sentences", "a sentence") for each in sentences]
+    return ["" if sentence is None else read_text(sentence, "sentences", "a sentence") for sentence in sentences]
 
 
 def _has(sentences: Sequence[str], numbers: Sequence[int]) -> bool:
@@ -127,7 +127,7 @@ def _pairs(row: SourceRow, name: str, second: Sequence[str], wanted: str) -> lis
     except DataError:
         raise row.wrong(name, f"a list of {wanted}, or columns of them") from None
     field = next((key for key in second if rows and key in rows[0].value), second[0])
-    return [(each.value.get("title"), each.value.get(field)) for each in rows]
+    return [(record.value.get("title"), record.value.get(field)) for record in rows]
 
 
 @dataclass
@@ -143,22 +143,22 @@ class _HotpotGold:
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """Read any of the three layouts."""
-    found = _HotpotGold()
+    data = _HotpotGold()
     for path in sources:
-        if kind_of(path) != ".json" or not _read_titled_corpus(path, found.shelf):
-            _sort_rows(path, found)
-    if found.pooled:
-        return ImportedData(found.shelf.passages, tuple(_pooled_questions(found)))
+        if kind_of(path) != ".json" or not _read_titled_corpus(path, data.shelf):
+            _sort_rows(path, data)
+    if data.pooled:
+        return ImportedData(data.shelf.passages, tuple(_pooled_questions(data)))
     notes = Counter[str]()
-    if len(found.shelf):
-        gold = [[found.shelf.titled(title, row.where) for title in gold_titles(row)] for row in found.questions]
+    if len(data.shelf):
+        gold = [[data.shelf.titled(title, row.where) for title in gold_titles(row)] for row in data.questions]
     else:
-        for row in found.questions:
+        for row in data.questions:
             for context in contexts(row):
-                found.shelf.add(context.title, context.text)
-        gold = [list(chain(*own_gold(row, found.shelf, notes).values())) for row in found.questions]
-    questions = [question_of(row, idents, 2) for row, idents in zip(found.questions, gold, strict=True)]
-    return ImportedData(found.shelf.passages, tuple(questions), notes)
+                data.shelf.add(context.title, context.text)
+        gold = [list(chain(*own_gold(row, data.shelf, notes).values())) for row in data.questions]
+    questions = [question_of(row, idents, 2) for row, idents in zip(data.questions, gold, strict=True)]
+    return ImportedData(data.shelf.passages, tuple(questions), notes)
 
 
 def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
@@ -174,29 +174,29 @@ def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
     return True
 
 
-def _sort_rows(path: Path, found: _HotpotGold) -> None:
+def _sort_rows(path: Path, data: _HotpotGold) -> None:
     for row in read_rows(path):
         if row.has("supporting_facts") or row.has("context"):
-            found.questions.append(row)
+            data.questions.append(row)
         elif row.has("gold_titles"):
-            found.pooled.append(row)
+            data.pooled.append(row)
         elif row.has("answer"):
-            found.answers[row.text("question")] = row.answers("answer")
+            data.answers[row.text("question")] = row.answers("answer")
         else:
-            found.shelf.add(row.text_or_empty("title"), row.text("text"))
+            data.shelf.add(row.text_or_empty("title"), row.text("text"))
 
 
-def _pooled_questions(found: _HotpotGold) -> list[Question]:
+def _pooled_questions(data: _HotpotGold) -> list[Question]:
     questions: dict[str, Question] = {}
-    for row in found.pooled:
+    for row in data.pooled:
         ident, text = row.text("example_id"), row.text("question")
-        if text not in found.answers:
+        if text not in data.answers:
             raise DataError(f"{row.where}: no answer is given for {text!r}; add the file that holds the answers")
         questions[ident] = Question(
             id=ident,
             question=text,
-            answers=found.answers[text],
-            gold_ids=tuple(found.shelf.titled(title, row.where) for title in row.text("gold_titles").split(" | ")),
+            answers=data.answers[text],
+            gold_ids=tuple(data.shelf.titled(title, row.where) for title in row.text("gold_titles").split(" | ")),
             hops=2,
             meta={"type": row.value.get("question_type"), "level": row.value.get("level")},
         )

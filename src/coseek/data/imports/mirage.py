@@ -21,8 +21,8 @@ from coseek.data.question import Question, with_options
 def read(sources: Sequence[Path]) -> ImportedData:
     """The `.json` files are benchmarks, all others corpora. The sets are published as `test`."""
     benchmarks = [path for path in sources if kind_of(path) == ".json"]
-    published = {(name, "test"): found for path in benchmarks for name, found in _sets(path)}
-    questions = [question for found in published.values() for question in found]
+    published = {(name, "test"): questions for path in benchmarks for name, questions in _sets(path)}
+    questions = [question for group in published.values() for question in group]
     return ImportedData(_passages([path for path in sources if path not in benchmarks]), questions, published=published)
 
 

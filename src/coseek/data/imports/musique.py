@@ -34,7 +34,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
 def _question(row: SourceRow, shelf: PassageCollector) -> Question:
     paragraphs = row.rows("paragraphs")
     gold = [paragraph for paragraph in paragraphs if paragraph.value.get("is_supporting") is True]
-    gold_ids = [shelf.find(part.text("title"), part.text("paragraph_text"), part.where) for part in gold]
+    gold_ids = [shelf.find(passage.text("title"), passage.text("paragraph_text"), passage.where) for passage in gold]
     return Question(
         id=row.text("id"),
         question=row.text("question"),
@@ -49,10 +49,10 @@ def _steps(row: SourceRow, paragraphs: list[SourceRow], shelf: PassageCollector)
     """The sub-questions in order (`#1` stands for the first one's answer), each with its gold passage."""
     steps: list[Json] = []
     for step in row.rows("question_decomposition"):
-        place = step.value.get("paragraph_support_idx")
-        made: dict[str, Json] = {"question": step.text("question"), "answer": step.text("answer")}
-        if isinstance(place, int) and 0 <= place < len(paragraphs):
-            paragraph = paragraphs[place]
-            made["gold_id"] = shelf.find(paragraph.text("title"), paragraph.text("paragraph_text"), paragraph.where)
-        steps.append(made)
+        index = step.value.get("paragraph_support_idx")
+        fields: dict[str, Json] = {"question": step.text("question"), "answer": step.text("answer")}
+        if isinstance(index, int) and 0 <= index < len(paragraphs):
+            paragraph = paragraphs[index]
+            fields["gold_id"] = shelf.find(paragraph.text("title"), paragraph.text("paragraph_text"), paragraph.where)
+        steps.append(fields)
     return steps

@@ -64,14 +64,14 @@ def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: st
     columns = {name: column for name, column in named.items() if column is not None}
     _check_columns(row, [*columns.values(), *settings.choices])
     renamed = {**row.value, **{name: row.value[column] for name, column in columns.items()}}
-    made = flashrag.question_of(SourceRow(row.where, renamed), dataset, split, notes)
+    plain = flashrag.question_of(SourceRow(row.where, renamed), dataset, split, notes)
     if not settings.choices:
-        return made
+        return plain
     choices = [row.text(column) for column in settings.choices]
-    random.Random(made.id).shuffle(choices)
+    random.Random(plain.id).shuffle(choices)
     notes[flashrag.MULTIPLE_CHOICE] += 1
-    text = flashrag.with_choices(made.question, choices)
-    return replace(made, question=text, search_text=made.question, meta={**made.meta, "choices": [*choices]})
+    text = flashrag.with_choices(plain.question, choices)
+    return replace(plain, question=text, search_text=plain.question, meta={**plain.meta, "choices": [*choices]})
 
 
 def _check_columns(row: SourceRow, columns: Iterable[str]) -> None:

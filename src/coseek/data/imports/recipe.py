@@ -71,9 +71,9 @@ class DataRecipe(Settings):
         for reading in readings:
             published |= reading.published
             known = {name for name, _ in reading.published}
-            for one in reading.questions:
-                if one.dataset and one.dataset not in known:  # a benchmark that names no split
-                    published[one.dataset, "test"] = [*published.get((one.dataset, "test"), ()), one]
+            for question in reading.questions:
+                if question.dataset and question.dataset not in known:  # a benchmark that names no split
+                    published[question.dataset, "test"] = [*published.get((question.dataset, "test"), ()), question]
         for name, path in self.ids.items():
             for split in [split for split in ("test", "dev") if (name, split) in published][:1]:
                 published[name, split] = QuestionFilter(ids=str(path)).apply(published[name, split])
@@ -100,13 +100,13 @@ def files(sources: Sequence[Path]) -> list[Path]:
     if len(sources) != 1:
         raise SettingError("name one data recipe; it says which files it reads")
     path = find_yaml("data recipe", FOLDER, str(sources[0]))
-    return [path, *(file for _, found in load_settings(DataRecipe, path).opened() for file in found)]
+    return [path, *(file for _, paths in load_settings(DataRecipe, path).opened() for file in paths)]
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """What the recipe takes of its files; they are read as passages are asked for."""
     recipe = load_settings(DataRecipe, sources[0])
-    readings = [read_sources(part.format, found, part.settings)[0] for part, found in recipe.opened()]
+    readings = [read_sources(part.format, paths, part.settings)[0] for part, paths in recipe.opened()]
     splits, notes, sizes = dict[str, list[Question]](), Counter[str](), list[str]()
 
     def passages() -> Iterator[Passage]:

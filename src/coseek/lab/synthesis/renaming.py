@@ -32,7 +32,7 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
     words = _Words(given)
     told = {
-        one.id: replace(one, title=words.renamed(one.title), text=words.renamed(one.text), given=None)
+        one.id: replace(one, title=words.renamed(one.title), text=words.renamed(one.text), raw_contents=None)
         for one in map(corpus.by_id, names)
     }
     copies = [_copy(one, words, seed) for one in questions if gold_path(one)]
