@@ -14,7 +14,7 @@ from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward, reward_spec
 from coseek.training.rl.algorithm import GoldContext, GoldProbe, StepRewards, open_algorithm
@@ -145,6 +145,44 @@ def test_a_turn_is_paid_what_the_gold_answer_loses_without_it() -> None:
         credit("igpo", [run(3)], [1.0])
 
 
+def test_lapo_keeps_a_standardised_loss_only_where_its_sign_stays() -> None:
+    worth = {3: 2.0, 4: 1.0, 6: -0.5, 7: 0.1}
+
+    def probe(contexts: Sequence[GoldContext]) -> list[float]:
+        """Each turn in a context adds what it is worth."""
+        return [sum(worth.get(token, 0.0) for segment in one for token in segment.ids) for _, one in contexts]
+
+    runs = [run(3, 4, 5), run(6, 7, 8), run(5)]
+    found = credit("leave-one-turn-out", runs, [1.0, 1.0, 1.0], levels=probe, gated=True)
+    losses = torch.tensor([2.0, 1.0, -0.5, 0.1])
+    standard = ((losses - losses.mean()) / losses.std(correction=0)).tolist()
+    assert found[0] == pytest.approx([standard[0], standard[1], 0.0], abs=1e-5)
+    assert found[1] == pytest.approx([standard[2], 0.0, 0.0], abs=1e-5)  # .1 is a gain, though less than the mean
+    assert found[2] == [0.0]
+
+
+def test_ig_search_pays_what_passages_add_beyond_those_that_others_found() -> None:
+    def shows(one: Trajectory, *tokens: int) -> Trajectory:
+        shown = iter(tokens)
+        return replace(one, segments=(PROMPT, *(environment(next(shown)) if segment.author is Author.ENVIRONMENT
+                                                else segment for segment in one.segments[1:])))  # fmt: skip
+
+    worth = {11: 3.0, 12: 1.0, 13: 0.5}
+    asked: list[list[int]] = []
+
+    def probe(contexts: Sequence[GoldContext]) -> list[float]:
+        asked.extend([token for segment in one for token in segment.ids] for _, one in contexts)
+        return [worth[one[-1].ids[0]] for _, one in contexts]
+
+    runs = [shows(run(3, 4, 5, found=["a", "b"]), 11, 12), shows(run(6, 7, found=["c"]), 13)]
+    found = credit("ig-search", runs, [1.0, 0.0], levels=probe, weight=2.0)
+    assert found[0] == pytest.approx([1 + 2 * (3 - 0.75), 1 + 2 * (1 - 1.75), 1.0])
+    assert found[1] == pytest.approx([-1 + 2 * (0.5 - 2), -1.0])
+    assert asked[0] == [1, 2, 3, 11] and sorted(one[-1] for one in asked[1:3]) == [12, 13]
+    assert asked[3] == [1, 2, 3, 11, 4, 12]  # what was read before stays
+    assert credit("ig-search", [run(3, 4)], [1.0], levels=probe, others=1) == [[1.0, 1.0]]  # nothing was read
+
+
 def test_turn_rewards_pay_what_a_turn_found_first() -> None:
     one = run(3, 4, 5, 6, found=["a g1", "g1 b", "gold g2"])
     step = make_reward(reward_spec("step_search"))(one)
@@ -178,7 +216,7 @@ def test_the_gold_answer_is_weighed_by_the_policy_where_the_agent_would_write_it
     assert ByteTokenizer().decode(turn[: answer.start]).endswith("<answer>") and turn[answer.start] == ord("a")
 
 
-@pytest.mark.parametrize("name", ["mt-grpo", "turn-reward", "tree-grpo", "gigpo", "igpo"])
+@pytest.mark.parametrize("name", ["mt-grpo", "turn-reward", "tree-grpo", "gigpo", "igpo", "ig-search"])
 def test_a_charged_kl_counts_in_every_credit(name: str) -> None:
     pair = [run(3, 4), run(3, 6)]
 

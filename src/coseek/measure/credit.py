@@ -7,6 +7,12 @@ sqrt(1 / (2 K)): .125 for 32. A turn is *decisive* if its value is at least `DEC
 A signal is scored by the chance that it ranks a decisive turn above one that is not (`auc`: .5 by chance, 1 for the
 truth), over all turns and within the runs of each question; by rank correlation with the values; by the share of
 decisive turns among as many that it ranks highest (`precision`); and by the turns that it favours (`bias`).
+
+Executed replay (Zhang 2026, arXiv 2608.19760, read in reviews: its text was not at hand) compares a turn's outcome with
+that of four other actions which the policy samples there, each replayed three times or more, and leaves out turns where
+it samples no four. The policy mixes both: where it repeats a turn with chance p, a value here is 1 - p times the one
+there. Its signals are scored by Spearman's correlation within a run against shuffled ones, by agreement of signs, and
+by partial correlation given the log-probability of the turn; a turn is pivotal there if it makes any difference.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -1,10 +1,12 @@
 """Leave one turn out: adds to GRPO's advantage what the gold answer loses when a turn is missing from the context.
 
 The credit of a turn is the policy's mean log-probability of the gold answer before the last turn, less that without
-the turn and what it found. This is the idea of LAPO and of ablations of evidence; the form is ours. Costs a forward
-pass of the context for every turn.
+the turn and what it found. With `gated` it is standardised and gated by its sign as in LAPO (Zhu et al. 2026, arXiv
+2607.13501, from its abstract), which puts [DELETE] where the turn stood; here nothing stands there. The sum with GRPO's
+advantage is ours. Costs a forward pass of the context for every turn.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,9 @@ class LeaveOneTurnOutSettings(GroupSettings):
     """Settings of leaving one turn out."""
 
     weight: float = Field(default=1.0, ge=0)
-    """Weight of the credit, in nats a token, beside GRPO's advantage."""
+    """Weight of the credit, in nats a token or standardised, beside GRPO's advantage."""
+    gated: bool = False
+    """Standardise the credit over the group's turns, and keep it only where its sign stays what it was (LAPO)."""
 
 
 SETTINGS = LeaveOneTurnOutSettings
@@ -35,12 +39,32 @@ def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> "Tensor"
     whole_B = step.compare_groups(group_advantages)
     asked = [(run, context) for run in step.trajectories for context in _contexts(run)]
     measured = iter(step.gold_logprobs(asked))
-    values: list[list[float]] = []
-    for row, run in enumerate(step.trajectories):
+    credits: list[list[float]] = []
+    for run in step.trajectories:
         levels = [next(measured) for _ in run.turn_spans]  # the whole context first
-        credit = [*(levels[0] - level for level in levels[1:]), *([0.0] if levels else [])]
-        values.append([float(whole_B[row]) + settings.weight * one for one in credit])
-    return step.every_turn(values)
+        credits.append([levels[0] - level for level in levels[1:]])
+    if settings.gated:
+        for group in step.compared:
+            _gate(credits, group)
+    return step.every_turn(
+        [
+            [float(whole_B[row]) + settings.weight * credit for credit in (*turns, 0.0)][: len(spans)]
+            for row, (turns, spans) in enumerate(zip(credits, step.turn_spans, strict=True))
+        ]
+    )
+
+
+def _gate(credits: list[list[float]], group: Sequence[int]) -> None:
+    """Standardise the credits of a group's turns in place; one whose sign changes becomes 0."""
+    import torch
+
+    from coseek.training.rl.losses import group_advantages
+
+    given = [credit for row in group for credit in credits[row]]
+    standard = iter(group_advantages(torch.tensor(given)).tolist() if given else [])
+    for row in group:
+        pairs = [(credit, next(standard)) for credit in credits[row]]
+        credits[row] = [one if one * credit > 0 else 0.0 for credit, one in pairs]
 
 
 def _contexts(run: Trajectory) -> list[tuple[Segment, ...]]:
