@@ -23,7 +23,7 @@ from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.factory import check_graders
 from coseek.graders.scoring import EpisodeScorer
 from coseek.lab.world.settings import WorldSettings
@@ -312,6 +312,20 @@ def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter
     assert len(right_runs(runs(), scoring, RejectionSettings(keep=9), 0)) == 4
     with pytest.raises(DataError, match="nothing to learn from"):
         right_runs(runs(), scoring, RejectionSettings(at_least=2.0), 0)
+
+
+def test_the_most_economical_right_run_has_the_fewest_searches_and_then_tokens() -> None:
+    scoring, economical = EpisodeScorer(make_reward({"exact_match": 1.0})), RejectionSettings(prefer="economical")
+    one, other = (Search(text, ()) for text in ("q", "r"))
+    made = [
+        (agent(2), (), "Bob"), (agent(2, 3), (one,), "Ada"), (agent(2), (one, other), "Ada"), (agent(4), (one,), "Ada"),
+    ]  # fmt: skip
+    ask = Question("p", "?", ("Ada",))
+    written = [
+        replace(trajectory(environment(1), wrote, answer=answer, seed=seed), question=ask, searches=searches)
+        for seed, (wrote, searches, answer) in enumerate(made)
+    ]
+    assert right_runs(written, scoring, economical, 0) == [written[3]]
 
 
 def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_kept() -> None:

@@ -166,6 +166,8 @@ def right_runs(
     for (ident, _), paid_runs in sorted(by_question.items(), key=lambda item: item[0]):
         found = sorted(paid_runs, key=lambda run: run.seed)  # stored order is that of completion
         random.Random(f"{seed}/{ident}").shuffle(found)
+        if settings.prefer == "economical":
+            found.sort(key=lambda run: (len(run.searches), run.agent_tokens))
         kept += found[: settings.keep]
     if not kept:
         raise DataError(

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -78,7 +78,10 @@ class KeepSettings(Settings):
     at_least: float = 1.0
     """A run counts as right if its reward is at least this."""
     keep: int = Field(default=1, ge=1)
-    """Maximum number of right runs kept per question, a random sample with the recipe's seed."""
+    """Maximum number of right runs kept per question."""
+    prefer: Literal["any", "economical"] = "any"
+    """Which are kept: a random sample with the recipe's seed, or those of the fewest searches, and among them of the
+    fewest tokens of the agent."""
 
 
 class KeptRunsSettings(KeepSettings):
