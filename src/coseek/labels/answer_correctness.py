@@ -63,14 +63,14 @@ def decide_positives(
     Without LR (the ablation) pass the same number for all, without GAC a `correct` that is always true.
     """
     positives: list[int] = []
-    able = [place for place, relevance in enumerate(relevance_C) if relevance >= least]
-    for place in sorted(able, key=lambda place: -relevance_C[place]):
-        if positives and relevance_C[place] < relevance_C[positives[0]]:
+    able = [index for index, relevance in enumerate(relevance_C) if relevance >= least]
+    for index in sorted(able, key=lambda index: -relevance_C[index]):
+        if positives and relevance_C[index] < relevance_C[positives[0]]:
             break
-        if place not in correct:
-            return NextCandidate(place)
-        if correct[place]:
-            positives.append(place)
+        if index not in correct:
+            return NextCandidate(index)
+        if correct[index]:
+            positives.append(index)
         if len(positives) == (1 if ties == "paper" else MOST_TIED):
             break
     return tuple(positives)
@@ -92,11 +92,11 @@ class PositiveChoice:
     def wanted(self) -> tuple[int, ...]:
         """The candidates to be continued now, never the same one twice; none when the choice is made."""
         if self.exhaustive and not self._tried:
-            places: tuple[int, ...] = tuple(range(len(self.relevance_C)))
+            indices: tuple[int, ...] = tuple(range(len(self.relevance_C)))
         else:
             outcome = self._outcome()
-            places = (outcome.candidate,) if isinstance(outcome, NextCandidate) else ()
-        fresh = tuple(place for place in places if place not in self._tried)
+            indices = (outcome.candidate,) if isinstance(outcome, NextCandidate) else ()
+        fresh = tuple(index for index in indices if index not in self._tried)
         self._tried.update(fresh)
         return fresh
 
@@ -134,7 +134,7 @@ class Correctness:
 
     parts: LabelResources
     kept: ScoreCache[Score]
-    _runs: dict[tuple[str, int], str] = field(default_factory=dict, repr=False)
+    _digests: dict[tuple[str, int], str] = field(default_factory=dict, repr=False)
     """Digests of runs, cached because runs have many tokens."""
 
     @classmethod
@@ -168,32 +168,33 @@ class Correctness:
         """The cached score."""
         return self.kept.get((*turn.id.key, passage.id, self._context(turn, passage)))
 
-    def keep(self, turn: SearchTurn, passage: Passage, run: Trajectory) -> Score:
+    def keep(self, turn: SearchTurn, passage: Passage, trajectory: Trajectory) -> Score:
         """Score a branch that has ended, and cache the score."""
-        score = self._score(turn, passage, run)
+        score = self._score(turn, passage, trajectory)
         self.kept.keep([score])
         self.parts.tally.add(BRANCHES)
         self.parts.tally.add(FAULT + "agent", score.fault is not None)
         return score
 
-    def _score(self, turn: SearchTurn, passage: Passage, run: Trajectory) -> Score:
+    def _score(self, turn: SearchTurn, passage: Passage, trajectory: Trajectory) -> Score:
         context = self._context(turn, passage)
-        if run.stop.is_fault:
-            return Score(turn.id, passage.id, context, None, fault=run.stop_detail or str(run.stop))
-        # A search that failed before the branch belongs to the run; one that fails after it is a fault of the branch.
-        later = (one for one in run.searches[turn.search :] if one.turn != run.searches[turn.search].turn)
-        if lost := next((one.fault for one in later if one.fault is not None), None):
+        if trajectory.stop.is_fault:
+            return Score(turn.id, passage.id, context, None, fault=trajectory.stop_detail or str(trajectory.stop))
+        # A search that failed before the branch is the trajectory's; one that fails after it is a fault of the branch.
+        searches = trajectory.searches[turn.search :]
+        later = (search for search in searches if search.turn != searches[0].turn)
+        if lost := next((search.fault for search in later if search.fault is not None), None):
             return Score(turn.id, passage.id, context, None, fault=lost)
-        right = exact_match(run.answer, turn.question.answers)
-        detail = run.answer if run.answer is not None else str(run.stop)
+        right = exact_match(trajectory.answer, turn.question.answers)
+        detail = trajectory.answer if trajectory.answer is not None else str(trajectory.stop)
         return Score(turn.id, passage.id, context, float(right), detail)
 
     def _context(self, turn: SearchTurn, passage: Passage) -> str:
         """Digest of the run, the index of the search and the passage's text."""
         key = (turn.question.id, turn.trajectory.seed)
-        if key not in self._runs:
-            self._runs[key] = digest_of(",".join(map(str, turn.trajectory.ids)))
-        return digest_of(self._runs[key], str(turn.search), passage.title, passage.text)[:16]
+        if key not in self._digests:
+            self._digests[key] = digest_of(",".join(map(str, turn.trajectory.ids)))
+        return digest_of(self._digests[key], str(turn.search), passage.title, passage.text)[:16]
 
 
 @dataclass(eq=False)
@@ -206,9 +207,9 @@ class TurnCorrectness:
     scores: dict[str, Score] = field(default_factory=dict)
     """By passage id."""
 
-    def learn(self, place: int, score: Score) -> None:
+    def learn(self, index: int, score: Score) -> None:
         self.scores[score.passage_id] = score
-        self.choice.learn(place, None if score.value is None else score.value == 1)
+        self.choice.learn(index, None if score.value is None else score.value == 1)
 
 
 class _Continuations:
@@ -221,11 +222,11 @@ class _Continuations:
         self.alone = isinstance(model, ServedModel)
         """Whether each turn goes on at once. For a model in this process the turns of one run go on together, because
         their branches share the reading of the run."""
-        rows = {"concurrency": AHEAD * model.concurrency} if isinstance(model, ServedModel) else {}
-        self.driver = Branching(parts.agent, parts.retriever, parts.limits, self._next, self._ended, **rows)
+        options = {"concurrency": AHEAD * model.concurrency} if isinstance(model, ServedModel) else {}
+        self.driver = Branching(parts.agent, parts.retriever, parts.limits, self._next, self._ended, **options)
         self.under_way: dict[int, tuple[TurnCorrectness, int]] = {}
         """By branch: its turn, and the index of its passage."""
-        self.runs: dict[int, _Siblings] = {}
+        self.siblings: dict[int, _Siblings] = {}
         self.done: list[TurnCorrectness] = []
 
     def decided(self) -> Iterator[TurnCorrectness]:
@@ -239,50 +240,50 @@ class _Continuations:
 
     def _next(self, wait: bool) -> list[Branch] | None:
         """Branches of the next turns. Turns whose scores are all cached are decided without a branch."""
-        while found := self.feed(wait):
-            for one in found:
-                self.runs.setdefault(id(one.turn.trajectory), _Siblings()).turns.append(one)
-            if branches := [branch for one in found for branch in self._branches(one)]:
+        while turns := self.feed(wait):
+            for undecided in turns:
+                self.siblings.setdefault(id(undecided.turn.trajectory), _Siblings()).turns.append(undecided)
+            if branches := [branch for undecided in turns for branch in self._branches(undecided)]:
                 return branches
-        return None if found is None else []
+        return None if turns is None else []
 
-    def _branches(self, one: TurnCorrectness) -> list[Branch]:
+    def _branches(self, undecided: TurnCorrectness) -> list[Branch]:
         """The branches that a turn needs next; without any it is decided."""
-        while places := one.choice.wanted():
+        while indices := undecided.choice.wanted():
             branches = []
-            for place in places:
-                if (score := self.correctness.known(one.turn, one.passages[place])) is not None:
-                    one.learn(place, score)
+            for index in indices:
+                if (score := self.correctness.known(undecided.turn, undecided.passages[index])) is not None:
+                    undecided.learn(index, score)
                 else:
-                    branches.append(self._branch(one, place))
+                    branches.append(self._branch(undecided, index))
             if branches:
                 return branches
-        self.done.append(one)
-        self.runs[id(one.turn.trajectory)].turns.remove(one)
+        self.done.append(undecided)
+        self.siblings[id(undecided.turn.trajectory)].turns.remove(undecided)
         return []
 
-    def _branch(self, one: TurnCorrectness, place: int) -> Branch:
-        run = one.turn.trajectory
+    def _branch(self, undecided: TurnCorrectness, index: int) -> Branch:
+        trajectory = undecided.turn.trajectory
         # The turn with the longest way to go comes first, and the scorer's calls (rank 0) before every branch: else
         # the last ones go on alone while the other slots are empty.
-        rank = 1 + len(one.passages) - one.choice.most_left
-        branch = Branch(run, one.turn.search, (one.passages[place],), run.seed, rank)
-        self.under_way[id(branch)] = one, place
-        self.runs[id(run)].open += 1
+        rank = 1 + len(undecided.passages) - undecided.choice.most_left
+        branch = Branch(trajectory, undecided.turn.search, (undecided.passages[index],), trajectory.seed, rank)
+        self.under_way[id(branch)] = undecided, index
+        self.siblings[id(trajectory)].open += 1
         return branch
 
-    def _ended(self, branch: Branch, run: Trajectory) -> None:
+    def _ended(self, branch: Branch, trajectory: Trajectory) -> None:
         """Score a branch, and add the next ones."""
-        one, place = self.under_way.pop(id(branch))
-        one.learn(place, self.correctness.keep(one.turn, one.passages[place], run))
-        siblings = self.runs[id(branch.trajectory)]
+        undecided, index = self.under_way.pop(id(branch))
+        undecided.learn(index, self.correctness.keep(undecided.turn, undecided.passages[index], trajectory))
+        siblings = self.siblings[id(branch.trajectory)]
         siblings.open -= 1
         if self.alone:
-            self.driver.add(self._branches(one))
+            self.driver.add(self._branches(undecided))
         elif not siblings.open:
             self.driver.add([branch for other in [*siblings.turns] for branch in self._branches(other)])
         if not siblings.turns:
-            self.runs.pop(id(branch.trajectory), None)
+            self.siblings.pop(id(branch.trajectory), None)
 
 
 @dataclass(slots=True)

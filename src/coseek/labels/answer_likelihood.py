@@ -92,7 +92,8 @@ class AnswerLikelihoodScorer:
     kept: ScoreCache[AnswerLikelihoods]
 
     def contexts(self, question: Question, lists: Sequence[Sequence[Passage]]) -> list[GeneratorContext]:
-        return [context_of(self.prompt, self.budget, ReadingInput(question.question, tuple(one))) for one in lists]
+        readings = (ReadingInput(question.question, tuple(passages)) for passages in lists)
+        return [context_of(self.prompt, self.budget, reading) for reading in readings]
 
     def score(self, question: Question, contexts: Sequence[GeneratorContext]) -> AnswerLikelihoods:
         """The likelihood of the answer in each context. A fault in one context is a fault of the whole turn."""
@@ -102,27 +103,27 @@ class AnswerLikelihoodScorer:
         lead = self.prompt.answer_after
         # After a chat template the answer starts the message; elsewhere a blank separates it from the prompt.
         blank = "" if self.model.uses_chat_template and not lead else " "
-        rows = [
+        continuations = [
             Continuation(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers
         ]
-        asked = digest_of(*(text for row in rows for text in (row.prompt, row.lead, row.text)))[:32]
-        known = self.kept.get((asked,))
+        key = digest_of(*(text for item in continuations for text in (item.prompt, item.lead, item.text)))[:32]
+        known = self.kept.get((key,))
         if known is None:
-            known = _likelihoods(question.id, asked, self.model.score(rows), len(answers))
+            known = _likelihoods(question.id, key, self.model.score(continuations), len(answers))
             self.kept.keep([known])
         return known
 
 
 def _likelihoods(
-    question_id: str, asked: str, scored: "Sequence[ContinuationLogprob]", answers: int
+    question_id: str, key: str, scored: "Sequence[ContinuationLogprob]", answers: int
 ) -> AnswerLikelihoods:
-    fault = next((one.fault for one in scored if one.fault is not None), None)
-    tokens = tuple(one.tokens for one in scored[:answers])
+    fault = next((continuation.fault for continuation in scored if continuation.fault is not None), None)
+    tokens = tuple(continuation.tokens for continuation in scored[:answers])
     if fault is not None:
-        return AnswerLikelihoods(question_id, asked, None, tokens, fault)
-    nats = [cast(float, one.nats) for one in scored]
+        return AnswerLikelihoods(question_id, key, None, tokens, fault)
+    nats = [cast(float, continuation.nats) for continuation in scored]
     best = tuple(max(nats[start : start + answers]) for start in range(0, len(nats), answers))
-    return AnswerLikelihoods(question_id, asked, best, tokens)
+    return AnswerLikelihoods(question_id, key, best, tokens)
 
 
 def open_likelihood_scorer(settings: AnswerLikelihoodSettings, parts: LabelResources) -> AnswerLikelihoodScorer:
@@ -175,21 +176,21 @@ class LikelihoodMaker:
 
     def _labels(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
         asked: list[SearchTurn] = []
-        rows: list[Labelled] = []
+        labels: list[Labelled] = []
         for turn in turns:
             if not turn.question.answers:
-                rows.append(DroppedTurn(turn.id, "no-answer", "the question has no accepted answer"))
+                labels.append(DroppedTurn(turn.id, "no-answer", "the question has no accepted answer"))
             elif self.settings.queries == "question" and turn.search > 0:
                 why = "the first search of the run has the label of this question"
-                rows.append(DroppedTurn(turn.id, "same-question", why))
+                labels.append(DroppedTurn(turn.id, "same-question", why))
             else:
                 asked.append(self._with_query(turn))
-        found = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
-        for turn, candidates in zip(asked, found, strict=True):
+        searched = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
+        for turn, candidates in zip(asked, searched, strict=True):
             label = None if candidates is None else self._label(turn, distinct(candidates))
             if label is not None:
-                rows.append(label)
-        return rows
+                labels.append(label)
+        return labels
 
     def _with_query(self, turn: SearchTurn) -> SearchTurn:
         """The turn with the query of its label."""
@@ -205,8 +206,8 @@ class LikelihoodMaker:
         contexts = self.scorer.contexts(turn.question, lists)
         # Likelihoods are compared between lists of the same texts, so every passage must be read whole.
         if any(
-            context.truncated or len(context.passage_ids) < len(one)
-            for context, one in zip(contexts, lists, strict=True)
+            context.truncated or len(context.passage_ids) < len(passages)
+            for context, passages in zip(contexts, lists, strict=True)
         ):
             most = self.settings.max_context_tokens
             return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
@@ -229,8 +230,8 @@ def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
 def scored(candidates: Sequence[Candidate], **scores: Sequence[float]) -> list[Candidate]:
     """The candidates with additional scores, by name."""
     return [
-        replace(candidate, scores={**candidate.scores, **{name: values[place] for name, values in scores.items()}})
-        for place, candidate in enumerate(candidates)
+        replace(candidate, scores={**candidate.scores, **{name: values[index] for name, values in scores.items()}})
+        for index, candidate in enumerate(candidates)
     ]
 
 

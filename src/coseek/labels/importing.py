@@ -49,17 +49,17 @@ class LabelImport:
         counts = ("rows", "sets", "without_positive", "repeated")
         return {"turns": len(self.turns), **{name: getattr(self, name) for name in counts}}
 
-    def take(self, row: SourceRow, append: Callable[[Labelled], None]) -> None:
+    def add_row(self, row: SourceRow, append: Callable[[Labelled], None]) -> None:
         """Append the label sets of a row."""
         self.rows += 1
-        named = next(filter(None, (form.fullmatch(row.text("query_id")) for form in _IDS)), None)
-        parts = named.groupdict() if named else {"question": row.text("query_id")}
+        match = next(filter(None, (form.fullmatch(row.text("query_id")) for form in _IDS)), None)
+        parts = match.groupdict() if match else {"question": row.text("query_id")}
         turn = TurnId(parts["question"], int(parts.get("seed") or 0), int(parts.get("search") or 0))
         self.turns[turn] = None
         positives, negatives = self._passages(row, "positive_passages"), self._passages(row, "negative_passages")
         self.repeated += len(positives.keys() & negatives.keys())
-        given = positives | {ident: one for ident, one in negatives.items() if ident not in positives}
-        candidates = tuple(Candidate(one, rank) for rank, one in enumerate(given.values(), start=1))
+        passages = positives | {ident: passage for ident, passage in negatives.items() if ident not in positives}
+        candidates = tuple(Candidate(passage, rank) for rank, passage in enumerate(passages.values(), start=1))
         if not positives:
             self.without_positive += 1
             append(DroppedTurn(turn, NO_POSITIVE))
@@ -72,12 +72,12 @@ class LabelImport:
             self.sets += 1
 
     def _passages(self, row: SourceRow, name: str) -> dict[str, Passage]:
-        found: dict[str, Passage] = {}
-        for one in row.rows(name) if row.has(name) else ():
-            passage = Passage(one.text("docid"), one.text_or_empty("title"), one.text("text"))
-            self.repeated += passage.id in found
-            found.setdefault(passage.id, passage)
-        return found
+        passages: dict[str, Passage] = {}
+        for record in row.rows(name) if row.has(name) else ():
+            passage = Passage(record.text("docid"), record.text_or_empty("title"), record.text("text"))
+            self.repeated += passage.id in passages
+            passages.setdefault(passage.id, passage)
+        return passages
 
 
 def import_labels(sources: Sequence[Path], out: Path) -> LabelImport:
@@ -91,20 +91,20 @@ def import_labels(sources: Sequence[Path], out: Path) -> LabelImport:
     with lock_beside(out, again=False):
         check_output_folder(out, "labels.yaml")
         LabelFolder.refuse_old(out)
-        made = LabelImport()
+        summary = LabelImport()
 
         def fill(folder: Path) -> None:
-            named: list[Json] = [path.name for path in files]
+            names: list[Json] = [path.name for path in files]
             identity = digest_of(*map(file_digest, files))
-            labels = LabelFolder.create(folder, {"imported": named, "view": "given"}, identity)
+            labels = LabelFolder.create(folder, {"imported": names, "view": "given"}, identity)
             with labels.appending() as append:
                 for path in files:
                     for row in read_rows(path):
-                        made.take(row, append)
-            if not made.sets:
+                        summary.add_row(row, append)
+            if not summary.sets:
                 raise DataError(f"no row with a positive passage in {', '.join(map(str, sources))}; check the files")
-            labels.arrange(list(made.turns))
+            labels.arrange(list(summary.turns))
             labels.release()
 
         atomic_folder(out, fill)
-    return made
+    return summary

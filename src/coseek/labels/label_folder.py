@@ -64,26 +64,26 @@ class TextStore:
 
     def shorten(self, row: JsonObject) -> JsonObject:
         """The row with references; its long texts are stored. The row itself is changed."""
-        for place, key in _places(row):
-            text = place[key]  # type: ignore[index]
+        for container, key in _text_slots(row):
+            text = container[key]  # type: ignore[index]
             if isinstance(text, str) and len(text) > LONG:
-                place[key] = {_REFERENCE: self._keep(text)}  # type: ignore[index]
+                container[key] = {_REFERENCE: self._keep(text)}  # type: ignore[index]
         return row
 
     def restore(self, row: JsonObject) -> JsonObject:
         """The row with its texts. Raises `DataError` for a text that is not there."""
-        for place, key in _places(row):
-            value = place[key]  # type: ignore[index]
+        for container, key in _text_slots(row):
+            value = container[key]  # type: ignore[index]
             if isinstance(value, dict):
-                place[key] = self._text(str(value.get(_REFERENCE)))  # type: ignore[index]
+                container[key] = self._text(str(value.get(_REFERENCE)))  # type: ignore[index]
         return row
 
     def arrange(self, rows: Iterable[JsonObject]) -> None:
         """Keep the texts of these stored rows, in the order of their first use."""
         wanted: dict[str, None] = {}
         for row in rows:
-            for place, key in _places(row):
-                if isinstance(value := place[key], dict):  # type: ignore[index]
+            for container, key in _text_slots(row):
+                if isinstance(value := container[key], dict):  # type: ignore[index]
                     wanted[str(value.get(_REFERENCE))] = None
         with self._lock:
             order = list(self._index())
@@ -149,7 +149,7 @@ def text_key(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _places(row: JsonObject) -> Iterator[tuple[Json, str | int]]:
+def _text_slots(row: JsonObject) -> Iterator[tuple[Json, str | int]]:
     """The places of a row that may hold long texts, as (container, key)."""
     for candidate in cast(list[JsonObject], row.get("candidates", [])):
         yield cast(Json, candidate), "text"
@@ -231,10 +231,10 @@ class LabelFolder:
         return _read(self.dropped_path, DroppedTurn.from_json)
 
     def recover(
-        self, known: Mapping[TurnId, str] | None = None, runs: Callable[[], Mapping[RowKey, str]] = dict
+        self, known: Mapping[TurnId, str] | None = None, digests: Callable[[], Mapping[RowKey, str]] = dict
     ) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets. `known` are the turns that are labelled, with the digests of their trajectories, and `runs` gives the
+        sets. `known` are the turns that are labelled, with the digests of their trajectories, and `digests` gives the
         digests of all trajectories, those without a search included: rows of a trajectory that was made anew are
         removed. A broken row, and one of any other turn, is refused before anything is removed."""
         there: set[tuple[TurnId, str]] = set()
@@ -243,11 +243,11 @@ class LabelFolder:
         stale = set() if known is None else _stale(there, known)
         others = set() if known is None else {turn for turn, _ in there}.difference(known, stale)
         if others:  # a run that was made anew may search less than before
-            made = runs()
+            current = digests()
             gone = {
                 turn
                 for turn, was in there
-                if was and turn in others and made.get((turn.question_id, turn.seed), was) != was
+                if was and turn in others and current.get((turn.question_id, turn.seed), was) != was
             }
             stale, others = stale | gone, others - gone
         if others:
@@ -296,23 +296,23 @@ class LabelFolder:
             self._lock.release()
             self._lock = None
 
-    def absorb(self, part: "LabelFolder") -> None:
+    def absorb(self, source: "LabelFolder") -> None:
         """Append the rows of turns of another folder that have none here, and the lines of its scores."""
-        absorb_lines(part.folder / "scores", self.folder / "scores")
+        absorb_lines(source.folder / "scores", self.folder / "scores")
         done = self._turns()
-        for mine, other in ((self.sets_path, part.sets_path), (self.dropped_path, part.dropped_path)):
-            rows = [row for _, row in read_jsonl(other)] if other.exists() else []
+        for mine, theirs in ((self.sets_path, source.sets_path), (self.dropped_path, source.dropped_path)):
+            rows = [row for _, row in read_jsonl(theirs)] if theirs.exists() else []
             with mine.open("a", encoding="utf-8") as file:
                 for row in rows:
                     if _turn_of(row) not in done:
-                        file.write(json_line(self.texts.shorten(part.texts.restore(row))))
+                        file.write(json_line(self.texts.shorten(source.texts.restore(row))))
 
     def arrange(self, order: Sequence[TurnId]) -> None:
         """Sort the rows by turn, since a fault or a kill changes their order, and close the folder."""
-        place = {turn: number for number, turn in enumerate(order)}
+        position = {turn: number for number, turn in enumerate(order)}
         for path in (self.sets_path, self.dropped_path):
             rows = [row for _, row in read_jsonl(path)]
-            there = sorted(rows, key=lambda row: (place[_turn_of(row)], cast(int, row.get("copy", 0))))
+            there = sorted(rows, key=lambda row: (position[_turn_of(row)], cast(int, row.get("copy", 0))))
             if there != rows:
                 write_jsonl(path, there)
         self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
@@ -386,8 +386,8 @@ def _origin_of(row: Labelled) -> tuple[TurnId, str]:
 
 def _stale(there: Iterable[tuple[TurnId, str]], known: Mapping[TurnId, str]) -> set[TurnId]:
     """The turns whose trajectory has another digest in the runs. Older rows have none: nothing tells them apart."""
-    runs = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
-    return {turn for turn, was in there if was and runs.get((turn.question_id, turn.seed), was) != was}
+    digests = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
+    return {turn for turn, was in there if was and digests.get((turn.question_id, turn.seed), was) != was}
 
 
 def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
@@ -443,14 +443,14 @@ class ScoreCache(Generic[E]):
         self, keys: Sequence[tuple[str, ...]], make: Callable[[list[int]], Sequence[E]], batch: int
     ) -> list[E]:
         """The entry of every key, in order. `make` computes the unknown ones from their indices, `batch` at once."""
-        found = {place: entry for place, key in enumerate(keys) if (entry := self.get(key)) is not None}
-        left = [place for place in range(len(keys)) if place not in found]
+        entries = {index: entry for index, key in enumerate(keys) if (entry := self.get(key)) is not None}
+        left = [index for index in range(len(keys)) if index not in entries]
         for start in range(0, len(left), batch):
             some = left[start : start + batch]
             fresh = make(some)
             self.keep(fresh)
-            found.update(zip(some, fresh, strict=True))
-        return [found[place] for place in range(len(keys))]
+            entries.update(zip(some, fresh, strict=True))
+        return [entries[index] for index in range(len(keys))]
 
     def keep(self, entries: Sequence[E]) -> None:
         """Append entries. From the first call on, the file is locked as long as this object lives."""

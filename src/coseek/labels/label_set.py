@@ -39,9 +39,9 @@ class Candidate(Record):
         return {**self.passage.to_json(), "rank": self.rank, "scores": dict(self.scores)}
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Candidate":
-        scores = cast(Mapping[str, float], row["scores"])
-        return cls(Passage.from_json(row), cast(int, row["rank"]), {name: float(scores[name]) for name in scores})
+    def from_json(cls, record: JsonObject) -> "Candidate":
+        scores = cast(Mapping[str, float], record["scores"])
+        return cls(Passage.from_json(record), cast(int, record["rank"]), {name: float(scores[name]) for name in scores})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class LabelSet:
         targets: tuple[float, ...] | None = None,
     ) -> "LabelSet":
         """The label set of a turn whose positive is the first of the candidates."""
-        chosen = tuple(one.passage.id for one in negatives)
+        chosen = tuple(negative.passage.id for negative in negatives)
         best = candidates[0].passage.id
         return cls(turn.id, turn.question, turn.query, tuple(candidates), best, chosen, targets)
 
@@ -94,7 +94,7 @@ class LabelSet:
         return next(candidate.passage for candidate in self.candidates if candidate.passage.id == ident)
 
     def to_json(self) -> JsonObject:
-        row: JsonObject = {
+        record: JsonObject = {
             "schema": SCHEMA,
             "question": self.question.to_json(),
             "seed": self.turn.seed,
@@ -105,27 +105,27 @@ class LabelSet:
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
         if self.targets is not None:
-            row["targets"] = list(self.targets)
+            record["targets"] = list(self.targets)
         if self.copy:
-            row["copy"] = self.copy
-        return row | _origin(self.trajectory)
+            record["copy"] = self.copy
+        return record | _origin(self.trajectory)
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "LabelSet":
-        if row.get("schema") != SCHEMA:
-            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads {SCHEMA}: label it again")
-        question = Question.from_json(cast(JsonObject, row["question"]))
-        targets = cast("list[float] | None", row.get("targets"))
+    def from_json(cls, record: JsonObject) -> "LabelSet":
+        if (schema := record.get("schema")) != SCHEMA:
+            raise DataError(f"a label set of schema {schema!r}; this coseek reads {SCHEMA}: label it again")
+        question = Question.from_json(cast(JsonObject, record["question"]))
+        targets = cast("list[float] | None", record.get("targets"))
         return cls(
-            turn=TurnId(question.id, cast(int, row["seed"]), cast(int, row["search"])),
+            turn=TurnId(question.id, cast(int, record["seed"]), cast(int, record["search"])),
             question=question,
-            query=Query.from_json(cast(JsonObject, row["query"])),
-            candidates=tuple(Candidate.from_json(each) for each in cast(list[JsonObject], row["candidates"])),
-            positive=str(row["positive"]),
-            negatives=tuple(str(ident) for ident in cast(list[str], row["negatives"])),
+            query=Query.from_json(cast(JsonObject, record["query"])),
+            candidates=tuple(map(Candidate.from_json, cast(list[JsonObject], record["candidates"]))),
+            positive=str(record["positive"]),
+            negatives=tuple(str(ident) for ident in cast(list[str], record["negatives"])),
             targets=None if targets is None else tuple(float(value) for value in targets),
-            copy=cast(int, row.get("copy", 0)),
-            trajectory=str(row.get(TRAJECTORY, "")),
+            copy=cast(int, record.get("copy", 0)),
+            trajectory=str(record.get(TRAJECTORY, "")),
         )
 
 
@@ -144,7 +144,7 @@ class DroppedTurn(TurnRecord):
 def trajectory_digest(trajectory: Trajectory) -> str:
     """Digest of what a label depends on of a trajectory. Seconds, prices and log-probabilities are no part of it, so a
     run that is made anew and comes out the same keeps its labels."""
-    written: list[Json] = [[str(one.author), one.tag, one.text] for one in trajectory.segments]
+    written: list[Json] = [[str(segment.author), segment.tag, segment.text] for segment in trajectory.segments]
     searches: list[Json] = [search.to_json() for search in trajectory.searches]
     stands: JsonObject = {"question": trajectory.question.to_json(), "segments": written, "searches": searches}
     return value_digest({**stands, "stop": str(trajectory.stop), "answer": trajectory.answer})[:32]
@@ -163,7 +163,7 @@ def _origin(trajectory: str) -> JsonObject:
 def write_tevatron(path: Path, sets: Iterable[LabelSet], view: str) -> int:
     """Write the rows; returns how many."""
     find_view(view)  # raises for an unknown view before the file is created
-    return write_jsonl(path, (tevatron_row(one, view) for one in sets))
+    return write_jsonl(path, (tevatron_row(label_set, view) for label_set in sets))
 
 
 def tevatron_row(labels: LabelSet, view: str) -> JsonObject:
@@ -197,9 +197,9 @@ def find_candidates(
     """The `k` best passages of every turn, best first; `None` where the search failed, which affects no other query.
     Equal queries are searched once."""
     unique = list(dict.fromkeys(turn.query for turn in turns))
-    found = dict(zip(unique, _search(retriever, unique, k), strict=True))
-    tally.add(FAULT + RETRIEVER, sum(found[turn.query] is None for turn in turns))
-    return [found[turn.query] for turn in turns]
+    by_query = dict(zip(unique, _search(retriever, unique, k), strict=True))
+    tally.add(FAULT + RETRIEVER, sum(by_query[turn.query] is None for turn in turns))
+    return [by_query[turn.query] for turn in turns]
 
 
 def _search(retriever: Retriever, queries: list[Query], k: int) -> list[Candidates | None]:
@@ -230,7 +230,7 @@ def pick_negatives(turn: TurnId, pool: Sequence[str], count: int, seed: int, cop
     if len(pool) <= count:
         return tuple(pool)
     drawn = random.Random(f"{seed} {turn.question_id} {turn.seed} {turn.search} {copy}").sample(range(len(pool)), count)
-    return tuple(pool[place] for place in sorted(drawn))
+    return tuple(pool[index] for index in sorted(drawn))
 
 
 def not_equal_to(candidates: Sequence[Candidate], others: Sequence[Passage]) -> list[Candidate]:

@@ -21,7 +21,7 @@ from coseek.graders.structured_output import CallCounts
 from coseek.labels.label_folder import LabelFolder, LineFile, absorb_lines
 from coseek.labels.label_set import trajectory_digest
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
-from coseek.labels.resources import LabelResources, by_run
+from coseek.labels.resources import LabelResources, by_trajectory
 
 Tell = Callable[[int, int], None]
 """Called with (turns done, total)."""
@@ -45,8 +45,8 @@ class LabelSummary(Record):
     seconds: float = 0.0
     """Duration of this start."""
 
-    def _written(self, row: JsonObject) -> JsonObject:
-        return {**row, "seconds": round(self.seconds, 1)}
+    def _written(self, record: JsonObject) -> JsonObject:
+        return {**record, "seconds": round(self.seconds, 1)}
 
 
 def make_labels(
@@ -55,29 +55,29 @@ def make_labels(
     turns: Iterable[SearchTurn],
     tally: CallCounts,
     tell: Tell | None = None,
-    runs: Callable[[], Mapping[RowKey, str]] = dict,
+    digests: Callable[[], Mapping[RowKey, str]] = dict,
 ) -> LabelSummary:
     """Label the turns without labels; `turns` are read twice. Rows are appended as they are known and sorted by turn at
-    the end, so that the files do not depend on timing. `runs`: see `LabelFolder.recover`."""
+    the end, so that the files do not depend on timing. `digests`: see `LabelFolder.recover`."""
     began = time.perf_counter()
     order = check_distinct(turns)
-    left = unlabelled(labels, order, runs)
+    left = unlabelled(labels, order, digests)
     over = len(order) - len(left)
 
-    def told(done: int, _: int) -> None:
+    def report(done: int, _: int) -> None:
         if tell is not None:
             tell(over + done, len(order))
 
-    label_turns(labels, maker, (turn for turn in turns if turn.id in left), len(left), told)
+    label_turns(labels, maker, (turn for turn in turns if turn.id in left), len(left), report)
     labels.arrange([*order])
     return summary(labels, [*order], tally, time.perf_counter() - began)
 
 
 def unlabelled(
-    labels: LabelFolder, order: Mapping[TurnId, str], runs: Callable[[], Mapping[RowKey, str]]
+    labels: LabelFolder, order: Mapping[TurnId, str], digests: Callable[[], Mapping[RowKey, str]]
 ) -> dict[TurnId, None]:
     """The turns without a label in the folder, which is mended after a kill, in order."""
-    done = labels.recover(order, runs)
+    done = labels.recover(order, digests)
     return dict.fromkeys(turn for turn in order if turn not in done)
 
 
@@ -89,15 +89,15 @@ def label_turns(
     labelled: set[TurnId] = set()
     digests: dict[TurnId, str] = {}
 
-    def noted() -> Iterator[SearchTurn]:
+    def read_turns() -> Iterator[SearchTurn]:
         for turn, digest in _with_digests(turns):
             digests[turn.id] = digest
             yield turn
 
     with labels.appending() as append:
-        for row in maker.label(noted()):
-            append(replace(row, trajectory=digests[row.turn]))
-            labelled.add(row.turn)
+        for label in maker.label(read_turns()):
+            append(replace(label, trajectory=digests[label.turn]))
+            labelled.add(label.turn)
             tell(len(labelled), count)
     tell(count, count)
 
@@ -151,7 +151,7 @@ SCORES, OWN_RUN = "scores", "run"
 
 
 @dataclass(frozen=True, slots=True)
-class Made(Generic[R]):
+class JobResult(Generic[R]):
     """What a process made of an item."""
 
     rows: R
@@ -170,9 +170,9 @@ class LabelJob:
     identity: str
     """The maker's."""
 
-    def open(self) -> Callable[[Sequence[SearchTurn]], Made[list[Labelled]]]:
-        there = _OpenMaker(self)
-        return lambda turns: there.made([*there.maker.label(turns)])
+    def open(self) -> Callable[[Sequence[SearchTurn]], JobResult[list[Labelled]]]:
+        opened = _OpenMaker(self)
+        return lambda turns: opened.result([*opened.maker.label(turns)])
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,14 @@ class RolloutJob:
     label: LabelJob
     questions: tuple[Question, ...]
 
-    def open(self) -> Callable[[Sequence[RowKey]], Made[RunRows]]:
-        there = _OpenMaker(self.label)
-        run = there.folder / OWN_RUN
+    def open(self) -> Callable[[Sequence[RowKey]], JobResult[RunRows]]:
+        opened = _OpenMaker(self.label)
+        run = opened.folder / OWN_RUN
 
-        def answer(rows: Sequence[RowKey]) -> Made[RunRows]:
+        def answer(rows: Sequence[RowKey]) -> JobResult[RunRows]:
             shutil.rmtree(run, ignore_errors=True)
-            cast(RolloutMaker, there.maker).roll_out(self.questions, lambda *_: None, frozenset(rows))
-            return there.made(Run(run).sent())
+            cast(RolloutMaker, opened.maker).roll_out(self.questions, lambda *_: None, frozenset(rows))
+            return opened.result(Run(run).sent())
 
         return answer
 
@@ -203,23 +203,23 @@ class _OpenMaker:
         absorb_lines(job.folder / SCORES, self.folder / SCORES)
         self.maker, self._parts = job.opener(self.folder)
         check_same(self.maker.identity, job.identity, "a part that labels depend on")
-        self._sent: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         self._fresh()
 
-    def made(self, rows: R) -> Made[R]:
+    def result(self, rows: R) -> JobResult[R]:
         counts, self._parts.tally.counts = self._parts.tally.counts, Counter()
-        return Made(rows, self._fresh(), counts)
+        return JobResult(rows, self._fresh(), counts)
 
     def _fresh(self) -> dict[str, bytes]:
         """The first line of every file of scores, which names the grader, and those that were not returned before."""
-        found = {}
+        lines = {}
         for path in (self.folder / SCORES).glob("*.jsonl"):
             with path.open("rb") as file:
                 head = file.readline()
-                file.seek(max(len(head), self._sent.get(path.name, 0)))
-                found[path.name] = head + file.read()
-                self._sent[path.name] = file.tell()
-        return found
+                file.seek(max(len(head), self._offsets.get(path.name, 0)))
+                lines[path.name] = head + file.read()
+                self._offsets[path.name] = file.tell()
+        return lines
 
 
 @dataclass(frozen=True)
@@ -235,35 +235,35 @@ class ClusterMaker:
         return self.job.identity
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
-        runs = [*by_run(turns, 1)]
-        items = [[turn for run in some for turn in run] for some in shares_of(runs, self.cluster)]
+        groups = [*by_trajectory(turns, 1)]
+        items = [[turn for group in share for turn in group] for share in shares_of(groups, self.cluster)]
         keep = _keeper(self.job.folder, self.tally)
-        for _, made in self.cluster.map(self.job, items):
-            keep(made)
-            yield from made.rows
+        for _, result in self.cluster.map(self.job, items):
+            keep(result)
+            yield from result.rows
 
     def roll_out(self, maker: RolloutMaker, questions: Sequence[Question], tell: Tell) -> Run:
         """`RolloutMaker.roll_out` over the cluster; returns the run, with its rows by question, then by seed."""
         left, keep = maker.left(questions), _keeper(self.job.folder, self.tally)
         run = Run(self.job.folder / OWN_RUN)
-        parts, ended = [*shares_of(left, self.cluster)], 0
+        shares, ended = [*shares_of(left, self.cluster)], 0
         with run.open_for_append(order=[question.id for question in questions]) as file:
-            for number, made in self.cluster.map(RolloutJob(self.job, tuple(questions)), parts):
-                keep(made)
-                run.take(file, made.rows)
-                tell(ended := ended + len(parts[number]), len(left))
+            for number, result in self.cluster.map(RolloutJob(self.job, tuple(questions)), shares):
+                keep(result)
+                run.take(file, result.rows)
+                tell(ended := ended + len(shares[number]), len(left))
         return run
 
 
-def _keeper(folder: Path, tally: CallCounts) -> Callable[[Made[R]], None]:
+def _keeper(folder: Path, tally: CallCounts) -> Callable[[JobResult[R]], None]:
     """A function that stores the scores and counts the calls of what was made."""
     files: dict[str, LineFile] = {}
 
-    def keep(made: Made[R]) -> None:
-        for name, lines in made.scores.items():
+    def keep(result: JobResult[R]) -> None:
+        for name, lines in result.scores.items():
             files[name] = files.get(name) or LineFile(folder / SCORES / name)
             files[name].add(lines.splitlines(keepends=True))
-        for name, count in made.counts.items():
+        for name, count in result.counts.items():
             tally.add(name, count)
 
     return keep

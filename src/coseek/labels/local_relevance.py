@@ -75,45 +75,45 @@ class LocalRelevance:
         sub_answers = self._sub_answers(turns)
         size = self.scoring.window
         windows: list[tuple[int, CandidateList]] = []
-        found: list[dict[str, float] | NoScores] = [{} for _ in turns]
-        for place, (turn, passages) in enumerate(zip(turns, shown, strict=True)):
-            sub_answer = sub_answers[place]
+        scores: list[dict[str, float] | NoScores] = [{} for _ in turns]
+        for index, (turn, passages) in enumerate(zip(turns, shown, strict=True)):
+            sub_answer = sub_answers[index]
             if isinstance(sub_answer, NoScores):
-                found[place] = sub_answer
+                scores[index] = sub_answer
                 continue
             starts = range(0, len(passages), size)
-            windows += [(place, CandidateList(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
-        for (place, _), rating in zip(windows, self._ratings([listed for _, listed in windows]), strict=True):
-            found[place] = _joined(found[place], rating)
-        return found
+            windows += [(index, CandidateList(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
+        for (index, _), rating in zip(windows, self._ratings([listed for _, listed in windows]), strict=True):
+            scores[index] = _joined(scores[index], rating)
+        return scores
 
-    def _ratings(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        keys = [(*one.turn.id.key, one.digest) for one in asked]
-        return self.kept.complete(keys, lambda some: self.relevance.rate([asked[place] for place in some]), BATCH)
+    def _ratings(self, lists: Sequence[CandidateList]) -> list[Rating]:
+        keys = [(*listed.turn.id.key, listed.digest) for listed in lists]
+        return self.kept.complete(keys, lambda some: self.relevance.rate([lists[index] for index in some]), BATCH)
 
     def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
         """The sub-answer of each turn; one model call per run."""
         if self.answerer is None:
             return [None] * len(turns)
-        runs = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
-        inferred = dict(zip(runs, self._inferred(self.answerer, list(runs.values())), strict=True))
+        trajectories = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
+        inferred = dict(zip(trajectories, self._inferred(self.answerer, list(trajectories.values())), strict=True))
         return [self._sub_answer(turn, inferred[turn.question.id, turn.trajectory.seed]) for turn in turns]
 
     def _sub_answer(self, turn: SearchTurn, inferred: SubAnswers) -> str | None | NoScores:
         if inferred.fault is not None:
             return NoScores(True, inferred.fault)
-        found = inferred.answers[turn.search] if inferred.answers is not None else None
-        self.tally.add(UNSURE, found is None)
-        return found
+        sub_answer = inferred.answers[turn.search] if inferred.answers is not None else None
+        self.tally.add(UNSURE, sub_answer is None)
+        return sub_answer
 
-    def _inferred(self, answerer: SubAnswerModel, runs: Sequence[Trajectory]) -> list[SubAnswers]:
+    def _inferred(self, model: SubAnswerModel, trajectories: Sequence[Trajectory]) -> list[SubAnswers]:
         def infer(some: list[int]) -> list[SubAnswers]:
-            fresh = answerer.infer([runs[place] for place in some])
-            self.tally.add(UNREADABLE, sum(bool(one.unreadable) for one in fresh))
+            fresh = model.infer([trajectories[index] for index in some])
+            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in fresh))
             return fresh
 
         assert self.answers is not None
-        keys = [(run.question.id, str(run.seed), answerer.digest(run)) for run in runs]
+        keys = [(trajectory.question.id, str(trajectory.seed), model.digest(trajectory)) for trajectory in trajectories]
         return self.answers.complete(keys, infer, BATCH)
 
 
@@ -135,12 +135,12 @@ def _open_answerer(parts: LabelResources, scoring: RelevanceOptions) -> SubAnswe
     return SubAnswerModel(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
 
 
-def _joined(found: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
+def _joined(scores: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
     """The scores of a turn with those of one more window. A fault takes precedence over an unreadable output, because
     the next start retries it."""
-    if isinstance(found, NoScores) and (found.fault or rating.fault is None):
-        return found
+    if isinstance(scores, NoScores) and (scores.fault or rating.fault is None):
+        return scores
     if rating.scores is None:
         return NoScores(rating.fault is not None, rating.fault or rating.unreadable)
-    assert not isinstance(found, NoScores)
-    return {**found, **rating.scores}
+    assert not isinstance(scores, NoScores)
+    return {**scores, **rating.scores}

@@ -56,8 +56,8 @@ class OracleRanking(Record):
     def shown(self) -> list[Passage]:
         """Passages for the agent: in the ranker's order, or in the retriever's where that is unreadable."""
         if self.unreadable:
-            found = [candidate for candidate in self.candidates if candidate.rank]
-            return [candidate.passage for candidate in sorted(found, key=lambda one: one.rank)]
+            retrieved = [candidate for candidate in self.candidates if candidate.rank]
+            return [candidate.passage for candidate in sorted(retrieved, key=lambda candidate: candidate.rank)]
         return [candidate.passage for candidate in self.candidates]
 
 
@@ -65,22 +65,22 @@ class OracleRanking(Record):
 class StoredRanking:
     """A ranking as a line of its cache, with its long texts in a `TextStore`."""
 
-    row: JsonObject
+    record: JsonObject
 
     @property
     def key(self) -> tuple[str, ...]:
-        return (str(self.row["asked"]),)
+        return (str(self.record["asked"]),)
 
     @property
     def fault(self) -> str | None:
-        return cast("str | None", self.row["fault"])
+        return cast("str | None", self.record["fault"])
 
     def to_json(self) -> JsonObject:
-        return self.row
+        return self.record
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "StoredRanking":
-        return cls({name: row[name] for name in OracleRanking.__slots__})
+    def from_json(cls, record: JsonObject) -> "StoredRanking":
+        return cls({name: record[name] for name in OracleRanking.__slots__})
 
 
 def asked_digest(question: Question, query: Query) -> str:
@@ -105,7 +105,7 @@ class OracleSearch:
         """One ranking per turn. Equal queries are ranked once; a fault of the ranker is retried in every call."""
         keys = [asked_digest(question, query) for question, query in turns]
         known = {key: ranking for key in keys if (ranking := self._known(key)) is not None}
-        fresh = self._made({key: turn for key, turn in zip(keys, turns, strict=True) if key not in known})
+        fresh = self._rank({key: turn for key, turn in zip(keys, turns, strict=True) if key not in known})
         self.kept.keep([StoredRanking(self.texts.shorten(ranking.to_json())) for ranking in fresh.values()])
         known |= fresh
         return [known[key] for key in keys]
@@ -118,18 +118,18 @@ class OracleSearch:
 
     def _known(self, key: str) -> OracleRanking | None:
         stored = self.kept.get((key,))
-        return None if stored is None else OracleRanking.from_json(self.texts.restore(copy.deepcopy(stored.row)))
+        return None if stored is None else OracleRanking.from_json(self.texts.restore(copy.deepcopy(stored.record)))
 
-    def _made(self, turns: dict[str, Turn]) -> dict[str, OracleRanking]:
+    def _rank(self, turns: dict[str, Turn]) -> dict[str, OracleRanking]:
         if not turns:
             return {}
-        found = self.over.search([query for _, query in turns.values()], self.depth)
-        pools = [self._pool(question, hits) for (question, _), hits in zip(turns.values(), found, strict=True)]
-        asked = [
+        results = self.over.search([query for _, query in turns.values()], self.depth)
+        pools = [self._pool(question, hits) for (question, _), hits in zip(turns.values(), results, strict=True)]
+        requests = [
             RankingRequest(question, query, tuple(candidate.passage for candidate in pool))
             for (question, query), pool in zip(turns.values(), pools, strict=True)
         ]
-        orders = self.ranker.rank(asked)
+        orders = self.ranker.rank(requests)
         return {
             key: _ranking(question.id, key, pool, order)
             for (key, (question, _)), pool, order in zip(turns.items(), pools, orders, strict=True)
@@ -137,14 +137,14 @@ class OracleSearch:
 
     def _pool(self, question: Question, hits: Sequence[Hit]) -> list[Candidate]:
         """The retriever's results with gold passages first. A gold passage that was not retrieved has rank 0."""
-        found = {
+        retrieved = {
             hit.passage.id: Candidate(hit.passage, rank, {RETRIEVER: hit.score})
             for rank, hit in enumerate(hits, start=1)
         }
         if not self.gold_in_front:
-            return list(found.values())
-        gold = {ident: found.get(ident) or Candidate(self._gold(question, ident), 0) for ident in question.gold_ids}
-        return list({**gold, **found}.values())
+            return list(retrieved.values())
+        gold = {ident: retrieved.get(ident) or Candidate(self._gold(question, ident), 0) for ident in question.gold_ids}
+        return list({**gold, **retrieved}.values())
 
     def _gold(self, question: Question, ident: str) -> Passage:
         corpus = self.over.corpus
@@ -158,10 +158,9 @@ class OracleSearch:
 
 def _ranking(question_id: str, asked: str, pool: Sequence[Candidate], order: RankedOrder) -> OracleRanking:
     if order.scores is not None:
-        pool = [
-            replace(one, scores={**one.scores, RELEVANCE: score}) for one, score in zip(pool, order.scores, strict=True)
-        ]
-    ordered = pool if order.places is None else [pool[place] for place in order.places]
+        scored = zip(pool, order.scores, strict=True)
+        pool = [replace(candidate, scores={**candidate.scores, RELEVANCE: score}) for candidate, score in scored]
+    ordered = pool if order.places is None else [pool[index] for index in order.places]
     return OracleRanking(question_id, asked, tuple(ordered), order.texts, order.unreadable, order.fault)
 
 
@@ -206,7 +205,7 @@ class OracleRetriever:
             if ranking.fault is not None:
                 raise RetrieverError(ranking.fault)
         return [
-            [Hit(passage, 1.0 / place) for place, passage in enumerate(ranking.shown[:k], start=1)]
+            [Hit(passage, 1.0 / rank) for rank, passage in enumerate(ranking.shown[:k], start=1)]
             for ranking in rankings
         ]
 

@@ -160,15 +160,15 @@ class LabelResources:
         threads = concurrency_of(slowest)
         model = self.agent.model if wakes else None
         wake = model.wake if isinstance(model, ServedModel) else lambda: None
-        return WorkAhead(work, by_run(turns, BATCH if threads == 1 else 1), threads, wake)
+        return WorkAhead(work, by_trajectory(turns, BATCH if threads == 1 else 1), threads, wake)
 
     def each(
         self, work: Callable[[list[SearchTurn]], list[T]], turns: Iterable[SearchTurn], slowest: object
     ) -> Iterator[T]:
         """The rows that `work` makes of the turns, computed `ahead`."""
         with self.ahead(work, turns, slowest) as ahead:
-            for rows in ahead:
-                yield from rows
+            for batch in ahead:
+                yield from batch
 
     def each_searched(
         self, label: Callable[[SearchTurn, Candidates], Iterable[T]], turns: Iterable[SearchTurn], k: int
@@ -195,7 +195,7 @@ class LabelResources:
             close()
 
 
-def by_run(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
+def by_trajectory(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
     """Batches of at least `size` turns, except the last; the turns of one run stay together."""
     batch: list[SearchTurn] = []
     for turn in turns:
@@ -207,11 +207,11 @@ def by_run(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]
         yield batch
 
 
-def _needed(part: T | None, what: str) -> T:
+def _needed(resource: T | None, noun: str) -> T:
     """A part that was named. Raises `SettingError` with what is needed and how to name it."""
-    if part is None:
-        raise SettingError(f"these labels need {what}")
-    return part
+    if resource is None:
+        raise SettingError(f"these labels need {noun}")
+    return resource
 
 
 class LockedRetriever(LayeredRetriever):

@@ -69,10 +69,10 @@ class RuleMaker:
             yield DroppedTurn(turn.id, ruled)
             return
         positives = ruled.positives if self.settings.every else ruled.positives[:1]
-        chosen = {one.passage.id: one.passage for one in positives}
-        rest = [one for one in candidates if one.passage.id not in chosen]
-        unfit = [*(one.passage for one in ruled.positives), *ruled.not_negative]
-        pool = [one.passage.id for one in not_equal_to(rest, unfit)]
+        chosen = {candidate.passage.id: candidate.passage for candidate in positives}
+        rest = [candidate for candidate in candidates if candidate.passage.id not in chosen]
+        unfit = [*(candidate.passage for candidate in ruled.positives), *ruled.not_negative]
+        pool = [candidate.passage.id for candidate in not_equal_to(rest, unfit)]
         if not pool:
             yield DroppedTurn(turn.id, "no-negatives")
             return
@@ -83,7 +83,8 @@ class RuleMaker:
 def candidate_of(passage: Passage, candidates: Candidates) -> Candidate:
     """The candidate with this text, which may have another id in a run of another system; else the passage, with rank
     0."""
-    same = (one for one in candidates if (one.passage.title, one.passage.text) == (passage.title, passage.text))
+    texts = (passage.title, passage.text)
+    same = (candidate for candidate in candidates if (candidate.passage.title, candidate.passage.text) == texts)
     return next(same, Candidate(passage, 0))
 
 
@@ -124,14 +125,14 @@ def _named(turn: SearchTurn, idents: list[str]) -> list[Passage]:
 def _opened(turn: SearchTurn) -> list[Passage]:
     idents: list[str] = []
     for visit in turn.trajectory.visits:
-        found = [
+        numbers = [
             number
             for number, search in enumerate(turn.trajectory.searches)
             if search.turn is not None
             and search.turn < visit.turn
             and any(hit.passage.id == visit.id for hit in search.hits)
         ]
-        if found and found[-1] == turn.search:
+        if numbers and numbers[-1] == turn.search:
             idents.append(visit.id)
     return _named(turn, idents)
 
@@ -143,8 +144,8 @@ def _selected(turn: SearchTurn) -> list[Passage]:
 def _next_searches(turn: SearchTurn) -> list[Search]:
     """The searches of the next turn that searches."""
     now = turn.trajectory.searches[turn.search].turn
-    later = [one for one in turn.trajectory.searches[turn.search + 1 :] if now is None or one.turn != now]
-    return [one for one in later if one.turn is not None and one.turn == later[0].turn] or later[:1]
+    later = [search for search in turn.trajectory.searches[turn.search + 1 :] if now is None or search.turn != now]
+    return [search for search in later if search.turn is not None and search.turn == later[0].turn] or later[:1]
 
 
 def _of_query(turn: SearchTurn) -> list[Passage]:
@@ -157,8 +158,8 @@ def _of_query(turn: SearchTurn) -> list[Passage]:
     if len(held) > 1:
         everywhere = set.intersection(*held)
         held = [some - everywhere for some in held]
-    order = sorted(range(len(passages)), key=lambda place: -len(held[place]))
-    return [passages[place] for place in order if held[place]]
+    order = sorted(range(len(passages)), key=lambda index: -len(held[index]))
+    return [passages[index] for index in order if held[index]]
 
 
 def _of_answer(turn: SearchTurn) -> list[Passage]:

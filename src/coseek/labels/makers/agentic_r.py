@@ -142,40 +142,40 @@ class AgenticR:
         with self.parts.ahead(self._scored, answered, slowest, self.agent is not None) as ahead:
 
             def feed(wait: bool) -> list[_TurnScores] | None:
-                found = ahead.take(wait)
-                if found is None:
+                batches = ahead.take(wait)
+                if batches is None:
                     return None
-                rows = [row for rows in found for row in rows]
-                dropped.extend(row for row in rows if isinstance(row, DroppedTurn))
-                return [row for row in rows if isinstance(row, _TurnScores)]
+                results = [result for batch in batches for result in batch]
+                dropped.extend(result for result in results if isinstance(result, DroppedTurn))
+                return [result for result in results if isinstance(result, _TurnScores)]
 
-            for one, positives in self._decided(feed):
+            for scored, positives in self._decided(feed):
                 if positives is not None:
-                    yield from self._labels(one, positives)
+                    yield from self._labels(scored, positives)
                 yield from dropped
                 dropped.clear()
         yield from dropped
 
     def _scored(self, turns: Sequence[SearchTurn]) -> list[_TurnScores | DroppedTurn]:
         """Candidates with their relevance. Turns with a fault of the search or the scorer are left out."""
-        found: list[tuple[SearchTurn, tuple[Candidate, ...]]] = []
-        rows: list[_TurnScores | DroppedTurn] = []
+        pairs: list[tuple[SearchTurn, tuple[Candidate, ...]]] = []
+        results: list[_TurnScores | DroppedTurn] = []
         searched = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(turns, searched, strict=True):
             if candidates is None:
                 continue
             if len(candidates) < 2:
-                rows.append(DroppedTurn(turn.id, "too-few", f"the search found {len(candidates)}"))
+                results.append(DroppedTurn(turn.id, "too-few", f"the search found {len(candidates)}"))
             else:
-                found.append((turn, candidates))
-        shown = [[candidate.passage for candidate in candidates] for _, candidates in found]
-        scores = self._relevance([turn for turn, _ in found], shown)
-        for (turn, candidates), known in zip(found, scores, strict=True):
+                pairs.append((turn, candidates))
+        shown = [[candidate.passage for candidate in candidates] for _, candidates in pairs]
+        scores = self._relevance([turn for turn, _ in pairs], shown)
+        for (turn, candidates), known in zip(pairs, scores, strict=True):
             if not isinstance(known, NoScores):
-                rows.append(_TurnScores(turn, candidates, known))
+                results.append(_TurnScores(turn, candidates, known))
             elif not known.fault:
-                rows.append(DroppedTurn(turn.id, "unreadable", known.why))
-        return rows
+                results.append(DroppedTurn(turn.id, "unreadable", known.why))
+        return results
 
     def _relevance(
         self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
@@ -185,46 +185,46 @@ class AgenticR:
     def _decided(self, feed: "_Feed") -> Iterator[tuple[_TurnScores, tuple[int, ...] | None]]:
         """Each turn with its positives as indices of its candidates; `None` for a fault."""
         if self.agent is None:
-            while (found := feed(True)) is not None:
-                for one in found:
-                    choice = self._choice(one)
-                    while places := choice.wanted():
-                        choice.learn(places[0], True)
-                    yield one, choice.positives
+            while (batch := feed(True)) is not None:
+                for scored in batch:
+                    choice = self._choice(scored)
+                    while indices := choice.wanted():
+                        choice.learn(indices[0], True)
+                    yield scored, choice.positives
             return
         scores: dict[TurnCorrectness, _TurnScores] = {}
 
         def undecided(wait: bool) -> list[TurnCorrectness] | None:
-            found = feed(wait)
-            if found is None:
+            batch = feed(wait)
+            if batch is None:
                 return None
-            made = [TurnCorrectness(one.turn, one.passages, self._choice(one)) for one in found]
-            scores.update(zip(made, found, strict=True))
-            return made
+            turns = [TurnCorrectness(scored.turn, scored.passages, self._choice(scored)) for scored in batch]
+            scores.update(zip(turns, batch, strict=True))
+            return turns
 
         for decided in self.agent.decide(undecided):
-            one = scores.pop(decided)
-            one.correct.update(
+            scored = scores.pop(decided)
+            scored.correct.update(
                 {ident: score.value for ident, score in decided.scores.items() if score.value is not None}
             )
-            yield one, decided.choice.positives
+            yield scored, decided.choice.positives
 
-    def _choice(self, one: _TurnScores) -> PositiveChoice:
+    def _choice(self, scored: _TurnScores) -> PositiveChoice:
         # Without LR all candidates are tied, and the retriever's order decides.
         least = float(self.settings.min_lr)
-        relevance_C = [one.relevance.get(passage.id, least) for passage in one.passages]
+        relevance_C = [scored.relevance.get(passage.id, least) for passage in scored.passages]
         return PositiveChoice(
             relevance_C, self.settings.ties, least, self.settings.exhaustive and self.agent is not None
         )
 
-    def _labels(self, one: _TurnScores, positives: Sequence[int]) -> Iterator[Labelled]:
-        turn, settings = one.turn, self.settings
-        chosen = [one.passages[place] for place in positives]
-        pool = [candidate.passage.id for candidate in not_equal_to(one.candidates, chosen)]
+    def _labels(self, scored: _TurnScores, positives: Sequence[int]) -> Iterator[Labelled]:
+        turn, settings = scored.turn, self.settings
+        chosen = [scored.passages[index] for index in positives]
+        pool = [candidate.passage.id for candidate in not_equal_to(scored.candidates, chosen)]
         if not chosen or not pool:
-            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _best(one.ranked()[0]))
+            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _best(scored.ranked()[0]))
             return
-        yield from label_sets(turn, one.ranked(), chosen, pool, settings.negatives, settings.seed)
+        yield from label_sets(turn, scored.ranked(), chosen, pool, settings.negatives, settings.seed)
 
 
 def _best(candidate: Candidate) -> str:

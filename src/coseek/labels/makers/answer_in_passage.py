@@ -22,12 +22,13 @@ def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     answers = [known for answer in turn.question.answers if is_decidable(known := answer_words(answer))]
     if not answers:
         return "no-answer"
-    holders = [one for one in candidates if holds_answer(f"{one.passage.title} {one.passage.text}", answers)]
+    texts = [f"{candidate.passage.title} {candidate.passage.text}" for candidate in candidates]
+    holders = [candidate for candidate, text in zip(candidates, texts, strict=True) if holds_answer(text, answers)]
     if not holders:
         return "not-found"
     shown = shown_before(turn)
-    positives = [one for one in holders if one.passage.id not in shown]
-    return RuledTurn(positives, [one.passage for one in holders]) if positives else "all-shown"
+    positives = [candidate for candidate in holders if candidate.passage.id not in shown]
+    return RuledTurn(positives, [candidate.passage for candidate in holders]) if positives else "all-shown"
 
 
 def terms(settings: RuleSettings) -> MakerRequirements:

@@ -41,7 +41,7 @@ from coseek.labels.label_folder import ScoreCache, TextStore
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet, not_equal_to
 from coseek.labels.maker import RUN, Labelled, MakerRequirements, StoredTurns
 from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch, StoredRanking
-from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_run
+from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_trajectory
 
 METHOD = "dr-synth"
 
@@ -154,7 +154,7 @@ class DrSynth:
         run = self._run(self.parts.folder / "run")
         run.drop_faults()
         done = run.done()
-        return [row for row in rows_of(questions, self.settings.seed, self.settings.samples) if row not in done]
+        return [key for key in rows_of(questions, self.settings.seed, self.settings.samples) if key not in done]
 
     def roll_out(
         self,
@@ -182,7 +182,7 @@ class DrSynth:
         )
         run.arrange(question.id for question in questions)
         asked = {question.id for question in questions}
-        faults = sum(one.fault is not None for one in run.trajectories() if one.question.id in asked)
+        faults = sum(stored.fault is not None for stored in run.trajectories() if stored.question.id in asked)
         self.parts.tally.add(FAULT + RUN, faults)
         return StoredTurns(run, agent.protocol, asked)
 
@@ -208,13 +208,13 @@ class DrSynth:
         return run
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
-        for some in by_run(turns, BATCH):
+        for some in by_trajectory(turns, BATCH):
             yield from self._labels([turn for turn in some if turn.trajectory.fault is None])
 
     def _labels(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
         """The labels of turns of runs without a fault; the next start repeats the others."""
-        runs = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
-        right = dict(zip(runs, self._right(list(runs.values())), strict=True))
+        trajectories = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
+        right = dict(zip(trajectories, self._right(list(trajectories.values())), strict=True))
         for turn in turns:
             kept = right[turn.question.id, turn.trajectory.seed]
             if kept is None:
@@ -230,20 +230,21 @@ class DrSynth:
             else:
                 yield label_of(turn, ranking.candidates, self.settings.negatives)
 
-    def _right(self, runs: Sequence[Trajectory]) -> list[bool | None]:
+    def _right(self, trajectories: Sequence[Trajectory]) -> list[bool | None]:
         """Whether the turns of each run may give labels; `None` for a fault of the judge, which is counted."""
         if not self.settings.reject:
-            return [True] * len(runs)
+            return [True] * len(trajectories)
         if self.judge is None:
             match = exact_match if self.settings.outcome == "em" else cover_match
-            return [match(run.answer, run.question.answers) for run in runs]
-        claims = [Claim(run.question, run.answer) for run in runs if run.answer is not None]
+            return [match(trajectory.answer, trajectory.question.answers) for trajectory in trajectories]
+        answered = [(trajectory.question, trajectory.answer) for trajectory in trajectories]
+        claims = [Claim(question, answer) for question, answer in answered if answer is not None]
         keys = [claim.key for claim in claims]
         judge = self.judge
-        found = self.verdicts.complete(keys, lambda some: judge.judge([claims[place] for place in some]), BATCH)
-        self.parts.tally.add(f"{FAULT}judge", sum(verdict.fault is not None for verdict in found))
-        said = {key[:2]: verdict.right for key, verdict in zip(keys, found, strict=True)}
-        return [False if run.answer is None else said[run.question.id, run.answer] for run in runs]
+        verdicts = self.verdicts.complete(keys, lambda some: judge.judge([claims[index] for index in some]), BATCH)
+        self.parts.tally.add(f"{FAULT}judge", sum(verdict.fault is not None for verdict in verdicts))
+        right = {key[:2]: verdict.right for key, verdict in zip(keys, verdicts, strict=True)}
+        return [answer is not None and right[question.id, answer] for question, answer in answered]
 
     def _ranking(self, turn: SearchTurn) -> OracleRanking | None:
         """The ranking of a turn; `None` for a fault of the ranker or the retriever."""

@@ -36,9 +36,9 @@ def judge(settings: GoldSettings, parts: LabelResources, turn: SearchTurn, candi
     still_open = unseen(turn)
     if not still_open:
         return "all-shown" if turn.question.gold_ids else "no-gold"
-    positives = [one for one in candidates if one.passage.id in still_open]
+    positives = [candidate for candidate in candidates if candidate.passage.id in still_open]
     if settings.add_missing and (settings.every or not positives):
-        there = {one.passage.id for one in positives}
+        there = {candidate.passage.id for candidate in positives}
         missing = [parts.corpus.by_id(ident) for ident in still_open if ident not in there]
         asked = set(words(f"{turn.query.text} {turn.query.reasoning}"))
         missing.sort(key=lambda passage: -len(asked & set(words(f"{passage.title} {passage.text}"))))
@@ -48,11 +48,11 @@ def judge(settings: GoldSettings, parts: LabelResources, turn: SearchTurn, candi
 
 def _gold(parts: LabelResources, question: Question, candidates: Sequence[Candidate]) -> list[Passage]:
     """The gold passages whose text is known."""
-    found = {one.passage.id: one.passage for one in candidates}
+    known = {candidate.passage.id: candidate.passage for candidate in candidates}
     corpus = parts.retriever.corpus
     if corpus is not None:
-        found |= {ident: corpus.by_id(ident) for ident in question.gold_ids if corpus.has(ident)}
-    return [found[ident] for ident in question.gold_ids if ident in found]
+        known |= {ident: corpus.by_id(ident) for ident in question.gold_ids if corpus.has(ident)}
+    return [known[ident] for ident in question.gold_ids if ident in known]
 
 
 def unseen(turn: SearchTurn) -> list[str]:

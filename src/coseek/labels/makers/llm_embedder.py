@@ -48,8 +48,8 @@ class ChangeRule:
 
     def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
         closed, *opened = nats
-        rows = scored(candidates, **{LOGP: opened, CHANGE: [value - closed for value in opened]})
-        ranked = sorted(rows, key=lambda one: -one.scores[CHANGE])
+        rescored = scored(candidates, **{LOGP: opened, CHANGE: [value - closed for value in opened]})
+        ranked = sorted(rescored, key=lambda candidate: -candidate.scores[CHANGE])
         best = ranked[0].scores[CHANGE]
         if not best > self.above:
             return DroppedTurn(turn.id, "no-positive", f"the greatest change is {best:.3f}")

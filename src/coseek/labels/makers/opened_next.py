@@ -29,11 +29,11 @@ def judge(by: tuple[Use, ...], turn: SearchTurn, candidates: Candidates) -> Rule
     """The passages that were used after the search."""
     if not turn.trajectory.searches[turn.search].hits:
         return "not-found"
-    found = [passages for use in by if (passages := used(turn, use))]
-    if not found:
+    groups = [passages for use in by if (passages := used(turn, use))]
+    if not groups:
         return "not-used"
-    positives = [candidate_of(passage, candidates) for passage in found[0]]
-    return RuledTurn(positives, [passage for some in found for passage in some])
+    positives = [candidate_of(passage, candidates) for passage in groups[0]]
+    return RuledTurn(positives, [passage for group in groups for passage in group])
 
 
 def terms(settings: OpenedSettings) -> MakerRequirements:

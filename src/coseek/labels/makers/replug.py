@@ -52,8 +52,8 @@ class ReplugRule:
         return [[passage] for passage in passages]
 
     def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
-        ranked = sorted(scored(candidates, **{LOGP: nats}), key=lambda one: -one.scores[LOGP])
-        utilities = [one.scores[LOGP] for one in ranked]
+        ranked = sorted(scored(candidates, **{LOGP: nats}), key=lambda candidate: -candidate.scores[LOGP])
+        utilities = [candidate.scores[LOGP] for candidate in ranked]
         if self.utility == "probability":
             utilities = [math.exp(value) for value in utilities]
         return LabelSet.ranked(turn, ranked, ranked[1:], softmax(utilities, self.temperature))

@@ -48,17 +48,17 @@ class LeaveOneOutRule:
         return f"scarlet {self.above}"
 
     def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
-        without = [[*passages[:place], *passages[place + 1 :]] for place in range(len(passages))]
+        without = [[*passages[:index], *passages[index + 1 :]] for index in range(len(passages))]
         return [list(passages), *without]
 
     def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
         whole, *without = nats
-        rows = scored(candidates, **{UTILITY: [whole - value for value in without]})
-        ranked = sorted(rows, key=lambda one: -one.scores[UTILITY])
+        rescored = scored(candidates, **{UTILITY: [whole - value for value in without]})
+        ranked = sorted(rescored, key=lambda candidate: -candidate.scores[UTILITY])
         best = ranked[0].scores[UTILITY]
         if not best > self.above:
             return DroppedTurn(turn.id, "no-positive", f"the highest utility is {best:.3f}")
-        upper = upper_group([one.scores[UTILITY] for one in ranked])
+        upper = upper_group([candidate.scores[UTILITY] for candidate in ranked])
         if upper == len(ranked):
             return DroppedTurn(turn.id, "no-negatives", "all passages have the same utility")
         return LabelSet.ranked(turn, ranked, ranked[upper:])
