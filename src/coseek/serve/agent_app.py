@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
@@ -14,7 +13,6 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Streamin
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search, Trajectory
 from coseek.serve.agent_chat import ChatAnswer, ChatRequest, QuestionInContext, openai_error, read_request
-from coseek.serve.agent_responses import ResponsesAnswer, ResponsesRequest
 from coseek.serve.agent_service import AgentService
 from coseek.serve.limits import (
     BUG,
@@ -31,9 +29,6 @@ from coseek.serve.running import new_app, run, token_of
 
 Heard: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
 """What the agent wrote and searched since, and `None` at its end."""
-A = TypeVar("A", ChatRequest, ResponsesRequest)
-Answer: TypeAlias = ChatAnswer | ResponsesAnswer
-"""An answer in the words of one API, whole or as the events of a stream."""
 PAGE = Path(__file__).parent / "chat.html"
 _ONLY_OWN = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -69,11 +64,7 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
-    for path, endpoint in (
-        ("/v1/chat/completions", _endpoint(service, ChatRequest, ChatAnswer.new)),
-        ("/v1/responses", _endpoint(service, ResponsesRequest, ResponsesAnswer)),
-    ):
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", _endpoint(service), methods=["POST"], response_model=None)
     if service.settings.documents is not None:
         root = Path(service.settings.documents)
         app.add_api_route("/documents/{path:path}", lambda path: document(root, path), methods=["GET"])
@@ -82,16 +73,14 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     return AccessMiddleware(cast(App, app), token, service.settings.log)
 
 
-def _endpoint(
-    service: AgentService, kind: type[A], new: Callable[[str, A], Answer]
-) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(service: AgentService) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        asked, conversation = await read_body(request, service.settings, partial(_read, kind))
+        asked, conversation = await read_body(request, service.settings, _read)
         service.check_name(asked.model)
         seed = asked.seed or 0
         service.check_length(conversation)
         record = cast(JsonObject, request.scope[RECORD])
-        answer = new(service.name, asked)
+        answer = ChatAnswer.new(service.name, asked)
         if not asked.stream:
             run = await while_wanted(request, service.answer(conversation, seed))
             _note(record, run)
@@ -113,9 +102,9 @@ def _endpoint(
     return endpoint
 
 
-def _read(kind: type[A], body: bytes) -> tuple[A, QuestionInContext]:
-    asked = read_request(kind, body)
-    return asked, asked.conversation
+def _read(body: bytes) -> tuple[ChatRequest, QuestionInContext]:
+    asked = read_request(body)
+    return asked, QuestionInContext.of(asked.messages)
 
 
 async def _begun_or_refused(begun: asyncio.Event, running: "asyncio.Future[Trajectory]") -> None:
@@ -130,7 +119,7 @@ async def _begun_or_refused(begun: asyncio.Event, running: "asyncio.Future[Traje
 
 
 async def _stream(
-    answer: Answer, heard: Heard, running: "asyncio.Future[Trajectory]", record: JsonObject
+    answer: ChatAnswer, heard: Heard, running: "asyncio.Future[Trajectory]", record: JsonObject
 ) -> AsyncIterator[bytes]:
     """The events of one answer. Where the client goes, the run is cancelled."""
     try:

@@ -1,5 +1,4 @@
-"""Agent chat: requests and answers of `/v1/chat/completions` where an agent answers, and what `/v1/responses` shares
-with them. Knows neither HTTP nor agents.
+"""Agent chat: requests and answers of `/v1/chat/completions` where an agent answers. Knows neither HTTP nor agents.
 
 The fields are OpenAI's. `content` is the answer as people write it, or a sentence where there is none;
 `reasoning_content` holds all that the agent wrote, loops shortened; `coseek` what no field of the API has: the searches
@@ -11,7 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -26,8 +25,6 @@ from coseek.models.chat import Message
 from coseek.serve.limits import RefusedRequest
 
 _CUT = (StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT)
-
-
 _SENTENCE = 400
 """Characters of a refusal, at most."""
 
@@ -42,16 +39,12 @@ class MessagePart(LenientSettings):
     """A part of a message."""
 
     type: str
-    """`text`, `input_text` or `output_text`; another one is refused."""
+    """`text`; another one is refused."""
     text: str | None = None
     """The text."""
 
 
-_TEXTS = ("text", "input_text", "output_text")
-_WORDS = {
-    "image_url": "a picture", "input_image": "a picture", "image": "a picture", "input_audio": "a sound",
-    "file": "a file", "input_file": "a file", "video_url": "a video",
-}  # fmt: skip
+_WORDS = {"image_url": "a picture", "image": "a picture", "input_audio": "a sound", "file": "a file"}
 
 
 class AgentMessage(LenientSettings):
@@ -73,7 +66,7 @@ class AgentMessage(LenientSettings):
 def _text_of(part: MessagePart) -> str:
     if part.type == "refusal":
         return ""
-    if part.type not in _TEXTS:
+    if part.type != "text":
         what = _WORDS.get(part.type, f"a part of the type {part.type[:50]!r}")
         raise RefusedRequest(
             400, f"the content of one of the messages holds {what}, and the agent reads text alone; leave it out"
@@ -81,17 +74,6 @@ def _text_of(part: MessagePart) -> str:
     if part.text is None:
         raise RefusedRequest(400, f"a part of the type {part.type!r} has no 'text'; add it")
     return part.text
-
-
-class AgentRequest(LenientSettings):
-    """What requests of both APIs have."""
-
-    model: str | None = None
-    """The agent's name; may be left out."""
-    stream: bool | None = None
-    """Send the tokens as they come."""
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """The samples depend on it and on the conversation alone; 0 when not set."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +94,7 @@ class QuestionInContext:
         return cls(last.text, tuple(said))
 
 
-R = TypeVar("R", bound=AgentRequest)
-Messages = Annotated[list[AgentMessage], Field(min_length=1, fail_fast=True)]
-
-
-def read_request(kind: type[R], body: bytes) -> R:
+def read_request(body: bytes) -> "ChatRequest":
     """Read a request. Raises `RefusedRequest` (400)."""
     try:
         row = json.loads(body)
@@ -127,16 +105,8 @@ def read_request(kind: type[R], body: bytes) -> R:
         raise RefusedRequest(400, "the request is not JSON in UTF-8") from None
     if not isinstance(row, dict):
         raise RefusedRequest(400, "the request is a JSON object")
-    return checked(kind, row)
-
-
-S = TypeVar("S", bound=Settings)
-
-
-def checked(kind: type[S], row: dict[str, object]) -> S:
-    """Check an object of a request. Raises `RefusedRequest` (400)."""
     try:
-        return make_settings(kind, row)
+        return make_settings(ChatRequest, row)
     except SettingError as error:
         raise RefusedRequest(400, str(error)[:_SENTENCE]) from None
 
@@ -148,17 +118,19 @@ class StreamOptions(LenientSettings):
     """Send the token counts last."""
 
 
-class ChatRequest(AgentRequest):
+class ChatRequest(LenientSettings):
     """A request to `/v1/chat/completions`."""
 
-    messages: Messages
+    model: str | None = None
+    """The agent's name; may be left out."""
+    messages: Annotated[list[AgentMessage], Field(min_length=1, fail_fast=True)]
     """The conversation; its last message is the question."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """The samples depend on it and on the conversation alone; 0 when not set."""
+    stream: bool | None = None
+    """Send the tokens as they come."""
     stream_options: StreamOptions | None = None
     """What else to send."""
-
-    @property
-    def conversation(self) -> QuestionInContext:
-        return QuestionInContext.of(self.messages)
 
 
 @dataclass(frozen=True)
@@ -180,7 +152,7 @@ class ChatAnswer:
             "role": "assistant",
             "content": reply_in_words(run),
             "reasoning_content": reasoning(run),
-            "annotations": _annotations(run),
+            "annotations": citations(run),
         }
         choice: JsonObject = {"index": 0, "message": message, "finish_reason": finish_of(run), "logprobs": None}
         body = self._body("chat.completion", [choice])
@@ -197,7 +169,7 @@ class ChatAnswer:
 
     def end(self, run: Trajectory) -> bytes:
         """The answer with its sources, why the run ended, and the counts where they are wanted."""
-        answered = self._chunk({"content": reply_in_words(run), "annotations": _annotations(run)})
+        answered = self._chunk({"content": reply_in_words(run), "annotations": citations(run)})
         rows = [answered, {**self._chunk({}, finish_of(run)), "coseek": details(run)}]
         rows += [{**self._body("chat.completion.chunk", []), "usage": usage(run)}] if self.with_usage else []
         return b"".join(map(_event, rows)) + _DONE
@@ -226,10 +198,6 @@ def _event(row: JsonObject) -> bytes:
     return b"data: " + json.dumps(row, allow_nan=False).encode() + b"\n\n"
 
 
-def _annotations(run: Trajectory) -> list[Json]:
-    return [{"type": "url_citation", "url_citation": one} for one in citations(run)]
-
-
 def finish_of(run: Trajectory) -> str:
     return "length" if run.stop in _CUT else "stop"
 
@@ -246,14 +214,11 @@ def usage(run: Trajectory) -> JsonObject:
     return {"prompt_tokens": shown, "completion_tokens": written, "total_tokens": shown + written}
 
 
-def citations(run: Trajectory) -> list[JsonObject]:
+def citations(run: Trajectory) -> list[Json]:
     """The sources that have an address, each for the whole answer."""
-    end = len(reply_in_words(run))
-    return [
-        {"url": passage.url, "title": passage.title.strip(), "start_index": 0, "end_index": end}
-        for passage in sources_of(run)
-        if passage.url
-    ]
+    span: JsonObject = {"start_index": 0, "end_index": len(reply_in_words(run))}
+    cited = [{"url": one.url, "title": one.title.strip(), **span} for one in sources_of(run) if one.url]
+    return [{"type": "url_citation", "url_citation": one} for one in cited]
 
 
 def details(run: Trajectory) -> JsonObject:

@@ -145,8 +145,8 @@ def serve_agent(
     documents: Documents = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve an agent: POST /v1/chat/completions and /v1/responses, streamed or whole, GET /v1/models, /health, /info,
-    and a page for trying at /.
+    """Serve an agent: POST /v1/chat/completions, streamed or whole, GET /v1/models, /health, /info, and a page for
+    trying at /.
 
     The last message of a request is the question. The answer is token for token that of `coseek run`.
     """
