@@ -13,24 +13,23 @@ import random
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
 
 from pydantic import Field
 
-from coseek.core.connections import CircuitBreaker, Connections, slots_of
-from coseek.core.errors import MissingExtra, SettingError
+from coseek.core.connections import CircuitBreaker, is_local, slots_of
+from coseek.core.errors import SettingError, missing_extras
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 
 if TYPE_CHECKING:
-    import httpcore
+    import httpx
 
 MOST_BYTES = 64_000_000
 """Default limit of an answer's length."""
@@ -49,6 +48,9 @@ _AROUND_ERROR = frozenset(
 """Fields of an answer that holds nothing but an error."""
 _TRANSIENT = {"rate_limit_exceeded": 429, "rate_limit_error": 429, "resource_exhausted": 429, "overloaded_error": 503}
 """Name of a temporary error → its HTTP status."""
+_KEEP_S = 60.0
+"""Seconds that an unused connection is kept."""
+_THREAD = "coseek-calls"
 _LEAST_KEY = 16
 """Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
 
@@ -117,13 +119,7 @@ class _Answer:
     """The body and the headers of an answer."""
 
     text: bytes
-    headers: Sequence[tuple[bytes, bytes]]
-
-    def header(self, name: str) -> str | None:
-        """The last value of a header, whose name is in small letters."""
-        named = {name.lower(): value for name, value in self.headers}
-        value = named.get(name.encode())
-        return None if value is None else value.decode(errors="replace")
+    headers: "httpx.Headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +131,12 @@ class _Request:
     headers: Mapping[str, str] = field(repr=False)
     """May hold a secret."""
     content: bytes | None
-    rank: int
-    """Calls of a lower rank are sent first where calls wait."""
-    attempts: int | None = None
+    attempts: int | None
     """Maximum number of attempts; default: that of the settings."""
 
 
 class HttpClient:
-    """A client of one server. Thread-safe; an event loop in its own thread makes the calls.
+    """A client of one server. Thread-safe; one event loop in a thread makes the calls of all clients.
 
     A cancelled call closes its connection, so that the server can stop.
     """
@@ -164,8 +158,8 @@ class HttpClient:
         Errors call the server `name`. `quotes=False` keeps the server's messages out of errors, for callers whose own
         headers hold a secret. Answers longer than `most_bytes` are refused.
         """
-        if find_spec("httpx") is None:
-            raise MissingExtra("httpx", "a server", "remote")
+        with missing_extras("a server"):
+            import httpx
         self.base = base
         self.patience = patience or HttpSettings()
         self.stats = HttpStats()
@@ -176,13 +170,17 @@ class HttpClient:
         self._most_bytes = most_bytes
         self._sleep = sleep
         self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
-        self._slots = slots_of(base)
-        self._connections: Connections | None = None
-        self._closing: list[Callable[[], Awaitable[None]]] = []
-        self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="coseek-calls", daemon=True)
-        self._thread.start()
-        self._end = weakref.finalize(self, _end, self._loop, self._thread, self._closing)
+        own = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(
+            headers={"accept-encoding": "identity", "user-agent": "coseek", **own},
+            verify=base.startswith("https:"),  # loading certificates is slow and needless without TLS
+            timeout=httpx.Timeout(None, connect=self.patience.connect_s),
+            limits=httpx.Limits(keepalive_expiry=_KEEP_S),
+            trust_env=not is_local(base),  # its proxies
+        )
+        self._open: set[Future[object]] = set()
+        self._loop = _loop_of_calls()
+        self._end = weakref.finalize(self, _end, self._loop, self._http, self._open)
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
         """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`. Among the calls that wait
@@ -208,7 +206,7 @@ class HttpClient:
         letters). An answer that is no JSON is asked for again."""
 
         def read(answer: _Answer) -> tuple[Json, str | None]:
-            return _json(answer.text), answer.header(header)
+            return _json(answer.text), answer.headers.get(header)
 
         return _waited(self._begin(read, method, path, body, None))
 
@@ -226,9 +224,12 @@ class HttpClient:
             raise RuntimeError(f"the calls to {self._name} were closed")
         # Escaped, since a lone surrogate cannot be encoded.
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
-        sent = {} if body is None else {"content-type": "application/json"}
-        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content, rank, attempts)
-        return asyncio.run_coroutine_threadsafe(self._call(request, read), self._loop)
+        sent = {**({} if body is None else {"content-type": "application/json"}), **(headers or {})}
+        made = self._call(read, _Request(method, f"{self.base}{path}", sent, content, attempts), rank)
+        call = asyncio.run_coroutine_threadsafe(made, self._loop)
+        self._open.add(cast("Future[object]", call))
+        call.add_done_callback(self._open.discard)
+        return call
 
     def close(self) -> None:
         """Cancel all calls and close the connections."""
@@ -237,8 +238,8 @@ class HttpClient:
     def __repr__(self) -> str:
         return f"HttpClient({self.base!r})"
 
-    async def _call(self, request: "_Request", read: Callable[["_Answer"], T]) -> T:
-        async with self._slots.one(self.patience.concurrency, request.rank):
+    async def _call(self, read: Callable[["_Answer"], T], request: "_Request", rank: int) -> T:
+        async with slots_of(self.base).one(self.patience.concurrency, rank):
             try:
                 answer = await self._retried(request, read)
             except HttpFailure:
@@ -272,54 +273,34 @@ class HttpClient:
         raise AssertionError("the last attempt returns or raises")
 
     async def _once(self, request: "_Request") -> "_Answer":
-        import httpcore
         import httpx
 
-        if self._connections is None:
-            own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-            self._connections = Connections(self.base, own, self.patience.connect_s)
-            self._closing.append(self._connections.close)
         try:
             async with (
                 asyncio.timeout(self.patience.timeout_s),
-                self._connections.sent(request.method, request.url, request.headers, request.content) as response,
+                self._http.stream(
+                    request.method, request.url, headers=dict(request.headers), content=request.content
+                ) as response,
             ):
-                text = await _whole(response, self._most_bytes)
+                body = bytearray()
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > self._most_bytes:
+                        raise self._failed(f"it answered with more than {self._most_bytes} bytes")
         except TimeoutError:
             raise _TransientFault(f"no answer within {self.patience.timeout_s:g} s") from None
-        except httpcore.ConnectTimeout:
+        except httpx.ConnectTimeout:
             raise _TransientFault(f"no connection within {self.patience.connect_s:g} s") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ProxyError) as error:
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise self._failed(f"it could not be asked ({type(error).__name__})") from None
+        except httpx.RequestError as error:
             said = self.quoted(str(error)) or type(error).__name__
             raise _TransientFault(f"the connection failed: {said}; is it running?") from None
-        except (httpcore.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise self._failed(f"it could not be asked ({type(error).__name__})") from None
-        if text is None:
-            raise self._failed(f"it answered with more than {self._most_bytes} bytes")
-        answer = _Answer(text, response.headers)
-        if coding := (answer.header("content-encoding") or "identity").strip().lower().replace("identity", ""):
-            text = self._decoded(text, coding)
-            answer = replace(answer, text=text)
-        if 200 <= response.status < 300:
+        text, status = bytes(body), response.status_code
+        if 200 <= status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
-            return replace(answer, text=redacted(text, [*sent, self._key or ""]))
-        raise self._refusal(response.status, answer.header("retry-after"), text)
-
-    def _decoded(self, text: bytes, coding: str) -> bytes:
-        """Decompress a body, since some servers compress without being asked. At most `most_bytes` are unpacked, which
-        httpx cannot promise; a longer body is refused."""
-        if coding not in ("gzip", "x-gzip", "deflate"):
-            raise self._failed(f"it answered in the encoding {coding[:40]!r}, which was not asked for")
-        unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by the header
-        try:
-            whole = unpacking.decompress(text, self._most_bytes + 1)
-        except zlib.error:
-            raise _TransientFault(f"its answer is not {coding}, as it says") from None
-        if len(whole) > self._most_bytes:
-            raise self._failed(f"it answered with more than {self._most_bytes} bytes")
-        if text and not unpacking.eof:
-            raise _TransientFault(f"its answer is {coding} that breaks off")
-        return whole
+            return _Answer(redacted(text, [*sent, self._key or ""]), response.headers)
+        raise self._refusal(status, response.headers.get("retry-after"), text)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The error of a status that is no success."""
@@ -345,7 +326,7 @@ class HttpClient:
         status = next((code for name in ("code", "status", "type") if (code := _status(holder.get(name)))), None)
         message = next((text for text in (holder.get("message"), error) if isinstance(text, str)), json.dumps(error))
         if status is not None:
-            raise self._refusal(status, answer.header("retry-after"), message.encode())
+            raise self._refusal(status, answer.headers.get("retry-after"), message.encode())
         raise self._failed(f"it answered: {self.quoted(message)}")
 
     def _failed(self, what: str, status: int | None = None) -> HttpFailure:
@@ -405,23 +386,17 @@ def retry_after_s(said: str | None, now: float) -> float | None:
         return None
 
 
-async def _whole(response: "httpcore.Response", most_bytes: int) -> bytes | None:
-    """The body; `None` when it is too long."""
-    body = bytearray()
-    async for chunk in response.aiter_stream():
-        body += chunk
-        if len(body) > most_bytes:
-            return None
-    return bytes(body)
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""The event loop of all calls, by process: a fork has no thread of its parent."""
+_starting = threading.Lock()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, where it is installed: a call takes about a third less processor time."""
-    if find_spec("uvloop") is None:
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()
+def _loop_of_calls() -> asyncio.AbstractEventLoop:
+    with _starting:
+        if (loop := _loops.get(os.getpid())) is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
+        return loop
 
 
 def _waited(future: "Future[T]") -> T:
@@ -455,24 +430,11 @@ def _status(value: Json) -> int | None:
     return number if type(number) is int and 400 <= number < 600 else None
 
 
-def _end(
-    loop: asyncio.AbstractEventLoop, thread: threading.Thread, closing: "list[Callable[[], Awaitable[None]]]"
-) -> None:
-    """Cancel all calls and stop the loop. The garbage collector may call this in any thread."""
-
-    async def finish() -> None:
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # a task may have started another
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-        for close in closing:
-            await close()
-
-    def begin() -> None:
-        loop.create_task(finish()).add_done_callback(lambda _: loop.stop())
-
-    loop.call_soon_threadsafe(begin)
-    if threading.current_thread() is not thread:
-        thread.join(5.0)
-        if not thread.is_alive():
-            loop.close()
+def _end(loop: asyncio.AbstractEventLoop, http: "httpx.AsyncClient", calls: "set[Future[object]]") -> None:
+    """Cancel the calls and close the connections. The garbage collector may call this in any thread."""
+    for call in list(calls):
+        call.cancel()
+    closing = asyncio.run_coroutine_threadsafe(http.aclose(), loop)
+    if threading.current_thread().name != _THREAD:
+        with suppress(TimeoutError):
+            closing.result(5.0)
