@@ -90,7 +90,7 @@ def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limi
             ids = protocol.template.block_ids(tokenizer, opening, *shown) + tail
         logprobs = (segment.logprobs if kept else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
-    return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None)
+    return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=())
 
 
 def _native_in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
@@ -118,7 +118,7 @@ def _native_in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokeniz
             ids = (*protocol.template.text_ids(tokenizer, spelt), tokenizer.eos_id)
             text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), turns.read(ids)
             row.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
-    return replace(run, segments=tuple(row.segments), exact=True, messages=(), logged_protocol=None)
+    return replace(run, segments=tuple(row.segments), exact=True, messages=())
 
 
 def _bare(segment: Segment, protocol: Protocol) -> str:
