@@ -157,7 +157,7 @@ def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
     reward = make_reward({str(tmp_path / "brevity.py"): {"weight": 1.0, "most": 20}})
     one = Trajectory(Question("q", "Who?", ("Ada",)), "direct", (), (), StopReason.ANSWERED, "Ada Lovelace")
-    paid = reward.pay(one)
+    paid = reward.compute(one)
     assert isinstance(paid, Reward) and paid.value == pytest.approx(0.9)
 
     for stem, kind in {"brevity": "reward", "newest": "retriever", "latest_find": "query view"}.items():

@@ -41,7 +41,7 @@ def home(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     reward = make_reward({"exact_match": 1.0})
     data = []
     for trajectory in run.trajectories():
-        paid = reward.pay(trajectory)
+        paid = reward.compute(trajectory)
         assert isinstance(paid, Reward)
         key = (trajectory.question.id, trajectory.seed)
         data.append(TokenData(*key, 0, paid.value, paid.parts, spans=agent_spans(trajectory)).to_json())

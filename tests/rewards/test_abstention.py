@@ -86,4 +86,4 @@ def test_a_fault_is_paid_nothing_not_even_as_a_decline() -> None:
     reward = make_reward({"preset": "abstention"})
     half = replace(ended(GONE, None, True), searches=(found("x", MIRA), Search("y", fault="away")))
     for broken in (fault(GONE), half):
-        assert isinstance(reward.pay(broken), RewardFault)
+        assert isinstance(reward.compute(broken), RewardFault)

@@ -127,7 +127,7 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
         "judge": "judge" in reward.needs
         and not (facts.agent_span and (facts.rag_span or "baseline" not in reward.needs)),
     }[at]
-    paid = reward.pay(facts.trajectory(), broken)
+    paid = reward.compute(facts.trajectory(), broken)
     assert (paid.part == at) if isinstance(paid, RewardFault) else not looked_at
     if isinstance(paid, RewardFault):
         assert looked_at and reward(facts.trajectory(), broken) is None
@@ -137,7 +137,7 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_run_that_ended_by_a_fault_is_not_paid_by_any_preset(name: str) -> None:
     failed = replace(run(), stop=StopReason.RETRIEVER_ERROR, stop_detail="away")
-    assert make_reward({"preset": name}).pay(failed) == RewardFault("retriever_error", "away")
+    assert make_reward({"preset": name}).compute(failed) == RewardFault("retriever_error", "away")
 
 
 def paid(spec: RewardSpec, made: Trajectory, said: Grades = NO_GRADES) -> float:

@@ -108,7 +108,7 @@ def test_a_run_that_went_on_though_one_of_its_searches_failed_is_not_charged_for
     """Traps 19, 30: it was not the agent that did not find the passage."""
     both = run(found("Mira", MIRA), Search("orbo", fault="the server is away"))
     for spec in ({"gold_recall": 1.0}, {"searches": -0.02}, {"preset": "qagent-1"}):
-        paid = make_reward(spec).pay(both, SAID)
+        paid = make_reward(spec).compute(both, SAID)
         assert paid == RewardFault("retriever_error", "the server is away")
 
 
@@ -156,7 +156,7 @@ def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() ->
         assert reward is not None and reward.value == worth
         assert make_reward(own).to_judge(run(answer=answer), nobody) == []
     assert make_reward(own).to_judge(run(answer="Zun"), nobody) == ["Zun"]
-    assert make_reward(own).pay(run(answer="Zun"), nobody) == RewardFault("judge", "no verdict")
+    assert make_reward(own).compute(run(answer="Zun"), nobody) == RewardFault("judge", "no verdict")
 
 
 def test_no_answer_from_the_generator_is_wrong_and_no_fault() -> None:

@@ -105,8 +105,8 @@ def test_the_part_that_failed_is_named() -> None:
     fine = GeneratedAnswer("q1", 0, "c", "Zun")
     broken = GeneratedAnswer("q1", 0, "r", None, fault="the server choked")
     gain = make_reward({"gbr": {"accuracy": "cover_match"}})
-    assert gain.pay(run(), Grades(fine, broken)) == RewardFault("baseline", "the server choked")
-    assert gain.pay(run(), Grades(broken, fine)) == RewardFault("generator", "the server choked")
+    assert gain.compute(run(), Grades(fine, broken)) == RewardFault("baseline", "the server choked")
+    assert gain.compute(run(), Grades(broken, fine)) == RewardFault("generator", "the server choked")
     assert str(NoReward("judge", "it said perhaps")) == "judge: it said perhaps"
 
 

@@ -47,7 +47,7 @@ class EpisodeScorer:
         }
         known = self._judged(claims)
         return [
-            self.reward.pay(run, _with_verdicts(given, run.question.id, known))
+            self.reward.compute(run, _with_verdicts(given, run.question.id, known))
             for run, given in zip(runs, grades, strict=True)
         ]
 

@@ -135,7 +135,7 @@ def try_reward(name: str, bench: Bench) -> Iterator[str]:
     if needs := sorted({str(need) for part in made.parts for need in part.needs}):
         yield f"needs {', '.join(needs)} of a grader, which a trial has not: see `graders` of a recipe"
         return
-    paid = [(run, one.value) for run in bench.expert_runs if isinstance(one := made.pay(run), reward.Reward)]
+    paid = [(run, one.value) for run in bench.expert_runs if isinstance(one := made.compute(run), reward.Reward)]
     values = [value for _, value in paid]
     low, mean, high = min(values), sum(values) / len(values), max(values)
     yield f"{len(values)} runs of a script with mistakes: mean {mean:.3f}, from {low:.3f} to {high:.3f}"

@@ -38,7 +38,7 @@ from coseek.pipelines.agent_run import RunSettings, load_asked
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.reward import Given, RewardFault, RewardFunction, make_reward
+from coseek.rewards.reward import RewardFault, RewardFunction, RewardValue, make_reward
 
 _NO_ROOM = re.compile(r"(?:no room for an observation|a prompt for notes) of (\d{1,9}) tokens")
 """Why a search was made and not recorded."""
@@ -387,7 +387,7 @@ class RunChecks:
             return None
         if any(map(is_plugin_path, spec)) or str(spec.get("preset", "")).endswith((".yaml", ".yml")):
             raise DataError("a file of the user's rewards, which is not run")
-        reward = make_reward(cast("Mapping[str, Given]", spec))
+        reward = make_reward(cast("Mapping[str, RewardValue]", spec))
         if reward.needs:
             raise DataError("they need grades, which are not stored with the run")
         return reward
@@ -395,7 +395,7 @@ class RunChecks:
 
 def wrong_reward(reward: RewardFunction, run: Trajectory, data: TokenData) -> Iterator[str]:
     """What a reward has other than its parts make it. A training may add parts of its own, such as for length."""
-    paid = reward.pay(run)
+    paid = reward.compute(run)
     if isinstance(paid, RewardFault):
         yield f"it has a reward, and none follows ({paid.detail or paid.part})"
         return

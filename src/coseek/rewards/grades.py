@@ -107,7 +107,7 @@ def needs_of(accuracy: Accuracy) -> tuple[Need, ...]:
 
 def undecided(accuracy: Accuracy, question: Question, *responses: str | None) -> list[str]:
     """The responses that only a judge can decide on; an empty one is wrong without a judge."""
-    return [one for one in responses if one and one.strip() and left_to_judge(accuracy, question, one)]
+    return [answer for answer in responses if answer and answer.strip() and left_to_judge(accuracy, question, answer)]
 
 
 def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) -> bool:
@@ -115,8 +115,8 @@ def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) 
     judge alone (s3, appendix A.4). No answer to an unanswerable question is right."""
     if not question.answerable:
         return False
-    found = _SPANS.get(accuracy)
-    return accuracy == "judge" or (found is not None and (question.judge_only or not found(response, question.answers)))
+    match = _SPANS.get(accuracy)
+    return accuracy == "judge" or (match is not None and (question.judge_only or not match(response, question.answers)))
 
 
 def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:

@@ -49,11 +49,11 @@ PartSpec: TypeAlias = dict[str, bool | float | str | None]
 RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
 """Part name, or the path of its `.py` file → its weight, or its weight, gate and settings; `preset` → the name of a
 preset, or its file."""
-Given: TypeAlias = float | Mapping[str, bool | float | str | None] | str
+RewardValue: TypeAlias = float | Mapping[str, bool | float | str | None] | str
 """A value of a reward spec."""
 OwnReward: TypeAlias = Callable[[Trajectory], float | list[float] | tuple[float, ...]]
 """A function of a finished trajectory, which returns its reward, or those of its turns, whose sum counts."""
-RewardLike: TypeAlias = str | Path | OwnReward | Sequence[str | Path | OwnReward] | Mapping[str, Given]
+RewardLike: TypeAlias = str | Path | OwnReward | Sequence[str | Path | OwnReward] | Mapping[str, RewardValue]
 """A reward as a program writes it: a part or preset by name, a file, a function, several of these that are summed, or
 the mapping of a recipe."""
 
@@ -145,20 +145,20 @@ class RewardPart:
             value = cast(_GradedModule, self.module).reward(trajectory, self.settings, grades)
         else:
             value = self.module.reward(trajectory, self.settings)
-        made = value if isinstance(value, PartValue) else PartValue(value, {})
+        result = value if isinstance(value, PartValue) else PartValue(value, {})
         for name, number in (
-            (self.name, made.value),
-            *((f"{self.name}/{inner}", one) for inner, one in made.of.items()),
+            (self.name, result.value),
+            *((f"{self.name}/{inner}", amount) for inner, amount in result.of.items()),
         ):
             _check_number(f"the reward {name!r}", number, trajectory)
-        if made.turns and len(made.turns) != (turns := len(trajectory.turn_spans)):
+        if result.turns and len(result.turns) != (turns := len(trajectory.turn_spans)):
             raise SettingError(
-                f"the reward {self.name!r} gave {len(made.turns)} numbers for the {turns} turns of the question "
+                f"the reward {self.name!r} gave {len(result.turns)} numbers for the {turns} turns of the question "
                 f"{trajectory.question.id!r}; return one for each turn"
             )
-        for number in made.turns:
+        for number in result.turns:
             _check_number(f"the reward {self.name!r} of a turn", number, trajectory)
-        return made
+        return result
 
 
 def _check_number(subject: str, value: object, trajectory: Trajectory) -> None:
@@ -195,37 +195,37 @@ class RewardFunction:
     def to_judge(self, trajectory: Trajectory, grades: Grades) -> list[str]:
         """The responses on which the parts need a verdict of the judge that `grades` lack."""
         judged = [part for part in self.parts if "judge" in part.needs]
-        named = [one for part in judged for one in part.to_judge(trajectory, grades)]
-        return [one for one in dict.fromkeys(named) if one not in (grades.verdicts or {})]
+        named = [response for part in judged for response in part.to_judge(trajectory, grades)]
+        return [response for response in dict.fromkeys(named) if response not in (grades.verdicts or {})]
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | None:
         """The reward of a finished run; `None` for a fault."""
-        found = self.pay(trajectory, grades)
-        return found if isinstance(found, Reward) else None
+        result = self.compute(trajectory, grades)
+        return result if isinstance(result, Reward) else None
 
-    def pay(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | RewardFault:
+    def compute(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | RewardFault:
         """The reward, or the fault."""
         if (failure := trajectory.fault) is not None:
             return RewardFault(str(failure[0]), failure[1])
         try:
-            made = {part.name: part(trajectory, grades) for part in self.parts}
+            values = {part.name: part(trajectory, grades) for part in self.parts}
         except NoReward as error:
             return RewardFault(error.part, error.detail)
-        terms = [part.settings.weight * made[part.name].value for part in self.parts if not part.settings.gate]
+        terms = [part.settings.weight * values[part.name].value for part in self.parts if not part.settings.gate]
         total = sum(terms) if terms else 1.0
         for part in self.parts:
             if part.settings.gate:
-                total *= made[part.name].value
+                total *= values[part.name].value
         _check_number("the sum of the rewards", total, trajectory)
-        logged = {name: one.value for name, one in made.items()}
-        inner = {f"{name}/{inner}": value for name, one in made.items() for inner, value in one.of.items()}
-        return Reward(total, logged | inner, self._turns(made))
+        logged = {name: value.value for name, value in values.items()}
+        inner = {f"{name}/{inner}": number for name, value in values.items() for inner, number in value.of.items()}
+        return Reward(total, logged | inner, self._turns(values))
 
-    def _turns(self, made: Mapping[str, PartValue]) -> tuple[float, ...]:
+    def _turns(self, values: Mapping[str, PartValue]) -> tuple[float, ...]:
         """(Σ weight · what the part gave the turn) · Π gate, of the parts that name turns."""
-        gate = math.prod(made[part.name].value for part in self.parts if part.settings.gate)
-        named = [part for part in self.parts if made[part.name].turns and not part.settings.gate]
-        weighted = [[part.settings.weight * turn for turn in made[part.name].turns] for part in named]
+        gate = math.prod(values[part.name].value for part in self.parts if part.settings.gate)
+        named = [part for part in self.parts if values[part.name].turns and not part.settings.gate]
+        weighted = [[part.settings.weight * turn for turn in values[part.name].turns] for part in named]
         return tuple(sum(turn) * gate for turn in zip(*weighted, strict=True))
 
 
@@ -256,15 +256,15 @@ def load_preset(name: str) -> Preset:
     return preset
 
 
-def reward_spec(given: RewardLike) -> RewardSpec:
+def reward_spec(reward: RewardLike) -> RewardSpec:
     """A reward as settings hold it. Raises `UnknownName` with the nearest part or preset."""
-    if isinstance(given, Mapping):
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
-    if callable(given):
-        return {_offered(given): 1.0}
-    if not isinstance(given, str | Path):
-        return {name: value for one in given for name, value in reward_spec(one).items()}
-    name = str(given)
+    if isinstance(reward, Mapping):
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in reward.items()}
+    if callable(reward):
+        return {_offered(reward): 1.0}
+    if not isinstance(reward, str | Path):
+        return {name: value for item in reward for name, value in reward_spec(item).items()}
+    name = str(reward)
     if is_plugin_path(name) or name.replace("-", "_") in reward_names():
         return {name: 1.0}
     if name in preset_names() or name.endswith((".yaml", ".yml")):
@@ -285,17 +285,17 @@ def _offered(function: OwnReward) -> str:
     return offer("reward", function, {"SETTINGS": PartSettings, "reward": reward})
 
 
-def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
+def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
     """Build a reward from settings. Raises `UnknownName` or `SettingError` with the nearest name."""
     trees: dict[str, PartSpec] = {}
-    for name, given in _parts_of(spec):
+    for name, value in _parts_of(spec):
         if name in trees:
             raise SettingError(f"the reward names a part twice: {', '.join(spec)}; give each part one weight")
-        trees[name] = _tree(given)
+        trees[name] = _tree(value)
     if "preset" in spec:
         if not isinstance(spec["preset"], str):
             raise SettingError(f"reward.preset is a name, not {spec['preset']!r} (known: {', '.join(preset_names())})")
-        preset = {name: _tree(given) for name, given in _parts_of(load_preset(spec["preset"]).reward)}
+        preset = {name: _tree(value) for name, value in _parts_of(load_preset(spec["preset"]).reward)}
         trees = {name: preset.get(name, {}) | trees.get(name, {}) for name in (*preset, *trees)}
     if not trees:
         raise SettingError(
@@ -303,23 +303,23 @@ def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
             f"or preset: search-r1 (known: {', '.join(preset_names())})"
         )
     wrong = ErrorList()
-    made = [wrong.of(_make_part, name, tree) for name, tree in trees.items()]
+    built = [wrong.of(_make_part, name, tree) for name, tree in trees.items()]
     wrong.refuse()
-    parts = tuple(part for part in made if part is not None)
+    parts = tuple(part for part in built if part is not None)
     called, times = Counter(part.name for part in parts).most_common(1)[0]
     if times > 1:
         raise SettingError(f"two parts of the reward would be called {called!r} in the log; rename the file of one")
     return RewardFunction(parts)
 
 
-def _parts_of(spec: Mapping[str, Given]) -> list[tuple[str, Given]]:
-    named = [(name, given) for name, given in spec.items() if name != "preset"]
-    return [(name if is_plugin_path(name) else name.replace("-", "_"), given) for name, given in named]
+def _parts_of(spec: Mapping[str, RewardValue]) -> list[tuple[str, RewardValue]]:
+    named = [(name, value) for name, value in spec.items() if name != "preset"]
+    return [(name if is_plugin_path(name) else name.replace("-", "_"), value) for name, value in named]
 
 
-def _tree(given: Given) -> PartSpec:
+def _tree(value: RewardValue) -> PartSpec:
     """Settings with the weight; those of a preset are overridden one by one."""
-    return dict(given) if isinstance(given, Mapping) else {"weight": given}
+    return dict(value) if isinstance(value, Mapping) else {"weight": value}
 
 
 def _make_part(name: str, tree: PartSpec) -> RewardPart:
@@ -364,9 +364,9 @@ def needs_gold_passages(trajectory: Trajectory, name: str) -> tuple[str, ...]:
     return _needed(trajectory.question.gold_ids, "names no gold_ids", trajectory, name)
 
 
-def _needed(found: tuple[str, ...], problem: str, trajectory: Trajectory, name: str) -> tuple[str, ...]:
-    if not found:
+def _needed(values: tuple[str, ...], problem: str, trajectory: Trajectory, name: str) -> tuple[str, ...]:
+    if not values:
         raise DataError(
             f"question {trajectory.question.id!r} {problem}, and the reward {name!r} needs them; choose another reward"
         )
-    return found
+    return values

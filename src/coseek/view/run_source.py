@@ -30,7 +30,7 @@ from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import find_view, render_view
-from coseek.rewards.reward import Given, RewardFunction, make_reward, preset_names
+from coseek.rewards.reward import RewardFunction, RewardValue, make_reward, preset_names
 
 # Other index: at which ranks another retriever has the passages that a search found.
 #
@@ -251,7 +251,7 @@ def reward_of(training: Path) -> RewardFunction | None:
     if spec.get("preset") not in (None, *preset_names()):
         return None
     try:
-        return make_reward(cast("Mapping[str, Given]", spec))
+        return make_reward(cast("Mapping[str, RewardValue]", spec))
     except UserError:  # a recipe of another version
         return None
 

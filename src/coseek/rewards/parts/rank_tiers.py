@@ -30,8 +30,8 @@ SETTINGS = RankTiersSettings
 
 def pairs_of(tiers: str) -> list[tuple[int, float]]:
     """`5=4, 20=2` → [(5, 4.0), (20, 2.0)]. Raises `ValueError`."""
-    parts = [part.partition("=") for part in tiers.split(",")]
-    return [(int(rank), float(pay)) for rank, _, pay in parts]
+    pairs = [pair.partition("=") for pair in tiers.split(",")]
+    return [(int(rank), float(pay)) for rank, _, pay in pairs]
 
 
 def reward(trajectory: Trajectory, settings: RankTiersSettings) -> float:

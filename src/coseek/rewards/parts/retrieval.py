@@ -28,10 +28,10 @@ def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
     (outcome f1) earns λr for the rest."""
     wrong = 1.0 - form.accuracy(trajectory, settings, "retrieval")
     base = form.reward(trajectory, settings)
-    return base + wrong * settings.lambda_r if wrong and trajectory.valid and _found(trajectory, settings) else base
+    return base + wrong * settings.lambda_r if wrong and trajectory.valid and _is_found(trajectory, settings) else base
 
 
-def _found(trajectory: Trajectory, settings: RetrievalSettings) -> bool:
+def _is_found(trajectory: Trajectory, settings: RetrievalSettings) -> bool:
     if settings.match == "words":
         return answer_hit(trajectory)
     texts = (f"{passage.title} {passage.text}" for passage in served(trajectory))

@@ -26,8 +26,8 @@ def reward(trajectory: Trajectory, settings: StepSearchSettings) -> PartValue:
     by_turn: dict[int, set[str]] = {}
     for search in trajectory.searches:
         by_turn.setdefault(search.turn or 0, set()).update(hit.passage.id for hit in search.hits)
-    for turn, found in sorted(by_turn.items()):
-        if turn and found:
-            turns[turn - 1] = len(gold & found - met) / len(gold) - settings.redundancy * len(found & met) / len(found)
-        met |= found
+    for turn, ids in sorted(by_turn.items()):
+        if turn and ids:
+            turns[turn - 1] = len(gold & ids - met) / len(gold) - settings.redundancy * len(ids & met) / len(ids)
+        met |= ids
     return PartValue(sum(turns), {}, tuple(turns))
