@@ -166,7 +166,7 @@ def test_a_leaderboard_calls_a_lower_bound_one() -> None:
     questions, read = said(True, None)
     runs = {("a", "nq"): score_run("a", [run(answer="the capital", question=one) for one in questions], read)}
     board = leaderboard(runs, "gen_acc")
-    assert board.places["a", "nq"].missing == 0
+    assert board.cells["a", "nq"].missing == 0
     assert board.table().rows[0][1].startswith("≥ 0.500 [") and "(1 of 2 unread)" in board.table().rows[0][1]
     assert any("1 of 2 verdicts could not be read" in note for note in board.notes())
     mean = board.average("a", ["nq"])

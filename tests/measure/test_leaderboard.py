@@ -58,13 +58,13 @@ def test_faults_and_missing_questions_are_said_below_the_table() -> None:
 
 def test_a_question_that_a_system_was_not_asked_is_missing_where_another_was() -> None:
     runs = {("a", "nq"): score_run("a", rows(3, 3)), ("b", "nq"): score_run("b", rows(1, 1))}
-    assert leaderboard(runs, "em").places["b", "nq"].missing == 4
+    assert leaderboard(runs, "em").cells["b", "nq"].missing == 4
 
 
 def test_a_metric_that_some_questions_cannot_have_is_not_missing() -> None:
     bare = run(question=replace(QUESTION, id="q7", gold_ids=()))
     runs = {("a", "nq"): score_run("a", [*rows(1, 0), bare])}
-    assert leaderboard(runs, "recall").places["a", "nq"].missing == 0
+    assert leaderboard(runs, "recall").cells["a", "nq"].missing == 0
 
 
 def test_a_name_breaks_neither_the_page_nor_the_table() -> None:

@@ -70,8 +70,8 @@ class Abstention:
     @property
     def calibration_error(self) -> float | None:
         """ECE: mean over the answers of |share of right ones − mean confidence| in their bin; 0 is calibrated."""
-        whole = math.fsum(one.answers for one in self.bins)
-        apart = math.fsum(one.answers * abs(one.right - one.confidence) for one in self.bins)
+        whole = math.fsum(bin_.answers for bin_ in self.bins)
+        apart = math.fsum(bin_.answers * abs(bin_.right - bin_.confidence) for bin_ in self.bins)
         return apart / whole if whole else None
 
 
@@ -105,9 +105,9 @@ def outcome_of(question: Question, metrics: Mapping[str, float]) -> QuestionOutc
 
 def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstention:
     """The measures of a run, with bootstrap intervals over questions."""
-    possible = [one for one in outcomes if one.answerable]
-    impossible = [one for one in outcomes if not one.answerable]
-    counted = [(one.tokens, one.right) for one in outcomes if one.tokens is not None]
+    possible = [outcome for outcome in outcomes if outcome.answerable]
+    impossible = [outcome for outcome in outcomes if not outcome.answerable]
+    counted = [(outcome.tokens, outcome.right) for outcome in outcomes if outcome.tokens is not None]
 
     def mean(values: Sequence[float]) -> Interval | None:
         return bootstrap_mean(values, np.random.default_rng(seed))
@@ -118,31 +118,32 @@ def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstent
     return Abstention(
         questions=len(outcomes),
         unanswerable=len(impossible),
-        answered=mean([one.answered for one in outcomes]),
-        right_when_answered=ratio([one.right for one in outcomes], [one.answered for one in outcomes]),
+        answered=mean([outcome.answered for outcome in outcomes]),
+        right_when_answered=ratio([outcome.right for outcome in outcomes], [outcome.answered for outcome in outcomes]),
         tokens_per_right=ratio([tokens for tokens, _ in counted], [right for _, right in counted]),
-        declined_unanswerable=mean([one.declined for one in impossible]),
-        invented=mean([one.answered for one in impossible]),
-        declined_answerable=mean([one.declined for one in possible]),
+        declined_unanswerable=mean([outcome.declined for outcome in impossible]),
+        invented=mean([outcome.answered for outcome in impossible]),
+        declined_answerable=mean([outcome.declined for outcome in possible]),
         bins=calibration(outcomes),
     )
 
 
 def calibration(outcomes: Sequence[QuestionOutcome], bins: int = BINS) -> tuple[CalibrationBin, ...]:
     """Bins of the answers by rising confidence. Equal confidences share a bin, so that their order does not matter."""
-    known = [(one.confidence, one) for one in outcomes if one.confidence is not None and one.answered > 0]
+    answered = [outcome for outcome in outcomes if outcome.answered > 0]
+    known = [(outcome.confidence, outcome) for outcome in answered if outcome.confidence is not None]
     known.sort(key=lambda pair: pair[0])
     members: dict[int, list[tuple[float, QuestionOutcome]]] = {}
-    place = 0
+    first = 0
     for rank, pair in enumerate(known):
         if rank and pair[0] > known[rank - 1][0]:
-            place = rank
-        members.setdefault(place * bins // len(known), []).append(pair)
+            first = rank
+        members.setdefault(first * bins // len(known), []).append(pair)
     return tuple(_bin(some) for some in members.values())
 
 
 def _bin(members: Sequence[tuple[float, QuestionOutcome]]) -> CalibrationBin:
-    answers = math.fsum(one.answered for _, one in members)
-    sure = math.fsum(own * one.answered for own, one in members)
-    right = math.fsum(one.right for _, one in members)
+    answers = math.fsum(outcome.answered for _, outcome in members)
+    sure = math.fsum(confidence * outcome.answered for confidence, outcome in members)
+    right = math.fsum(outcome.right for _, outcome in members)
     return CalibrationBin(members[0][0], members[-1][0], answers, sure / answers, right / answers)

@@ -62,9 +62,9 @@ class Agreement:
 def agreement(first: Verdicts, second: Verdicts, seed: int = 0) -> Agreement:
     """Compare two judges response by response."""
     keys = sorted(first.keys() | second.keys())
-    pairs = [(_said(first, key), _said(second, key)) for key in keys]
+    pairs = [(_verdict(first, key), _verdict(second, key)) for key in keys]
     counts = {pair: pairs.count(pair) for pair in ((True, True), (False, False), (True, False), (False, True))}
-    equal = [float(one == other) for one, other in pairs if one is not None and other is not None]
+    equal = [float(left == right) for left, right in pairs if left is not None and right is not None]
     return Agreement(
         both_yes=counts[True, True],
         both_no=counts[False, False],
@@ -77,27 +77,27 @@ def agreement(first: Verdicts, second: Verdicts, seed: int = 0) -> Agreement:
 
 def agreements(judges: Mapping[str, Verdicts], seed: int = 0) -> dict[tuple[str, str], Agreement]:
     """Every pair of judges."""
-    return {(one, other): agreement(judges[one], judges[other], seed) for one, other in combinations(judges, 2)}
+    return {(left, right): agreement(judges[left], judges[right], seed) for left, right in combinations(judges, 2)}
 
 
-def agreement_table(found: Mapping[tuple[str, str], Agreement]) -> Table:
+def agreement_table(by_pair: Mapping[tuple[str, str], Agreement]) -> Table:
     """One row per pair of judges."""
     rows: list[Sequence[str]] = [
         (
             f"{first} · {second}",
-            str(one.judged),
-            show(one.share),
-            "–" if one.kappa is None else f"{one.kappa:.3f}",
-            str(one.only_first),
-            str(one.only_second),
-            str(one.unread),
+            str(pair.judged),
+            show(pair.share),
+            "–" if pair.kappa is None else f"{pair.kappa:.3f}",
+            str(pair.only_first),
+            str(pair.only_second),
+            str(pair.unread),
         )
-        for (first, second), one in found.items()
+        for (first, second), pair in by_pair.items()
     ]
     columns = ("judges", "responses", "agree", "Cohen's κ", "only the first says yes", "only the second", "unreadable")
     return Table(columns, tuple(map(tuple, rows)))
 
 
-def _said(verdicts: Verdicts, key: tuple[str, str]) -> bool | None:
+def _verdict(verdicts: Verdicts, key: tuple[str, str]) -> bool | None:
     verdict = verdicts.get(key)
     return None if verdict is None else verdict.right

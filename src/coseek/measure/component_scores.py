@@ -90,18 +90,18 @@ def component_table(
         columns += [f"{metric}, own answer", f"{metric}, {generator}"]
     columns += ["passages", "tokens"]
     rows = []
-    parts: list[MetricSummary] = []
-    for whole in (one for one in own.summaries if one.group == group):
-        part = component.of(whole.run, group)
-        parts += [whole, replace(part, run=part.run + SUFFIX)]
-        cells = [whole.run, str(part.questions)]
+    summaries: list[MetricSummary] = []
+    for of_agent in (summary for summary in own.summaries if summary.group == group):
+        of_generator = component.of(of_agent.run, group)
+        summaries += [of_agent, replace(of_generator, run=of_generator.run + SUFFIX)]
+        cells = [of_agent.run, str(of_generator.questions)]
         for metric in metrics:
-            answers = whole.metrics.get("answered")
+            answers = of_agent.metrics.get("answered")
             wrote = answers is not None and answers.mean > 0
-            cells += [show(whole.metrics.get(metric)) if wrote else "–", show(part.metrics.get(metric))]
-        cells += [show(part.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
+            cells += [show(of_agent.metrics.get(metric)) if wrote else "–", show(of_generator.metrics.get(metric))]
+        cells += [show(of_generator.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
         rows.append(tuple(cells))
-    return Table(tuple(columns), tuple(rows), tuple(left_out(parts, metrics)))
+    return Table(tuple(columns), tuple(rows), tuple(left_out(summaries, metrics)))
 
 
 def serving_scores(
@@ -109,7 +109,7 @@ def serving_scores(
 ) -> Scores:
     """Scores of the servings of each run (s3, table 6): every serving against the run's first, and those of later runs
     against the same serving of the first run."""
-    pairs = [(one, servings[0]) for servings in runs for one in servings[1:]]
+    pairs = [(serving, servings[0]) for servings in runs for serving in servings[1:]]
     pairs += [pair for servings in runs[1:] for pair in zip(servings, runs[0], strict=True)]
     wanted = [*metrics, "context_passages", "context_tokens"]
     return summaries_of(list(chain(*runs)), questions, (), wanted, seed, pairs=pairs)
@@ -153,7 +153,7 @@ class CombinationGain:
         """The metric of every run by data set, with the macro and micro means."""
         groups, metrics = {ALL: self.idents, **self.datasets}, (self.metric,)
         means = [summarise(run, name, ids, metrics, self.seed) for run in self.runs for name, ids in groups.items()]
-        means += [one for run in self.runs for one in macro_summaries(run, self.datasets, metrics, self.seed)]
+        means += [summary for run in self.runs for summary in macro_summaries(run, self.datasets, metrics, self.seed)]
         return Scores(tuple(means), by_dataset=(*self.datasets, *macro_groups(self.datasets)))
 
     def gain(self, other: ScoredRun) -> Difference | None:
@@ -181,8 +181,8 @@ class CombinationGain:
 
     def tables(self) -> dict[str, Table]:
         """Heading → table: the points, and the metric by data set where there are several."""
-        found = {self.metric: self.table()}
-        return {**found, "By data set": dataset_table(self.by_dataset, self.metric)} if self.datasets else found
+        tables = {self.metric: self.table()}
+        return {**tables, "By data set": dataset_table(self.by_dataset, self.metric)} if self.datasets else tables
 
     def plot(self) -> Svg:
         """The metric by passages: RAG's curve and the agent's point."""
@@ -190,12 +190,12 @@ class CombinationGain:
         return line_plot([self._line("naive RAG", curve), self._line("agent", [agent])], "passages", self.metric)
 
     def _line(self, name: str, rows: Sequence[MetricSummary]) -> Series:
-        found = [row for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
-        means = [row.metrics[self.metric] for row in found]
-        banded = len(found) > 1 and all(mean.low is not None and mean.high is not None for mean in means)
+        measured = [row for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
+        means = [row.metrics[self.metric] for row in measured]
+        banded = len(measured) > 1 and all(mean.low is not None and mean.high is not None for mean in means)
         return Series(
             name,
-            x=tuple(row.metrics["context_passages"].mean for row in found),
+            x=tuple(row.metrics["context_passages"].mean for row in measured),
             y=tuple(mean.mean for mean in means),
             low=tuple(_end(mean.low) for mean in means) if banded else (),
             high=tuple(_end(mean.high) for mean in means) if banded else (),
@@ -215,8 +215,8 @@ class CombinationGain:
             for row in self.rows
         ]
         gain = self.gain(self.matched)
-        found: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
-        tree: JsonObject = {"metric": self.metric, "points": points, "gain_at_equal_passages": found}
+        gains: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
+        tree: JsonObject = {"metric": self.metric, "points": points, "gain_at_equal_passages": gains}
         return {**tree, "by_dataset": scores_json(self.by_dataset)["summaries"]} if self.datasets else tree
 
 

@@ -27,8 +27,8 @@ _ODD = re.compile(r"[^\w\s]+")
 def answer_words(text: str) -> list[str]:
     """The normalised words of a text, as cover-EM compares them, but without Unicode punctuation, which may be glued to
     a word, and with the characters of scripts without blanks (Chinese, Thai) one by one."""
-    found = normalise(text)
-    return (found if found.isascii() else _ODD.sub(_with_marks, spaced(undotted(found)))).split()
+    normal = normalise(text)
+    return (normal if normal.isascii() else _ODD.sub(_with_marks, spaced(undotted(normal)))).split()
 
 
 def _with_marks(odd: re.Match[str]) -> str:
@@ -162,14 +162,14 @@ class CorpusCoverage:
         rows = [
             (
                 name,
-                f"{one.questions:,}",
-                _of(one.gold_missing, one.with_gold),
-                _share(one.recall_lost),
-                _of(one.answer_absent, one.with_answers - one.undecidable),
-                _of(one.undecidable, one.with_answers),
-                _share(one.em_lost),
+                f"{summary.questions:,}",
+                _of(summary.gold_missing, summary.with_gold),
+                _share(summary.recall_lost),
+                _of(summary.answer_absent, summary.with_answers - summary.undecidable),
+                _of(summary.undecidable, summary.with_answers),
+                _share(summary.em_lost),
             )
-            for name, one in self.summaries.items()
+            for name, summary in self.summaries.items()
         ]
         notes = (
             f"{self.passages:,} passages. Gold missing: a gold passage is not in the corpus. Answer absent: no passage "
@@ -178,7 +178,7 @@ class CorpusCoverage:
         return Table(columns, tuple(rows), notes)
 
     def to_json(self) -> JsonObject:
-        groups: dict[str, Json] = {name: one.to_json() for name, one in self.summaries.items()}
+        groups: dict[str, Json] = {name: summary.to_json() for name, summary in self.summaries.items()}
         return {"passages": self.passages, "groups": groups, "unreachable": [row.to_json() for row in self.unreachable]}
 
 

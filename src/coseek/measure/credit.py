@@ -68,10 +68,10 @@ def turn_values(
     independently, so one of them is a signal as good as the ruler itself.
     """
     outcomes: dict[TurnKey, list[float]] = {}
-    for one in continuations:
-        if one.outcome is not None and half in (None, one.number % 2):
-            outcomes.setdefault((one.question_id, one.seed, one.turn), []).append(one.outcome)
-    means = {state: fmean(found) for state, found in outcomes.items()}
+    for state in continuations:
+        if state.outcome is not None and half in (None, state.number % 2):
+            outcomes.setdefault((state.question_id, state.seed, state.turn), []).append(state.outcome)
+    means = {key: fmean(scores) for key, scores in outcomes.items()}
     values = {}
     for question, seed, turn in turns:
         before, after = (question, seed if turn > 1 else 0, turn - 1), (question, seed, turn)
@@ -115,20 +115,20 @@ def score_signal(
 ) -> SignalScore:
     """Score a signal on the turns of `values`. Raises `KeyError` for a turn that it lacks."""
     keys = sorted(values)
-    truth, given = np.array([values[key] for key in keys]), np.array([signal[key] for key in keys])
+    truth, scores = np.array([values[key] for key in keys]), np.array([signal[key] for key in keys])
     positive = truth >= decisive
     count = int(positive.sum())
-    highest = np.argsort(-given, kind="stable")[:count]
-    ranks_of_signal, ranks_of_truth = _ranks(given), _ranks(truth)
+    highest = np.argsort(-scores, kind="stable")[:count]
+    ranks_of_signal, ranks_of_truth = _ranks(scores), _ranks(truth)
     size = max(1, len(keys) - 1)
     bias = {
-        turn: float(np.mean([(ranks_of_signal[at] - ranks_of_truth[at]) / size for at in places]))
-        for turn, places in _places(key[2] for key in keys).items()
+        turn: float(np.mean([(ranks_of_signal[at] - ranks_of_truth[at]) / size for at in indices]))
+        for turn, indices in _indices(key[2] for key in keys).items()
     }
     return SignalScore(
-        _resampled(lambda rows: auc(given[rows], positive[rows]), keys, seed),
+        _resampled(lambda rows: auc(scores[rows], positive[rows]), keys, seed),
         bootstrap_mean([*within_questions(values, signal, decisive).values()], np.random.default_rng(seed)),
-        _resampled(lambda rows: _correlation(given[rows], truth[rows]), keys, seed),
+        _resampled(lambda rows: _correlation(scores[rows], truth[rows]), keys, seed),
         float(positive[highest].mean()) if count else None,
         bias,
     )
@@ -138,28 +138,28 @@ def within_questions(
     values: Mapping[TurnKey, float], signal: Mapping[TurnKey, float], decisive: float = DECISIVE
 ) -> dict[str, float]:
     """Question → the AUC among its turns; questions without a decisive turn, or without another, are left out."""
-    found: dict[str, float] = {}
+    by_question: dict[str, float] = {}
     keys = sorted(values)
-    for name, places in _places(key[0] for key in keys).items():
-        of_question = [keys[at] for at in places]
-        given = np.array([signal[key] for key in of_question])
-        value = auc(given, np.array([values[key] >= decisive for key in of_question]))
+    for name, indices in _indices(key[0] for key in keys).items():
+        of_question = [keys[at] for at in indices]
+        scores = np.array([signal[key] for key in of_question])
+        value = auc(scores, np.array([values[key] >= decisive for key in of_question]))
         if value is not None:
-            found[name] = value
-    return found
+            by_question[name] = value
+    return by_question
 
 
-def auc(given: Floats, positive: NDArray[np.bool_]) -> float | None:
+def auc(scores: Floats, positive: NDArray[np.bool_]) -> float | None:
     """The chance that a positive has a larger number than a negative, ties half; `None` without one of them."""
     count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
         return None
-    return float((_ranks(given)[positive].sum() - count * (count - 1) / 2) / (count * others))
+    return float((_ranks(scores)[positive].sum() - count * (count - 1) / 2) / (count * others))
 
 
-def _correlation(one: Floats, other: Floats) -> float | None:
-    ranks = [_ranks(each) for each in (one, other)]
-    return None if any(each.std() == 0 for each in ranks) else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+def _correlation(first: Floats, second: Floats) -> float | None:
+    ranks = [_ranks(values) for values in (first, second)]
+    return None if any(rank.std() == 0 for rank in ranks) else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
@@ -169,24 +169,24 @@ def _ranks(values: Floats) -> Floats:
     return (last - (counts + 1) / 2)[inverse] if len(values) else values
 
 
-def _places(names: Iterable[N]) -> dict[N, list[int]]:
-    places: dict[N, list[int]] = {}
+def _indices(names: Iterable[N]) -> dict[N, list[int]]:
+    indices: dict[N, list[int]] = {}
     for at, name in enumerate(names):
-        places.setdefault(name, []).append(at)
-    return places
+        indices.setdefault(name, []).append(at)
+    return indices
 
 
 def _resampled(
     measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey], seed: int
 ) -> Interval | None:
     """A statistic of turns, with the percentile interval over questions drawn with replacement."""
-    groups = [np.array(places) for places in _places(key[0] for key in keys).values()]
+    groups = [np.array(indices) for indices in _indices(key[0] for key in keys).values()]
     whole = measure(np.arange(len(keys)))
     if whole is None:
         return None
     rng = np.random.default_rng(seed)
     draws = (rng.integers(len(groups), size=len(groups)) for _ in range(RESAMPLES))
-    drawn = [found for draw in draws if (found := measure(np.concatenate([groups[at] for at in draw]))) is not None]
+    drawn = [value for draw in draws if (value := measure(np.concatenate([groups[at] for at in draw]))) is not None]
     if len(groups) < 2 or not drawn:
         return Interval(whole, None, None, len(groups))
     low, high = np.quantile(drawn, [TAIL, 1 - TAIL])

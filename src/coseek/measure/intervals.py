@@ -92,10 +92,10 @@ def bootstrap_ratio(
     ratio, count = float(pairs[0].sum() / pairs[1].sum()), pairs.shape[1]
     if count == 1:
         return Interval(ratio, None, None, 1)
-    rows = max(1, _CHUNK // count)
+    chunk = max(1, _CHUNK // count)
     sums = np.concatenate([
-        pairs[:, rng.integers(count, size=(min(rows, resamples - start), count))].sum(axis=2)
-        for start in range(0, resamples, rows)
+        pairs[:, rng.integers(count, size=(min(chunk, resamples - start), count))].sum(axis=2)
+        for start in range(0, resamples, chunk)
     ], axis=1)  # fmt: skip
     sums = sums[:, sums.any(axis=0)]  # 0 / 0 says nothing
     there = sums[1] > 0
@@ -157,8 +157,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     corrected = [0.0] * len(p_values)
     highest = 0.0
-    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - place)))
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
         corrected[index] = highest
     return corrected
 
@@ -189,11 +189,11 @@ def _percentiles(mean: float, drawn: Floats, count: int) -> Interval:
 def _resampled_means(data: Floats, rng: np.random.Generator, resamples: int) -> Floats:
     levels, counts = np.unique(data, return_counts=True)
     by_level = levels.size * 5 < data.size  # a multinomial draw costs about five times as much as picking a row
-    rows = max(1, _CHUNK // (levels.size if by_level else data.size))
+    chunk = max(1, _CHUNK // (levels.size if by_level else data.size))
     shares = counts / data.size
     means = np.empty(resamples)
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
+    for start in range(0, resamples, chunk):
+        size = min(chunk, resamples - start)
         if by_level:
             means[start : start + size] = rng.multinomial(data.size, shares, size) @ levels / data.size
         else:

@@ -36,7 +36,7 @@ class Leaderboard:
     """One metric of every system on every data set."""
 
     metric: str
-    places: Mapping[tuple[str, str], LeaderboardCell]
+    cells: Mapping[tuple[str, str], LeaderboardCell]
     """By system and data set; a system may lack data sets."""
     in_domain: Collection[str] = ()
     """Data sets that the systems were trained on."""
@@ -49,7 +49,7 @@ class Leaderboard:
     @property
     def datasets(self) -> list[str]:
         """In-domain data sets first, then by name."""
-        return sorted({dataset for _, dataset in self.places}, key=lambda name: (name not in self.in_domain, name))
+        return sorted({dataset for _, dataset in self.cells}, key=lambda name: (name not in self.in_domain, name))
 
     @property
     def systems(self) -> list[str]:
@@ -57,25 +57,25 @@ class Leaderboard:
 
         def rank(system: str) -> tuple[bool, float, str]:
             mean = self.average(system, self.datasets)
-            return mean is None, -mean.mean if mean else -self._some(system), system
+            return mean is None, -mean.mean if mean else -self._mean_of_sets(system), system
 
-        return sorted({system for system, _ in self.places}, key=rank)
+        return sorted({system for system, _ in self.cells}, key=rank)
 
-    def _some(self, system: str) -> float:
-        means = [place.mean(self.seed) for (name, _), place in self.places.items() if name == system]
-        found = [mean.mean for mean in means if mean is not None]
-        return math.fsum(found) / len(found) if found else -math.inf
+    def _mean_of_sets(self, system: str) -> float:
+        means = [cell.mean(self.seed) for (name, _), cell in self.cells.items() if name == system]
+        values = [mean.mean for mean in means if mean is not None]
+        return math.fsum(values) / len(values) if values else -math.inf
 
     def average(self, system: str, datasets: Sequence[str], micro: bool = False) -> Interval | None:
         """Macro mean over data sets, or the mean over all their questions; `None` unless the system has all sets."""
-        places = [self.places[system, dataset] for dataset in datasets if (system, dataset) in self.places]
-        parts: list[tuple[Sequence[float], Sequence[float]]] = [(place.values, place.unknown) for place in places]
-        if len(parts) < len(datasets):
+        cells = [self.cells[system, dataset] for dataset in datasets if (system, dataset) in self.cells]
+        pairs: list[tuple[Sequence[float], Sequence[float]]] = [(cell.values, cell.unknown) for cell in cells]
+        if len(pairs) < len(datasets):
             return None
         if micro:
-            values, unknown = ([value for part in side for value in part] for side in zip(*parts, strict=True))
-            parts = [(values, unknown)]
-        return macro_of(parts, np.random.default_rng(self.seed))
+            values, unknown = ([value for numbers in side for value in numbers] for side in zip(*pairs, strict=True))
+            pairs = [(values, unknown)]
+        return macro_of(pairs, np.random.default_rng(self.seed))
 
     @property
     def averages(self) -> dict[str, list[str]]:
@@ -105,8 +105,8 @@ class Leaderboard:
         return Table((f"{self.metric}", *names, *self.averages), tuple(rows), tuple(self.notes()))
 
     def _cell(self, system: str, dataset: str) -> str:
-        place = self.places.get((system, dataset))
-        return show(place.mean(self.seed) if place else None)
+        cell = self.cells.get((system, dataset))
+        return show(cell.mean(self.seed) if cell else None)
 
     def notes(self) -> list[str]:
         """Notes below the table."""
@@ -116,35 +116,35 @@ class Leaderboard:
         if any(name in self.in_domain for name in self.datasets):
             notes.append("* in domain: trained systems were trained on this set.")
         notes += self.by
-        for (system, dataset), place in sorted(self.places.items()):
-            if place.faults:
-                notes.append(f"{system} on {dataset}: {place.faults} trajectories have a fault; they are in no mean.")
-            if place.missing:
-                notes.append(f"{system} on {dataset}: {place.missing} questions are missing.")
-            if place.unknown:
+        for (system, dataset), cell in sorted(self.cells.items()):
+            if cell.faults:
+                notes.append(f"{system} on {dataset}: {cell.faults} trajectories have a fault; they are in no mean.")
+            if cell.missing:
+                notes.append(f"{system} on {dataset}: {cell.missing} questions are missing.")
+            if cell.unknown:
                 notes.append(
-                    f"{system} on {dataset}: {len(place.unknown)} of {len(place.values)} verdicts could not be read "
+                    f"{system} on {dataset}: {len(cell.unknown)} of {len(cell.values)} verdicts could not be read "
                     f"and count as wrong, so {self.metric} is a lower bound."
                 )
         return notes
 
     def to_json(self) -> JsonObject:
         """All values in full precision."""
-        places: list[Json] = [
+        cells: list[Json] = [
             {
                 "system": system,
                 "dataset": dataset,
                 "in_domain": dataset in self.in_domain,
-                "faults": place.faults,
-                "missing": place.missing,
-                "value": _json(place.mean(self.seed)),
+                "faults": cell.faults,
+                "missing": cell.missing,
+                "value": _json(cell.mean(self.seed)),
             }
-            for (system, dataset), place in sorted(self.places.items())
+            for (system, dataset), cell in sorted(self.cells.items())
         ]
         averages: JsonObject = {
             system: {name: _json(mean) for name, mean in self.averages_of(system).items()} for system in self.systems
         }
-        return {"metric": self.metric, "places": places, "averages": averages, "by": list(self.by)}
+        return {"metric": self.metric, "places": cells, "averages": averages, "by": list(self.by)}
 
     def html(self) -> str:
         """A self-contained HTML page."""
@@ -162,14 +162,14 @@ def leaderboard(
     asked: dict[str, set[str]] = {}
     for (_, dataset), run in runs.items():
         asked.setdefault(dataset, set()).update(run.questions)
-    places: dict[tuple[str, str], LeaderboardCell] = {}
+    cells: dict[tuple[str, str], LeaderboardCell] = {}
     for (system, dataset), run in runs.items():
         rows = run.questions.values()
         unknown = tuple(unknown_of(rows, metric))
         missing = len(asked[dataset]) - sum(row.rows > 0 for row in rows)
         faults = sum(row.faults for row in rows)
-        places[system, dataset] = LeaderboardCell(tuple(values_of(rows, metric)), faults, missing, unknown)
-    return Leaderboard(metric, places, frozenset(in_domain), tuple(by), seed, asked)
+        cells[system, dataset] = LeaderboardCell(tuple(values_of(rows, metric)), faults, missing, unknown)
+    return Leaderboard(metric, cells, frozenset(in_domain), tuple(by), seed, asked)
 
 
 def _json(interval: Interval | None) -> Json:

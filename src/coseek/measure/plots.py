@@ -117,9 +117,9 @@ def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> 
         width = 0.8 / max(1, len(bars))
         for number, bar in enumerate(bars):
             there = [(at, value) for at, value in enumerate(bar.values) if value is not None]
-            places = [at - 0.4 + width * (number + 0.5) for at, _ in there]
+            positions = [at - 0.4 + width * (number + 0.5) for at, _ in there]
             axes.bar(
-                places,
+                positions,
                 [value.mean for _, value in there],
                 width * 0.92,
                 yerr=_whiskers([value for _, value in there]),

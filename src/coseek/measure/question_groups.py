@@ -45,13 +45,13 @@ def check_groups(by: Iterable[str]) -> None:
 
 def datasets_of(questions: Iterable[Question]) -> dict[str, list[str]]:
     """Data set → the ids of its questions, by name; empty for questions of fewer than two data sets."""
-    found: dict[str, list[str]] = {}
+    datasets: dict[str, list[str]] = {}
     for question in questions:
         if question.dataset is not None:
             # A set called like another group would hide it.
             name = f"{question.dataset} (set)" if question.dataset in RESERVED else question.dataset
-            found.setdefault(name, []).append(question.id)
-    return dict(sorted(found.items())) if len(found) > 1 else {}
+            datasets.setdefault(name, []).append(question.id)
+    return dict(sorted(datasets.items())) if len(datasets) > 1 else {}
 
 
 def groups_of(

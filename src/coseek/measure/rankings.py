@@ -96,12 +96,12 @@ class JudgedRanking:
 Measure: TypeAlias = Callable[[JudgedRanking, int | None], float | None]
 
 _FAMILIES: dict[str, Measure] = {
-    "recall": lambda one, k: recall(one.gold, one.ids, k),
-    "all_gold": lambda one, k: all_gold(one.gold, one.ids, k),
-    "mrr": lambda one, k: reciprocal_rank(one.gold, one.ids, k),
-    "ndcg": lambda one, k: ndcg(one.gold, one.ids, k),
-    "ndcg_exp": lambda one, k: ndcg(one.gold, one.ids, k, "exponential"),
-    "answer_hit": lambda one, k: None if one.texts is None else answer_hit(one.answers, one.texts, k),
+    "recall": lambda ranking, k: recall(ranking.gold, ranking.ids, k),
+    "all_gold": lambda ranking, k: all_gold(ranking.gold, ranking.ids, k),
+    "mrr": lambda ranking, k: reciprocal_rank(ranking.gold, ranking.ids, k),
+    "ndcg": lambda ranking, k: ndcg(ranking.gold, ranking.ids, k),
+    "ndcg_exp": lambda ranking, k: ndcg(ranking.gold, ranking.ids, k, "exponential"),
+    "answer_hit": lambda ranking, k: None if ranking.texts is None else answer_hit(ranking.answers, ranking.texts, k),
 }
 FAMILIES: dict[str, str] = {
     "recall": "share of the relevant passages",
@@ -125,11 +125,11 @@ class Metric:
     @classmethod
     def named(cls, name: str) -> "Metric":
         """The metric of a name. Raises `UnknownName` with the nearest one."""
-        found = _NAME.fullmatch(name)
-        if found is None or found[1] not in _FAMILIES:
-            cut = f"@{found[2]}" if found and found[2] else "@10"
+        match = _NAME.fullmatch(name)
+        if match is None or match[1] not in _FAMILIES:
+            cut = f"@{match[2]}" if match and match[2] else "@10"
             raise UnknownName("metric", name, [f"{family}{cut}" for family in _FAMILIES])
-        return cls(name, int(found[2]) if found[2] else None, _FAMILIES[found[1]])
+        return cls(name, int(match[2]) if match[2] else None, _FAMILIES[match[1]])
 
     def of(self, judged: JudgedRanking) -> float | None:
         """The value; `None` if it is undefined for this question."""

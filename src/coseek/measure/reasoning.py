@@ -42,46 +42,46 @@ class ReasoningClaims:
 def reasonings_of(trajectory: Trajectory, protocol: Protocol) -> list[str]:
     """The reasoning of each turn that searched, oldest first, as its retriever was given it; empty where the agent
     wrote none. The search that opens a run has none and is left out."""
-    found: dict[int, str] = {}
-    for place, query in enumerate(replay_queries(trajectory, protocol)):
-        if turn := turn_number(trajectory, place, protocol):
-            found[turn] = query.reasoning
-    return list(found.values())
+    by_turn: dict[int, str] = {}
+    for index, query in enumerate(replay_queries(trajectory, protocol)):
+        if turn := turn_number(trajectory, index, protocol):
+            by_turn[turn] = query.reasoning
+    return list(by_turn.values())
 
 
 def reasoning_values(
-    runs: Mapping[str, Sequence[Sequence[ReasoningClaims]]], latest: int | None
+    claims_by_question: Mapping[str, Sequence[Sequence[ReasoningClaims]]], latest: int | None
 ) -> dict[str, dict[str, float]]:
     """Question → `METRICS` of the `latest` reasonings of a turn, mean over turns, then over runs.
 
-    `runs` are the read reasonings of each question's runs, by question id; runs without a search are left out.
+    `claims_by_question` are those of each trajectory of a question, by id; trajectories without a search are left out.
     `coverage` is over turns with a clue, and undefined without any.
     """
-    found: dict[str, dict[str, float]] = {}
-    for ident, several in runs.items():
-        each = [run for run in several if run]
-        windows = [[_latest(run, end, latest) for end in range(1, len(run) + 1)] for run in each]
+    by_question: dict[str, dict[str, float]] = {}
+    for ident, trajectories in claims_by_question.items():
+        lists = [claims for claims in trajectories if claims]
+        windows = [[_latest(claims, end, latest) for end in range(1, len(claims) + 1)] for claims in lists]
         if not windows:
             continue
         values = {
-            name: fmean(fmean(sum(getattr(one, name) for one in some) for some in turns) for turns in windows)
+            name: fmean(fmean(sum(getattr(claim, name) for claim in window) for window in turns) for turns in windows)
             for name in ("correct", "incorrect")
         }
         values["noise"] = values["incorrect"] - values["correct"]
-        covered = [shares for run, turns in zip(each, windows, strict=True) if (shares := _coverage(run, turns))]
-        found[ident] = values | ({"coverage": fmean(map(fmean, covered))} if covered else {})
-    return found
+        covered = [shares for claims, turns in zip(lists, windows, strict=True) if (shares := _coverage(claims, turns))]
+        by_question[ident] = values | ({"coverage": fmean(map(fmean, covered))} if covered else {})
+    return by_question
 
 
-def _latest(run: Sequence[ReasoningClaims], end: int, latest: int | None) -> Sequence[ReasoningClaims]:
-    return run[max(0, end - latest) if latest is not None else 0 : end]
+def _latest(claims: Sequence[ReasoningClaims], end: int, latest: int | None) -> Sequence[ReasoningClaims]:
+    return claims[max(0, end - latest) if latest is not None else 0 : end]
 
 
-def _coverage(run: Sequence[ReasoningClaims], turns: Sequence[Sequence[ReasoningClaims]]) -> list[float]:
+def _coverage(claims: Sequence[ReasoningClaims], turns: Sequence[Sequence[ReasoningClaims]]) -> list[float]:
     """The share of each turn that has a clue, its own or an earlier one."""
-    known = [_clues(run[:end]) for end in range(1, len(run) + 1)]
-    return [len(_clues(some)) / len(all_) for some, all_ in zip(turns, known, strict=True) if all_]
+    known = [_clues(claims[:end]) for end in range(1, len(claims) + 1)]
+    return [len(_clues(window)) / len(all_) for window, all_ in zip(turns, known, strict=True) if all_]
 
 
-def _clues(some: Sequence[ReasoningClaims]) -> frozenset[int]:
-    return frozenset(chain.from_iterable(one.clues for one in some))
+def _clues(window: Sequence[ReasoningClaims]) -> frozenset[int]:
+    return frozenset(chain.from_iterable(reasoning.clues for reasoning in window))

@@ -95,7 +95,7 @@ class FilesSection:
 
     def html(self, number: int) -> str:
         rows = "".join(
-            f"<dt><code>{clean(path)}</code></dt><dd>{clean(what)}</dd>" for path, what in self.files.items()
+            f"<dt><code>{clean(path)}</code></dt><dd>{clean(about)}</dd>" for path, about in self.files.items()
         )
         return f"<dl>{rows}</dl>"
 
@@ -121,10 +121,10 @@ def write_report(path: Path, title: str, sections: Sequence[ReportSection]) -> N
 
 def report_html(title: str, sections: Sequence[ReportSection]) -> str:
     """The whole page as text."""
-    contents = "".join(f'<li><a href="#s{n}">{clean(one.title)}</a></li>' for n, one in enumerate(sections, start=1))
+    contents = "".join(f'<li><a href="#s{n}">{clean(section.title)}</a></li>' for n, section in enumerate(sections, 1))
     bodies = "".join(
-        f'<section id="s{n}"><h2>{clean(one.title)}</h2>{one.html(n)}</section>\n'
-        for n, one in enumerate(sections, start=1)
+        f'<section id="s{n}"><h2>{clean(section.title)}</h2>{section.html(n)}</section>\n'
+        for n, section in enumerate(sections, 1)
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -147,13 +147,13 @@ def trajectory_html(trajectory: Trajectory) -> str:
         *((trajectory.stop_detail,) if trajectory.stop_detail else ()),
     ]
     verdict = '<b class="right">right</b>' if ended_right(trajectory) else '<b class="wrong">not right</b>'
-    found = [_search_html(search, question.gold_ids) for search in trajectory.searches]
+    searches = [_search_html(search, question.gold_ids) for search in trajectory.searches]
     called = [_call_html(call) for call in trajectory.calls]
     return (
         f'<article class="run"><h3>{clean(as_written(question.question).strip())}</h3>'
         f'<p class="facts">{verdict} · {" · ".join(map(clean, facts))}</p>'
         f"{''.join(map(_segment_html, trajectory.segments))}"
-        f"{_details('searches', found)}{_details('tool calls', called)}</article>"
+        f"{_details('searches', searches)}{_details('tool calls', called)}</article>"
     )
 
 
@@ -198,7 +198,7 @@ def _json(value: Json) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    return "".join(f"<p>{clean(part.strip())}</p>" for part in text.split("\n\n") if part.strip())
+    return "".join(f"<p>{clean(paragraph.strip())}</p>" for paragraph in text.split("\n\n") if paragraph.strip())
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

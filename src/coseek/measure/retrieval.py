@@ -59,8 +59,8 @@ def budgeted_recall(trajectory: Trajectory, budget: PassageBudget) -> float | No
 
     Unlike recall it does not grow with searches × k, so that agents are compared at an equal amount of text.
     """
-    found = {passage.id: passage for passage in served(trajectory)}
-    admitted, _ = budget([found[ident] for ident in evidence(trajectory) if ident in found])
+    passages = {passage.id: passage for passage in served(trajectory)}
+    admitted, _ = budget([passages[ident] for ident in evidence(trajectory) if ident in passages])
     return rankings.recall(trajectory.question.gold_ids, (passage.id for passage in admitted))
 
 

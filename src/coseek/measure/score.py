@@ -100,8 +100,8 @@ def answers_itself(protocol: str) -> bool:
 
     True for an unknown protocol.
     """
-    found = known_protocol(protocol)
-    return found is None or found.tag_for(Author.AGENT, Action.ANSWER) is not None
+    loaded = known_protocol(protocol)
+    return loaded is None or loaded.tag_for(Author.AGENT, Action.ANSWER) is not None
 
 
 def _of_segments(trajectory: Trajectory) -> Iterator[tuple[str, float]]:
@@ -266,21 +266,21 @@ ScoredRow: TypeAlias = tuple[Question, str, Mapping[str, float] | None]
 
 def collect(name: str, rows: Iterable[ScoredRow]) -> ScoredRun:
     """Group scored trajectories by question."""
-    found: dict[str, tuple[Question, list[Mapping[str, float]], int]] = {}
+    by_question: dict[str, tuple[Question, list[Mapping[str, float]], int]] = {}
     stops: dict[str, int] = {}
     for question, stop, metrics in rows:
-        _, scores, faults = found.get(question.id, (question, [], 0))
+        _, scores, faults = by_question.get(question.id, (question, [], 0))
         stops[stop] = stops.get(stop, 0) + 1
         if metrics is None:
             faults += 1
         else:
             scores.append(metrics)
-        found[question.id] = (question, scores, faults)
+        by_question[question.id] = (question, scores, faults)
     return ScoredRun(
         name,
         {
             ident: QuestionScores(question, _averages(rows), len(rows), faults, _unknown(rows))
-            for ident, (question, rows, faults) in found.items()
+            for ident, (question, rows, faults) in by_question.items()
         },
         stops,
     )
@@ -336,7 +336,7 @@ def summaries_of(
     questions = list(asked)
     groups, datasets = groups_of(questions, by, in_domain), datasets_of(questions)
     means = [summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()]
-    means += [one for run in scored for one in macro_summaries(run, datasets, metrics, seed)]
+    means += [summary for run in scored for summary in macro_summaries(run, datasets, metrics, seed)]
     compared = [(run, scored[0]) for run in scored[1:]] if pairs is None else pairs
     return Scores(
         tuple(means),
@@ -355,11 +355,11 @@ def _abstention(scored: Sequence[ScoredRun], asked: Sequence[Question], seed: in
     """The abstention of every run over `asked`; empty where there is nothing to decline and no run declines."""
     outcomes: dict[str, list[QuestionOutcome]] = {}
     for run in scored:
-        rows = [run.questions[one.id] for one in asked if one.id in run.questions and run.questions[one.id].rows]
-        outcomes[run.name] = [one for row in rows if (one := outcome_of(row.question, row.metrics)) is not None]
-    if not any(one.declined > 0 or not one.answerable for some in outcomes.values() for one in some):
+        rows = [row for question in asked if (row := run.questions.get(question.id)) is not None and row.rows]
+        outcomes[run.name] = [outcome for row in rows if (outcome := outcome_of(row.question, row.metrics)) is not None]
+    if not any(outcome.declined > 0 or not outcome.answerable for group in outcomes.values() for outcome in group):
         return {}
-    return {name: abstention_of(some, seed) for name, some in outcomes.items() if some}
+    return {name: abstention_of(group, seed) for name, group in outcomes.items() if group}
 
 
 def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int) -> MetricSummary:
@@ -383,28 +383,28 @@ def macro_summaries(
     run: ScoredRun, datasets: Mapping[str, Sequence[str]], metrics: Sequence[str], seed: int
 ) -> list[MetricSummary]:
     """The macro means of a run over data sets (name → question ids); a metric that some set lacks has none."""
-    found = []
+    summaries = []
     for group, names in macro_groups(datasets).items():
-        rows = [[run.questions[ident] for ident in datasets[name] if ident in run.questions] for name in names]
-        parts = [[row for row in some if row.rows] for some in rows]
+        by_set = [[run.questions[ident] for ident in datasets[name] if ident in run.questions] for name in names]
+        scored = [[row for row in rows if row.rows] for rows in by_set]
         means = {
             metric: macro_of(
-                [(values_of(part, metric), unknown_of(part, metric)) for part in parts], np.random.default_rng(seed)
+                [(values_of(rows, metric), unknown_of(rows, metric)) for rows in scored], np.random.default_rng(seed)
             )
             for metric in metrics
         }
-        found.append(
+        summaries.append(
             MetricSummary(
                 run=run.name,
                 group=group,
-                questions=sum(map(len, parts)),
-                rows=sum(row.rows for part in parts for row in part),
-                faults=sum(row.faults for some in rows for row in some),
-                missing=sum(len(datasets[name]) for name in names) - sum(map(len, parts)),
+                questions=sum(map(len, scored)),
+                rows=sum(row.rows for rows in scored for row in rows),
+                faults=sum(row.faults for rows in by_set for row in rows),
+                missing=sum(len(datasets[name]) for name in names) - sum(map(len, scored)),
                 metrics={name: mean for name, mean in means.items() if mean is not None},
             )
         )
-    return found
+    return summaries
 
 
 def macro_of(parts: Sequence[tuple[Sequence[float], Sequence[float]]], rng: np.random.Generator) -> Interval | None:
@@ -448,8 +448,8 @@ def compare(
 ) -> Comparison:
     """`other` − `first` for each metric, on their common questions of a group."""
     pairs = {name: (comparable_values(first, name, idents), comparable_values(other, name, idents)) for name in metrics}
-    found = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
-    differences = {name: difference for name, difference in found.items() if difference is not None}
+    paired = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
+    differences = {name: difference for name, difference in paired.items() if difference is not None}
     shared = [ident for ident in idents if ident in first.questions and ident in other.questions]
     unread = sum(_is_unread(first.questions[ident]) or _is_unread(other.questions[ident]) for ident in shared)
     return Comparison(other.name, first.name, group, differences, unread)
@@ -468,8 +468,8 @@ def _is_unread(row: QuestionScores) -> bool:
 
 
 def _averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    found = {name: [row[name] for row in rows if name in row] for name in METRICS}
-    means = {name: fmean(values) for name, values in found.items() if values}
+    by_metric = {name: [row[name] for row in rows if name in row] for name in METRICS}
+    means = {name: fmean(values) for name, values in by_metric.items() if values}
     for name, share in _unknown(rows).items():
         if name in means:
             means[name] *= 1 - share
@@ -484,7 +484,7 @@ def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _recalls(trajectory: Trajectory, budget: retrieval.PassageBudget | None) -> dict[str, float | None]:
-    each = retrieval.search_recalls(trajectory)
+    per_search = retrieval.search_recalls(trajectory)
     first: dict[str, float | None] = {}
     for k in EVIDENCE_CUTS:
         all_gold = retrieval.all_gold_at(trajectory, k)
@@ -495,6 +495,6 @@ def _recalls(trajectory: Trajectory, budget: retrieval.PassageBudget | None) -> 
     return {
         "recall": retrieval.run_recall(trajectory),
         "budgeted_recall": None if budget is None else retrieval.budgeted_recall(trajectory, budget),
-        "recall_per_search": fmean(each) if each else None,
+        "recall_per_search": fmean(per_search) if per_search else None,
         **first,
     }

@@ -70,8 +70,8 @@ def search_questions(
     for start in range(0, len(questions), batch):
         asked = questions[start : start + batch]
         try:
-            found = _search(retriever, asked, depth, queries)
-            yield [(question, SearchedQuestion.of(question, hits, depth)) for question, hits in found]
+            results = _search(retriever, asked, depth, queries)
+            yield [(question, SearchedQuestion.of(question, hits, depth)) for question, hits in results]
         except RetrieverError:
             yield [(question, _alone(retriever, question, depth, queries)) for question in asked]
 
@@ -80,13 +80,13 @@ def _search(
     retriever: Retriever, asked: Sequence[Question], depth: int, queries: Mapping[str, Query] | None
 ) -> Iterator[tuple[Question, list[Hit]]]:
     # By default the same query as an agent's whose first search is the question itself.
-    given = queries or {}
-    batch = [given.get(question.id) or Query(question.searched, question=question.searched) for question in asked]
+    by_id = queries or {}
+    batch = [by_id.get(question.id) or Query(question.searched, question=question.searched) for question in asked]
     deeper = any(question.own_passage is not None for question in asked)
-    found = retriever.search(batch, depth + deeper)
-    if fault := next(filter(None, map(fault_of_hits, found)), ""):
+    results = retriever.search(batch, depth + deeper)
+    if fault := next(filter(None, map(fault_of_hits, results)), ""):
         raise RetrieverError(fault)
-    return zip(asked, found, strict=True)
+    return zip(asked, results, strict=True)
 
 
 def _alone(
@@ -158,10 +158,10 @@ class RetrievalMeasure:
             return self.qrels.get(trec_id(question.id), {})
         return {trec_id(ident): grade for ident, grade in relevance(question).items()}
 
-    def judge(self, question: Question, found: SearchedQuestion) -> dict[str, float]:
+    def judge(self, question: Question, hits: SearchedQuestion) -> dict[str, float]:
         """Every metric that is defined for this question."""
-        texts = None if found.passages is None else tuple(f"{one.title} {one.text}" for one in found.passages)
-        judged = JudgedRanking(self.gold(question), question.answers, tuple(map(trec_id, found.ids)), texts)
+        texts = None if hits.passages is None else tuple(f"{passage.title} {passage.text}" for passage in hits.passages)
+        judged = JudgedRanking(self.gold(question), question.answers, tuple(map(trec_id, hits.ids)), texts)
         values = {metric.name: metric.of(judged) for metric in self.metrics}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -169,10 +169,10 @@ class RetrievalMeasure:
         """Score the results of one retriever. They are read once and not stored."""
         scored: dict[str, QuestionScores] = {}
         stops = dict.fromkeys((FOUND, EMPTY, FAULT), 0)
-        for question, found in rows:
-            failed = found.fault is not None
-            stops[FAULT if failed else FOUND if found.ids else EMPTY] += 1
-            metrics = {} if failed else self.judge(question, found)
+        for question, hits in rows:
+            failed = hits.fault is not None
+            stops[FAULT if failed else FOUND if hits.ids else EMPTY] += 1
+            metrics = {} if failed else self.judge(question, hits)
             scored[question.id] = QuestionScores(question, metrics, int(not failed), int(failed))
         return ScoredRun(name, scored, {stop: count for stop, count in stops.items() if count})
 
@@ -206,6 +206,6 @@ class RetrievalMeasure:
 
 def _mean_scores(owner: Question, searches: Sequence[QuestionScores]) -> QuestionScores:
     """The mean of each metric over the searches for which it is defined."""
-    names = dict.fromkeys(name for one in searches for name in one.metrics)
-    means = {name: fmean(one.metrics[name] for one in searches if name in one.metrics) for name in names}
-    return QuestionScores(owner, means, sum(one.rows for one in searches), sum(one.faults for one in searches))
+    names = dict.fromkeys(name for row in searches for name in row.metrics)
+    means = {name: fmean(row.metrics[name] for row in searches if name in row.metrics) for name in names}
+    return QuestionScores(owner, means, sum(row.rows for row in searches), sum(row.faults for row in searches))

@@ -54,10 +54,10 @@ class PairedClaim:
         on = f"on {self.where}, " if self.where else ""
         if self.difference is None:
             return f"{on}whether {self.run} is better than {self.against} in {self.metric} cannot be told (none shared)"
-        found = self.difference.difference
-        sign = "+" if found.mean > 0 else ""
-        interval = "" if found.low is None or found.high is None else f" [{found.low:.3f}, {found.high:.3f}]"
-        size = f"({sign}{found.mean:.3f}{interval}, {counted(found.n, self.unit)})"
+        mean = self.difference.difference
+        sign = "+" if mean.mean > 0 else ""
+        interval = "" if mean.low is None or mean.high is None else f" [{mean.low:.3f}, {mean.high:.3f}]"
+        size = f"({sign}{mean.mean:.3f}{interval}, {counted(mean.n, self.unit)})"
         if outcome is Outcome.OPEN:
             return f"{on}whether {self.run} is better than {self.against} in {self.metric} cannot be told {size}"
         return f"{on}{self.run} is {outcome} than {self.against} in {self.metric} {size}"
@@ -65,39 +65,39 @@ class PairedClaim:
 
 def outcomes(claims: Sequence[PairedClaim]) -> list[Outcome]:
     """The outcome of each claim, corrected for all of them."""
-    corrected = holm([1.0 if one.difference is None else one.difference.p for one in claims])
-    return [_outcome(one.difference, p) for one, p in zip(claims, corrected, strict=True)]
+    corrected = holm([1.0 if claim.difference is None else claim.difference.p for claim in claims])
+    return [_outcome(claim.difference, p) for claim, p in zip(claims, corrected, strict=True)]
 
 
 def verdict(claims: Sequence[PairedClaim]) -> str:
     """One line for all claims; empty without any."""
     if not claims:
         return ""
-    said = [claim.sentence(outcome) for claim, outcome in zip(claims, outcomes(claims), strict=True)]
-    return f"Verdict: {'; '.join(said)}."
+    sentences = [claim.sentence(outcome) for claim, outcome in zip(claims, outcomes(claims), strict=True)]
+    return f"Verdict: {'; '.join(sentences)}."
 
 
 def overall(claims: Sequence[PairedClaim]) -> Outcome:
     """One outcome for a comparison on several sets: better or worse if some set says so and none the opposite."""
-    found = set(outcomes(claims))
-    if Outcome.BETTER in found and Outcome.WORSE not in found:
+    reached = set(outcomes(claims))
+    if Outcome.BETTER in reached and Outcome.WORSE not in reached:
         return Outcome.BETTER
-    return Outcome.WORSE if Outcome.WORSE in found and Outcome.BETTER not in found else Outcome.OPEN
+    return Outcome.WORSE if Outcome.WORSE in reached and Outcome.BETTER not in reached else Outcome.OPEN
 
 
 def claims_of(scores: Scores, metrics: Sequence[str], group: str = ALL) -> list[PairedClaim]:
     """A claim for each comparison, in the first of the metrics that has a better end and was compared."""
-    found: list[PairedClaim] = []
-    for comparison in (one for one in scores.comparisons if one.group == group):
+    claims: list[PairedClaim] = []
+    for comparison in (item for item in scores.comparisons if item.group == group):
         metric = next((name for name in metrics if name not in NEUTRAL and name in comparison.metrics), None)
         if metric is not None:
-            found.append(PairedClaim(comparison.run, comparison.against, metric, comparison.metrics[metric]))
-    return found
+            claims.append(PairedClaim(comparison.run, comparison.against, metric, comparison.metrics[metric]))
+    return claims
 
 
 def claims_between(scores: Scores, pairs: Iterable[tuple[str, str]], metric: str, where: str = "") -> list[PairedClaim]:
     """The claims of those pairs of runs that were compared, in the order of `pairs`."""
-    compared = {(one.run, one.against): one.metrics.get(metric) for one in scores.comparisons if one.group == ALL}
+    compared = {(item.run, item.against): item.metrics.get(metric) for item in scores.comparisons if item.group == ALL}
     return [PairedClaim(*pair, metric, compared[pair], where) for pair in pairs if pair in compared]
 
 
@@ -201,9 +201,9 @@ def dataset_table(scores: Scores, metric: str = "em") -> Table:
 
 def grouped_tables(scores: Scores, metric: str, heading: str = "By group") -> dict[str, Table]:
     """Heading → table of a metric by data set and by group, as far as there are any."""
-    found = {"By data set": dataset_table(scores, metric)} if scores.by_dataset else {}
+    tables = {"By data set": dataset_table(scores, metric)} if scores.by_dataset else {}
     by_group = group_table(scores, metric)
-    return {**found, heading: by_group} if len(by_group.columns) > 2 else found
+    return {**tables, heading: by_group} if len(by_group.columns) > 2 else tables
 
 
 def _columns(scores: Scores, metric: str, groups: Mapping[str, str]) -> Table:
@@ -219,17 +219,18 @@ def abstention_tables(scores: Scores) -> dict[str, Table]:
         return {}
     columns = ("run", "questions", "unanswerable", *(name for name, _ in ABSTENTION), "calibration error")
     rows, bins = [], []
-    for run, one in scores.abstention.items():
-        cells = [_cell(getattr(one, field), field) for _, field in ABSTENTION]
-        error = one.calibration_error
-        rows.append((run, str(one.questions), str(one.unanswerable), *cells, "–" if error is None else f"{error:.3f}"))
-        for part in one.bins:
-            shares = (f"{share:.3f}" for share in (part.confidence, part.right))
-            bins.append((run, f"{part.low:.3f}–{part.high:.3f}", f"{part.answers:g}", *shares))
+    for run, abstention in scores.abstention.items():
+        cells = [str(abstention.questions), str(abstention.unanswerable)]
+        cells += [_cell(getattr(abstention, field), field) for _, field in ABSTENTION]
+        error = abstention.calibration_error
+        rows.append((run, *cells, "–" if error is None else f"{error:.3f}"))
+        for bin_ in abstention.bins:
+            shares = (f"{share:.3f}" for share in (bin_.confidence, bin_.right))
+            bins.append((run, f"{bin_.low:.3f}–{bin_.high:.3f}", f"{bin_.answers:g}", *shares))
     note = "Right is strict EM; answers to unanswerable questions are wrong. Confidence: of the turn that answers."
-    found = {"Declining": Table(columns, tuple(rows), (note,))}
+    tables = {"Declining": Table(columns, tuple(rows), (note,))}
     calibrated = Table(("run", "confidence", "answers", "mean confidence", "right"), tuple(bins))
-    return {**found, "Calibration": calibrated} if bins else found
+    return {**tables, "Calibration": calibrated} if bins else tables
 
 
 def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:
@@ -238,29 +239,29 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
     `p` is of the paired randomisation test, `McNemar` of the exact test for binary metrics. With more than one row a
     column has p-values corrected for all rows (Holm).
     """
-    found: list[tuple[str, str, Difference]] = []
+    compared: list[tuple[str, str, Difference]] = []
     notes: list[str] = []
-    for comparison in (one for one in scores.comparisons if one.group == group):
+    for comparison in (item for item in scores.comparisons if item.group == group):
         names = [name for name in metrics if name in comparison.metrics]
-        found += [(f"{comparison.run} − {comparison.against}", name, comparison.metrics[name]) for name in names]
+        compared += [(f"{comparison.run} − {comparison.against}", name, comparison.metrics[name]) for name in names]
         notes += _unpaired(comparison)
-    corrected = holm([one.p for _, _, one in found])
-    binary = any(one.mcnemar is not None for _, _, one in found)
-    several = len(found) > 1
+    corrected = holm([difference.p for _, _, difference in compared])
+    binary = any(difference.mcnemar is not None for _, _, difference in compared)
+    several = len(compared) > 1
     rows = [
         (
-            runs,
+            pair,
             name,
-            *_difference_cells(one, name),
+            *_difference_cells(difference, name),
             *((_p(p),) if several else ()),
-            *((_p(one.mcnemar),) if binary else ()),
+            *((_p(difference.mcnemar),) if binary else ()),
         )
-        for (runs, name, one), p in zip(found, corrected, strict=True)
+        for (pair, name, difference), p in zip(compared, corrected, strict=True)
     ]
-    if said := verdict(claims_of(scores, metrics, group)):
-        notes.insert(0, said)
+    if sentence := verdict(claims_of(scores, metrics, group)):
+        notes.insert(0, sentence)
     if several:
-        notes.append(f"p (Holm): corrected for the {len(found)} comparisons of this table.")
+        notes.append(f"p (Holm): corrected for the {len(compared)} comparisons of this table.")
     more = (("p (Holm)",) if several else ()) + (("McNemar",) if binary else ())
     return Table(("runs", "metric", "questions", "difference", "p", *more), tuple(rows), tuple(notes))
 
@@ -268,31 +269,32 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
 def scores_json(scores: Scores) -> JsonObject:
     """All scores in full precision."""
     summaries: list[Json] = [
-        {**{name: getattr(one, name) for name in _COUNTED}, "metrics": metrics_json(one)} for one in scores.summaries
+        {**{name: getattr(row, name) for name in _COUNTED}, "metrics": metrics_json(row)} for row in scores.summaries
     ]
     comparisons: list[Json] = [
         {
-            "run": one.run,
-            "against": one.against,
-            "group": one.group,
-            "metrics": {name: _difference_json(value) for name, value in one.metrics.items()},
+            "run": comparison.run,
+            "against": comparison.against,
+            "group": comparison.group,
+            "metrics": {name: _difference_json(value) for name, value in comparison.metrics.items()},
         }
-        for one in scores.comparisons
+        for comparison in scores.comparisons
     ]
     stops: JsonObject = {run: dict(counts) for run, counts in scores.stops.items()}
-    abstention: JsonObject = {run: _abstention_json(one) for run, one in scores.abstention.items()}
-    found: JsonObject = {"summaries": summaries, "comparisons": comparisons, "stops": stops}
-    return {**found, "abstention": abstention} if abstention else found
+    abstention: JsonObject = {run: _abstention_json(abstention) for run, abstention in scores.abstention.items()}
+    tree: JsonObject = {"summaries": summaries, "comparisons": comparisons, "stops": stops}
+    return {**tree, "abstention": abstention} if abstention else tree
 
 
-def _abstention_json(one: Abstention) -> JsonObject:
-    measures: dict[str, Interval | None] = {field: getattr(one, field) for _, field in ABSTENTION}
+def _abstention_json(abstention: Abstention) -> JsonObject:
+    measures: dict[str, Interval | None] = {field: getattr(abstention, field) for _, field in ABSTENTION}
     bins: list[Json] = [
-        {name: getattr(part, name) for name in ("low", "high", "answers", "confidence", "right")} for part in one.bins
+        {name: getattr(bin_, name) for name in ("low", "high", "answers", "confidence", "right")}
+        for bin_ in abstention.bins
     ]
-    counts: JsonObject = {"questions": one.questions, "unanswerable": one.unanswerable}
+    counts: JsonObject = {"questions": abstention.questions, "unanswerable": abstention.unanswerable}
     shown: JsonObject = {name: None if value is None else interval_json(value) for name, value in measures.items()}
-    return {**counts, **shown, "calibration_error": one.calibration_error, "bins": bins}
+    return {**counts, **shown, "calibration_error": abstention.calibration_error, "bins": bins}
 
 
 def metrics_json(summary: MetricSummary) -> JsonObject:
@@ -320,10 +322,10 @@ def _cell(interval: Interval | None, metric: str) -> str:
     return show(interval, 6 if metric == "cost_usd" else 2 if metric in _COUNTS else 3)
 
 
-def _difference_cells(found: Difference, metric: str) -> tuple[str, str, str]:
-    cell = _cell(found.difference, metric)
-    sign = "+" if found.difference.mean > 0 else ""
-    return str(found.difference.n), sign + cell, _p(found.p)
+def _difference_cells(paired: Difference, metric: str) -> tuple[str, str, str]:
+    cell = _cell(paired.difference, metric)
+    sign = "+" if paired.difference.mean > 0 else ""
+    return str(paired.difference.n), sign + cell, _p(paired.p)
 
 
 def _p(p: float | None) -> str:
@@ -335,24 +337,24 @@ def _p(p: float | None) -> str:
 def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) -> list[str]:
     """Notes on what the means leave out."""
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
-    for one in summaries:
-        if one.faults:
-            notes.append(f"{one.run}: {one.faults} trajectories have a fault; they are in no mean.")
-        if one.missing:
-            notes.append(f"{one.run}: {one.missing} questions are missing.")
+    for summary in summaries:
+        if summary.faults:
+            notes.append(f"{summary.run}: {summary.faults} trajectories have a fault; they are in no mean.")
+        if summary.missing:
+            notes.append(f"{summary.run}: {summary.missing} questions are missing.")
         for name in metrics:
-            found = one.metrics.get(name)
-            if name in JUDGED and found is not None and found.most is not None:
+            mean = summary.metrics.get(name)
+            if name in JUDGED and mean is not None and mean.most is not None:
                 notes.append(
-                    f"{one.run}: {found.unread} of {found.n} verdicts could not be read and count as wrong, so "
-                    f"{name} is a lower bound; it is {found.most:.3f} at most."
+                    f"{summary.run}: {mean.unread} of {mean.n} verdicts could not be read and count as wrong, so "
+                    f"{name} is a lower bound; it is {mean.most:.3f} at most."
                 )
     return notes
 
 
 def _unpaired(comparison: Comparison) -> list[str]:
     """Notes on questions of only one run, from the first metric (the same for all metrics except gold passages)."""
-    plain = (found for name, found in comparison.metrics.items() if name not in JUDGED)
+    plain = (difference for name, difference in comparison.metrics.items() if name not in JUDGED)
     first = next(plain, next(iter(comparison.metrics.values()), None))
     if first is None:
         return [f"{comparison.run} shares no question with {comparison.against}."]
@@ -372,17 +374,17 @@ def _unpaired(comparison: Comparison) -> list[str]:
 
 def interval_json(interval: Interval) -> JsonObject:
     """A mean with its interval as JSON."""
-    found: JsonObject = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
-    return {**found, "unread": interval.unread, "most": interval.most} if interval.unread else found
+    tree: JsonObject = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+    return {**tree, "unread": interval.unread, "most": interval.most} if interval.unread else tree
 
 
-def _difference_json(found: Difference) -> JsonObject:
+def _difference_json(paired: Difference) -> JsonObject:
     return {
-        **interval_json(found.difference),
-        "p": found.p,
-        "mcnemar": found.mcnemar,
-        "only_against": found.only_a,
-        "only_run": found.only_b,
+        **interval_json(paired.difference),
+        "p": paired.p,
+        "mcnemar": paired.mcnemar,
+        "only_against": paired.only_a,
+        "only_run": paired.only_b,
     }
 
 
