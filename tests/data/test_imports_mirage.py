@@ -13,7 +13,7 @@ from coseek.core.files import Json, write_jsonl
 from coseek.data.dataset import Dataset
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.imports import import_data
-from coseek.data.imports._sources import Deal
+from coseek.data.imports._sources import SplitAssignment
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
@@ -65,7 +65,7 @@ def test_five_sets_are_imported_over_the_chunks_of_several_corpora(sources: list
     assert first.answers == ("Vitamin B12", "B. Vitamin B12")
     assert questions["bioasq/5be44bef133db5eb78000004"].answers == ("no", "B. no")
     assert Question.from_json(first.to_json()) == first
-    dealt = import_data("mirage", sources, tmp_path / "two", deal=Deal(test=("mmlu", "pubmedqa")))
+    dealt = import_data("mirage", sources, tmp_path / "two", deal=SplitAssignment(test=("mmlu", "pubmedqa")))
     assert dealt.questions == {"test": 10}
 
 

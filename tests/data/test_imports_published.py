@@ -13,7 +13,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.data.imports._sources import Deal
+from coseek.data.imports._sources import SplitAssignment
 
 SEVEN = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 FILES = {
@@ -58,7 +58,7 @@ def test_one_command_deals_the_papers_training_and_test_sets_from_flashrag(
     flashrag: Path, tmp_path: Path, sets: tuple[str, ...]
 ) -> None:
     (flashrag / "ms_marco" / "train.jsonl").write_text("broken, and of no set that is named")
-    made = import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(sets, SEVEN, 0.05))
+    made = import_data("flashrag", [flashrag], tmp_path / "out", deal=SplitAssignment(sets, SEVEN, 0.05))
     assert (made.passages, made.questions) == (5, {"train": 380, "dev": 20, "test": 30 * 4 + 20 * 3})
     assert by_dataset(tmp_path / "out", "train") == dict.fromkeys(sets, 190)
     assert by_dataset(tmp_path / "out", "dev") == dict.fromkeys(sets, 10)
@@ -92,7 +92,7 @@ def test_one_command_deals_search_r1s_two_files(tmp_path: Path) -> None:
         write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", "nq", "hotpotqa")),
         write_lines(tmp_path / "test.jsonl", *search_r1_rows("test", *SEVEN)),
     ]
-    made = import_data("search-r1", sources, tmp_path / "out", deal=Deal(("nq", "hotpotqa"), SEVEN))
+    made = import_data("search-r1", sources, tmp_path / "out", deal=SplitAssignment(("nq", "hotpotqa"), SEVEN))
     assert made.questions == {"train": 396, "dev": 4, "test": 210}
     assert by_dataset(tmp_path / "out", "train") == {"nq": 198, "hotpotqa": 198}
     assert by_dataset(tmp_path / "out", "test") == dict.fromkeys(SEVEN, 30)
@@ -100,20 +100,20 @@ def test_one_command_deals_search_r1s_two_files(tmp_path: Path) -> None:
 
 def test_a_set_that_is_not_there_or_has_no_such_questions_is_named(flashrag: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="hold no train questions of 'hotpot'; did you mean 'hotpotqa'"):
-        import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("nq", "hotpot", "hotpotqa"), ()))
+        import_data("flashrag", [flashrag], tmp_path / "out", deal=SplitAssignment(("nq", "hotpot", "hotpotqa"), ()))
     with pytest.raises(SettingError, match="hold no train questions of 'popqa'"):
-        import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("popqa",), ()))
+        import_data("flashrag", [flashrag], tmp_path / "out", deal=SplitAssignment(("popqa",), ()))
     with pytest.raises(SettingError, match="leave --split and --shares out"):
-        import_data("flashrag", [flashrag], tmp_path / "out", split="test", deal=Deal(("nq",), ()))
+        import_data("flashrag", [flashrag], tmp_path / "out", split="test", deal=SplitAssignment(("nq",), ()))
     with pytest.raises(SettingError, match="share from 0 to below 1"):
-        Deal(("nq",), (), 1.0)
+        SplitAssignment(("nq",), (), 1.0)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_id_that_stands_twice_in_a_streamed_corpus_is_refused(flashrag: Path, tmp_path: Path) -> None:
     write_lines(flashrag / "wiki-18.jsonl", *map(corpus_line, [*range(3000), 1234]))
     with pytest.raises(DataError, match="has the id '1234' twice"):
-        import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("nq",), ()))
+        import_data("flashrag", [flashrag], tmp_path / "out", deal=SplitAssignment(("nq",), ()))
     assert not (tmp_path / "out").exists()
 
 

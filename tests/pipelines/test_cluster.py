@@ -86,9 +86,9 @@ def test_rows_of_another_agent_are_refused(base: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
     sent = Run(base / "run").sent()
     with run.open_for_append() as file:
-        run.take(file, sent)
+        run.append_rows(file, sent)
     with pytest.raises(SettingError, match="agent"), run.open_for_append() as file:
-        run.take(file, RunRows({**sent.identities, "agent": "another"}, sent.lines))
+        run.append_rows(file, RunRows({**sent.identities, "agent": "another"}, sent.lines))
 
 
 METHODS: dict[str, JsonObject] = {"agentic-r": {"exhaustive": True}, "dr-synth": {"samples": 2}}

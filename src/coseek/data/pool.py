@@ -98,13 +98,13 @@ def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, flo
     pools: list[PoolSummary] = []
 
     def fill(folder: Path) -> None:
-        shelf, evaluations, pool = _Shelf(), Counter[str](), list[Pooled]()
-        passages = _passages(sources, shelf, pool, evaluations)
+        collector, evaluations, pool = _PoolCollector(), Counter[str](), list[Pooled]()
+        passages = _passages(sources, collector, pool, evaluations)
         corpus = CorpusFile.write(folder / imports.CORPUS, passages, source="the sources of the pool")
         check_gold_ids((pooled.question for pooled in pool), corpus, "the corpus", "give the corpus of these questions")
         whole = [pooled._replace(passages=frozenset(_beginnings(pooled.question, corpus))) for pooled in pool]
         dealt, notes = deal(whole, shares)
-        splits, counts = checked_splits(dealt, shelf.notes + notes)
+        splits, counts = checked_splits(dealt, collector.notes + notes)
         sizes: dict[str, Counter[str]] = {}
         for name, questions in splits.items():
             save_questions(folder / f"questions.{name}.jsonl", questions)
@@ -172,7 +172,7 @@ def _groups(shared: Sequence[Iterable[str]]) -> list[int]:
     return [root(index) for index in range(len(shared))]
 
 
-class _Shelf:
+class _PoolCollector:
     """The passages of all sets, each once."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class _Shelf:
         self._taken = set[str]()
         self.notes = Counter[str]()
 
-    def put(self, passage: Passage) -> tuple[str, bool]:
+    def add(self, passage: Passage) -> tuple[str, bool]:
         """The id of a passage in the pool, and whether it is new. Passages with the same title and text, without case,
         articles and punctuation, are one; of different passages with the same id the later gets another id."""
         content = bytes.fromhex(digest_of(normalise(passage.title), normalise(passage.text)))
@@ -197,14 +197,14 @@ class _Shelf:
 
 
 def _passages(
-    sources: Sequence[PoolSource], shelf: _Shelf, asked: list[Pooled], evaluations: Counter[str]
+    sources: Sequence[PoolSource], collector: _PoolCollector, asked: list[Pooled], evaluations: Counter[str]
 ) -> Iterator[Passage]:
     """Yield the passages of all sets; fills `asked` with their questions."""
     for source in sources:
         read, files = imports.read_sources(source.format, source.files)
         ids: dict[str, str] = {}
         for passage in read.passages:
-            ident, new = shelf.put(passage)
+            ident, new = collector.add(passage)
             if ident != passage.id:
                 ids[passage.id] = ident
             if new:

@@ -191,7 +191,7 @@ class Run:
         identities = cast(Identities, self.record.get(KEY, {}))
         return RunRows(identities, self.trajectories_path.read_text(encoding="utf-8"))
 
-    def take(self, file: IO[str], rows: RunRows) -> None:
+    def append_rows(self, file: IO[str], rows: RunRows) -> None:
         """Append the rows of another process; refuses those of other parts."""
         self.bind(rows.identities)
         file.write(rows.lines)

@@ -250,7 +250,7 @@ class ClusterMaker:
         with run.open_for_append(order=[question.id for question in questions]) as file:
             for number, result in self.cluster.map(RolloutJob(self.job, tuple(questions)), shares):
                 keep(result)
-                run.take(file, result.rows)
+                run.append_rows(file, result.rows)
                 tell(ended := ended + len(shares[number]), len(left))
         return run
 

@@ -166,7 +166,7 @@ def answer_over(
     first = next(made)
     with run.open_for_append(first[1].identities, [ident for ident, _ in order], repeat_faults=True) as file:
         for number, rows in chain([first], made):
-            run.take(file, rows)
+            run.append_rows(file, rows)
             tell(ended := ended + len(parts[number]), len(order))
 
 

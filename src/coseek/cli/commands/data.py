@@ -30,7 +30,7 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.core.text import counted
 from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
-from coseek.data.imports._sources import Deal
+from coseek.data.imports._sources import SplitAssignment
 from coseek.data.imports.recipe import recipe_names
 from coseek.data.pool import make_pool, parse_source
 from coseek.data.run import Run
@@ -123,7 +123,7 @@ def import_(
         raise UnknownName("data format", format_name, names)
     deal = None
     if train is not None or test is not None:
-        deal = Deal(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
+        deal = SplitAssignment(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
     if format_name == "documents" and "tokenizer" in settings:
         settings["tokenizer"] = tokenizer_folder(settings["tokenizer"])
     dealt = parse_shares(shares) if shares else None

@@ -13,12 +13,12 @@ EXAMPLE = "Who built the bridge?\tAda\tAda built the bridge in 1801.\n"
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """Read all passages and questions of the sources."""
-    shelf, questions = PassageCollector(), list[Question]()
+    collector, questions = PassageCollector(), list[Question]()
     for path in sources:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             cells = line.split("\t")
             if len(cells) != 3:
                 raise DataError(f"{path}, line {number}: three columns are needed, not {len(cells)}")
-            gold = shelf.add(cells[1], cells[2])
+            gold = collector.add(cells[1], cells[2])
             questions.append(Question(f"{path.stem}-{number}", cells[0], (cells[1],), (gold,), hops=1))
-    return ImportedData(shelf.passages, tuple(questions))
+    return ImportedData(collector.passages, tuple(questions))

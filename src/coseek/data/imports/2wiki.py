@@ -26,19 +26,19 @@ class Evidence(NamedTuple):
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """Own passages first, then the distractors. `hops` is the number of gold passages (2 or 4)."""
-    shelf, questions, distractors = PassageCollector(), list[SourceRow](), list[SourceRow]()
+    collector, questions, distractors = PassageCollector(), list[SourceRow](), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):
             (questions if row.has("context") else distractors).append(row)
     for row in questions:
         for context in contexts(row):
-            shelf.add(context.title, context.text)
-    notes = Counter({"own passages": len(shelf), "distractors": len(distractors)})
+            collector.add(context.title, context.text)
+    notes = Counter({"own passages": len(collector), "distractors": len(distractors)})
     for row in distractors:
-        shelf.add(row.text_or_empty("title"), row.text("text"))
-    notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(shelf)
-    with_paths = tuple(_with_path(row, own_gold(row, shelf, notes)) for row in questions)
-    return ImportedData(shelf.passages, with_paths, notes)
+        collector.add(row.text_or_empty("title"), row.text("text"))
+    notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(collector)
+    with_paths = tuple(_with_path(row, own_gold(row, collector, notes)) for row in questions)
+    return ImportedData(collector.passages, with_paths, notes)
 
 
 def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:

@@ -21,7 +21,7 @@ from coseek.core.plugins import PluginSpec, plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
-from coseek.data.imports._sources import Deal, ImportedData, checked_splits, expand, origin_of
+from coseek.data.imports._sources import ImportedData, SplitAssignment, checked_splits, expand, origin_of
 from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
@@ -77,7 +77,7 @@ def import_data(
     *,
     split: str | None = None,
     shares: Mapping[str, float] | None = None,
-    deal: Deal | None = None,
+    deal: SplitAssignment | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> ImportSummary:
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
@@ -248,7 +248,7 @@ def _splits(
     reading: ImportedData,
     split: str | None,
     shares: Mapping[str, float] | None,
-    deal: Deal | None,
+    deal: SplitAssignment | None,
 ) -> dict[str, list[Question]]:
     if reading.splits:
         if not (split is None and shares is None and deal is None):

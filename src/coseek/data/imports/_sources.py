@@ -340,7 +340,7 @@ def published_files(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Deal:
+class SplitAssignment:
     """Which published data sets become our splits."""
 
     train: tuple[str, ...] = ()

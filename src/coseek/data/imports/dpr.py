@@ -16,21 +16,21 @@ _LISTS = ("ctxs", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs")
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """The corpus is all passages of all questions."""
-    shelf, questions = PassageCollector(), list[Question]()
+    collector, questions = PassageCollector(), list[Question]()
     for path in sources:
         for row in read_rows(path):
-            text, gold = row.text("question"), _gold(row, shelf)
+            text, gold = row.text("question"), _gold(row, collector)
             ident = row.text("id") if row.has("id") else digest_of(text)[:16]
             questions.append(Question(ident, text, row.answers("answers"), tuple(gold), hops=1 if gold else None))
-    return ImportedData(shelf.passages, tuple(questions))
+    return ImportedData(collector.passages, tuple(questions))
 
 
-def _gold(row: SourceRow, shelf: PassageCollector) -> list[str]:
+def _gold(row: SourceRow, collector: PassageCollector) -> list[str]:
     """Add the row's passages; returns the ids of the gold ones."""
     gold: list[str] = []
     for name in _LISTS:
         for number, passage in enumerate(row.rows(name) if row.has(name) else ()):
-            ident = shelf.add(passage.text_or_empty("title"), passage.text("text"))
+            ident = collector.add(passage.text_or_empty("title"), passage.text("text"))
             if passage.value.get("isgold") is True or (name == "positive_ctxs" and number == 0):
                 gold.append(ident)
     return list(dict.fromkeys(gold))

@@ -60,7 +60,7 @@ def gold_titles(row: SourceRow) -> list[str]:
     return list(_facts(row))
 
 
-def own_gold(row: SourceRow, shelf: PassageCollector, notes: Counter[str]) -> dict[str, list[str]]:
+def own_gold(row: SourceRow, collector: PassageCollector, notes: Counter[str]) -> dict[str, list[str]]:
     """Title → ids of the gold passages among the question's own.
 
     Of several passages of one title those are gold that have the supporting sentences. Where several have, all are, as
@@ -73,7 +73,7 @@ def own_gold(row: SourceRow, shelf: PassageCollector, notes: Counter[str]) -> di
     for title, numbers in _facts(row).items():
         namesakes = own.get(title, [ContextParagraph(title, "", ())])
         having = [paragraph for paragraph in namesakes if _has(paragraph.sentences, numbers)] or namesakes
-        idents = [shelf.find(title, paragraph.text, row.where) for paragraph in having]
+        idents = [collector.find(title, paragraph.text, row.where) for paragraph in having]
         gold[title] = list(dict.fromkeys(idents))
         if len(gold[title]) > 1:
             notes[AMBIGUOUS] += 1
@@ -134,7 +134,7 @@ def _pairs(row: SourceRow, name: str, second: Sequence[str], wanted: str) -> lis
 class _HotpotGold:
     """The rows of the sources by kind."""
 
-    shelf: PassageCollector = field(default_factory=PassageCollector)
+    collector: PassageCollector = field(default_factory=PassageCollector)
     """The separate corpus, if any."""
     questions: list[SourceRow] = field(default_factory=list)
     pooled: list[SourceRow] = field(default_factory=list)
@@ -145,23 +145,23 @@ def read(sources: Sequence[Path]) -> ImportedData:
     """Read any of the three layouts."""
     data = _HotpotGold()
     for path in sources:
-        if kind_of(path) != ".json" or not _read_titled_corpus(path, data.shelf):
+        if kind_of(path) != ".json" or not _read_titled_corpus(path, data.collector):
             _sort_rows(path, data)
     if data.pooled:
-        return ImportedData(data.shelf.passages, tuple(_pooled_questions(data)))
+        return ImportedData(data.collector.passages, tuple(_pooled_questions(data)))
     notes = Counter[str]()
-    if len(data.shelf):
-        gold = [[data.shelf.titled(title, row.where) for title in gold_titles(row)] for row in data.questions]
+    if len(data.collector):
+        gold = [[data.collector.titled(title, row.where) for title in gold_titles(row)] for row in data.questions]
     else:
         for row in data.questions:
             for context in contexts(row):
-                data.shelf.add(context.title, context.text)
-        gold = [list(chain(*own_gold(row, data.shelf, notes).values())) for row in data.questions]
+                data.collector.add(context.title, context.text)
+        gold = [list(chain(*own_gold(row, data.collector, notes).values())) for row in data.questions]
     questions = [question_of(row, idents, 2) for row, idents in zip(data.questions, gold, strict=True)]
-    return ImportedData(data.shelf.passages, tuple(questions), notes)
+    return ImportedData(data.collector.passages, tuple(questions), notes)
 
 
-def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
+def _read_titled_corpus(path: Path, collector: PassageCollector) -> bool:
     """Read HippoRAG's corpus; False for another file."""
     document = read_json(path)
     if not isinstance(document, dict):
@@ -170,7 +170,7 @@ def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
         if not isinstance(sentences, list):
             raise DataError(f"{path}: the passage {title!r} must be a list of sentences")
         with SourceRow(f"{path}: the passage {title!r}", {}).placed():
-            shelf.add(title, joined(sentences))
+            collector.add(title, joined(sentences))
     return True
 
 
@@ -183,7 +183,7 @@ def _sort_rows(path: Path, data: _HotpotGold) -> None:
         elif row.has("answer"):
             data.answers[row.text("question")] = row.answers("answer")
         else:
-            data.shelf.add(row.text_or_empty("title"), row.text("text"))
+            data.collector.add(row.text_or_empty("title"), row.text("text"))
 
 
 def _pooled_questions(data: _HotpotGold) -> list[Question]:
@@ -196,7 +196,7 @@ def _pooled_questions(data: _HotpotGold) -> list[Question]:
             id=ident,
             question=text,
             answers=data.answers[text],
-            gold_ids=tuple(data.shelf.titled(title, row.where) for title in row.text("gold_titles").split(" | ")),
+            gold_ids=tuple(data.collector.titled(title, row.where) for title in row.text("gold_titles").split(" | ")),
             hops=2,
             meta={"type": row.value.get("question_type"), "level": row.value.get("level")},
         )

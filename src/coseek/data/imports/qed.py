@@ -14,10 +14,10 @@ from coseek.data.question import Question
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """The corpus is the paragraphs; some serve two questions."""
-    shelf, questions = PassageCollector(), list[Question]()
+    collector, questions = PassageCollector(), list[Question]()
     for path in sources:
         for row in read_rows(path):
-            gold = shelf.add(row.text("title_text"), row.text("paragraph_text"))
+            gold = collector.add(row.text("title_text"), row.text("paragraph_text"))
             questions.append(
                 Question(
                     id=row.text("example_id"),
@@ -27,7 +27,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
                     hops=1,
                 )
             )
-    return ImportedData(shelf.passages, tuple(questions))
+    return ImportedData(collector.passages, tuple(questions))
 
 
 def _answer(row: SourceRow, spans: Json) -> str:

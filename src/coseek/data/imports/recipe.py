@@ -17,7 +17,7 @@ from coseek.core.plugins import find_yaml
 from coseek.core.settings import Settings, load_settings
 from coseek.data.dataset import QuestionFilter
 from coseek.data.imports import read_sources, source_files
-from coseek.data.imports._sources import Deal, ImportedData
+from coseek.data.imports._sources import ImportedData, SplitAssignment
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
@@ -53,8 +53,8 @@ class DataRecipe(Settings):
     """Data set → a file that lists those of its questions that are tested (`select.ids`)."""
 
     @property
-    def deal(self) -> Deal:
-        return Deal(tuple(self.train), tuple(self.test))
+    def deal(self) -> SplitAssignment:
+        return SplitAssignment(tuple(self.train), tuple(self.test))
 
     def opened(self) -> Iterator[tuple[RecipePart, list[Path]]]:
         """Each part with its files, without those of other data sets. Raises `DataError` for a missing one."""

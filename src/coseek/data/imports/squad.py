@@ -17,19 +17,19 @@ from coseek.data.question import Question
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """Unanswerable questions (SQuAD 2) are left out and counted."""
-    shelf, questions, left_out = PassageCollector(), list[Question](), 0
+    collector, questions, left_out = PassageCollector(), list[Question](), 0
     for path in sources:
         for article in _articles(path):
             title = article.text_or_empty("title").replace("_", " ")
             for paragraph in article.rows("paragraphs") if article.has("paragraphs") else [article]:
-                gold = shelf.add(title, paragraph.text("context"))
+                gold = collector.add(title, paragraph.text("context"))
                 for row in paragraph.rows("qas") if paragraph is not article else [article]:
                     if row.value.get("is_impossible") is True or (row is article and _says_none(row)):
                         left_out += 1
                     else:
                         questions.append(_question(row, gold))
     return ImportedData(
-        shelf.passages, tuple(questions), {"unanswerable questions left out": left_out} if left_out else {}
+        collector.passages, tuple(questions), {"unanswerable questions left out": left_out} if left_out else {}
     )
 
 
