@@ -20,8 +20,8 @@ def stated(*more: tuple[str, str]) -> dict[tuple[str, str], str]:
     films = [(title, f"{title} is a {year} British film directed by {who}.") for title, who, year in FILMS]
     people = [(who, f"{who} is an English director.") for _, who, _ in FILMS]
     corpus = Corpus([Passage(f"p{row}", *each) for row, each in enumerate((*films, *people, *more))])
-    graph = HopGraph(corpus, support=3)
-    return {(corpus[one.row].title, str(one.phrase)): one.name for one in graph.facts.statements}
+    graph = HopGraph(corpus)
+    return {(corpus[one.row].title, one.phrase): one.name for hops in graph.hops.values() for one in hops}
 
 
 def test_a_phrase_behind_the_type_is_found_without_the_words_between() -> None:
@@ -57,7 +57,7 @@ def test_the_words_before_a_colon_do_not_tell_what_a_subject_is() -> None:
     films = [Passage(title, title, f"{title} is a film directed by {who}.") for title, who, _ in FILMS]
     coin = Passage("c", "A Coin", "A Coin is a film director: Ada Stone.")
     people = [Passage(f"d{number}", f"Gus Lake {number}", f"Gus Lake {number} is a director.") for number in range(3)]
-    types = HopGraph(Corpus([*films, *people, coin]), 3).facts.types
+    types = HopGraph(Corpus([*films, *people, coin])).types
     assert types["red dawn hour"] == "film"
     assert "a coin" not in types
 
@@ -74,7 +74,7 @@ def test_a_name_between_commas_before_the_verb_is_no_fact(called: str) -> None:
 def test_who_made_a_thing_is_no_other_name_of_it() -> None:
     films = [Passage(title, title, f"{title} is a film directed by {who}.") for title, who, _ in FILMS]
     coin = Passage("c", "Coin", "Coin, directed by Ada Stone, is a film.")
-    assert not HopGraph(Corpus([*films, coin]), 3).facts.aliases
+    assert HopGraph(Corpus([*films, coin])).names_of("coin") == ["Coin"]
 
 
 def test_what_is_said_of_somebody_else_is_not_told_of_the_subject() -> None:
@@ -92,8 +92,8 @@ def test_a_name_that_belongs_to_a_longer_name_is_not_taken_for_a_title() -> None
 
 def test_a_second_name_leads_to_the_same_subject() -> None:
     films = [Passage(title, title, f"{title} is a film directed by {who}.") for title, who, _ in FILMS]
-    graph = HopGraph(Corpus([*films, Passage("p", "Gus Lake", "Gus Lake, also known as Ada Stone, is a director.")]), 3)
-    assert [hop.target for hop in graph.hops("red dawn hour")] == ["gus lake"]
+    graph = HopGraph(Corpus([*films, Passage("p", "Gus Lake", "Gus Lake, also known as Ada Stone, is a director.")]))
+    assert [hop.key for hop in graph.hops["red dawn hour"]] == ["gus lake"]
     assert graph.names_of("gus lake") == ["Gus Lake", "Ada Stone"]
 
 

@@ -72,7 +72,7 @@ class Truth:
         """Whether a fact is worded by the phrase of a step: some clause of its relation ends with these words."""
         said, _, rest = step.phrase.partition(" … ")
         return any(
-            f" {before.strip()}".endswith(f" {said}") and behind.strip().startswith(rest)
+            f" {before.strip()}".removesuffix(" the").endswith(f" {said}") and behind.strip().startswith(rest)
             for before, behind in self._clauses[fact.noun]
         )
 

@@ -37,9 +37,9 @@ from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
+from coseek.lab.synthesis.gates import AgentSolver
 from coseek.lab.synthesis.proposals import QuestionProposer
 from coseek.lab.synthesis.settings import SynthesisSettings
-from coseek.lab.synthesis.solver import AgentSolver
 from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.labels.importing import LabelImport, import_labels
@@ -240,7 +240,7 @@ def synthesize(
         list[str],
         typer.Argument(
             metavar="DIR [NAME=VALUE…]",
-            help="A data-set folder, and settings: seed, count, hop_mix=[.2,.4,.25,.15], dev, test, support, reuse, "
+            help="A data-set folder, and settings: seed, count, hop_mix=[.2,.4,.25,.15], dev, test, reuse, "
             "depth, edge=[.2,.8], tries, proposals, reply_tokens, negatives, unanswerable.",
         ),
     ],

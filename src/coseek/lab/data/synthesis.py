@@ -28,7 +28,7 @@ def training_questions(corpus: Corpus, settings: SynthesisSettings) -> list[Ques
     from coseek.lab.synthesis.graph import HopGraph
     from coseek.lab.synthesis.maker import QuestionMaker
 
-    maker = QuestionMaker(HopGraph(corpus, settings.support), settings)
+    maker = QuestionMaker(HopGraph(corpus), settings)
     return maker.make(lambda what, done, total: None).get("train", [])
 
 

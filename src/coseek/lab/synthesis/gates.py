@@ -1,29 +1,58 @@
-"""Gates: what a question made from a chain must pass. Each is a function of its own with a verdict that is stored.
+"""Gates: what a question must pass. Each verdict is stored.
 
-    follows      the answer follows from the passages of the path, and not with one of them withheld
+Of a chain of the hop graph and its question, by rules:
+
+    follows      each passage of the path is needed: no other one holds two of its names
     closed_book  it does not follow without search
     one_search   it does not follow from one search with the question (from two hops on)
-    edge         a solver, where one is given, answers it in some of its tries, and not in nearly all
 
-Without a model a reader of phrases reads the passages; with one (`Generator`), it must answer right from the path and
-wrong with each passage withheld, without any passage, and from the first passages of the one search.
+Of a question that a language model proposed, by rules:
+
+    verbatim        the answer stands in the last passage letter by letter, and is short
+    self_contained  the question is one, and it does not point at a passage
+    closed_book     the question holds neither the answer nor the name between the passages
+    both            the first passage alone does not answer (two passages)
+    one_search      a search with the question does not find the last passage (two passages)
+    retrievable     it finds the first one
+
+With a model (`Generator`), which must answer right from the path and wrong with each passage withheld, without any
+passage, and from the first passages of the one search: `follows`, `closed_book` and `one_search` again. With a solver,
+`edge`: it answers the question in some of its tries, and not in nearly all.
 """
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.run_questions import row_seed
 from coseek.core.files import JsonObject
-from coseek.data.answers import cover_match
+from coseek.data.answers import cover_match, exact_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.lab.synthesis.graph import Chain, HopGraph
-from coseek.lab.synthesis.names import key_of
+from coseek.lab.synthesis.proposals import Proposal
+from coseek.retrieval.lexical.analyzer import has_words, words
+from coseek.retrieval.retriever import Retriever
 
 GATES = ("follows", "closed_book", "one_search")
 """Those that a model reads, too."""
 _GUESSED = 0.2
 """Share of the names of a phrase from which the most frequent one can be guessed."""
+LONGEST_ANSWER = 12
+"""Words."""
+_QUESTION_WORDS = (3, 60)
+_MARKS = ("?", "？", "؟")
+_POINTING = re.compile(
+    r"\b(?:(?:this|the|these|both|above|given|following|first|second|provided)\s+(?:passages?|texts?|documents?|"
+    r"articles?|excerpts?|paragraphs?|snippets?)|according\s+to\s+(?:it|this)|(?:mentioned|described|stated|listed)\s+"
+    r"(?:above|here|below)|passages?\s+[12])\b",
+    re.IGNORECASE,
+)
+FINDABLE = 20
+"""Passages of the search that must find the first passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,70 +72,61 @@ class GateVerdict:
         return row | ({"said": list(self.said)} if self.said else {})
 
 
-PASSED = GateVerdict(True)
+def _gate(reason: str, is_failed: bool = True) -> GateVerdict:
+    return GateVerdict(not is_failed, reason if is_failed else "")
 
 
-def follows(graph: HopGraph, chain: Chain) -> GateVerdict:
-    """The first gate, by rules: the phrases lead from the first name to the answer alone, over the passages of the path
-    and not with one withheld; no other passage of the corpus makes one of them needless."""
-    rows = {hop.row for hop in chain}
-    if read(graph, chain, rows) != {chain[-1].target}:
-        return GateVerdict(False, "the path leads to another answer")
-    if any(read(graph, chain, rows - {row}) for row in rows):
-        return GateVerdict(False, "a passage of the path is not needed")
-    if not all(map(graph.is_only_one, chain)):
-        return GateVerdict(False, "another passage may answer, too")
-    return PASSED if graph.is_exclusive(chain) else GateVerdict(False, "another passage holds two names of the path")
+Verdicts = dict[str, GateVerdict]
 
 
-def read(graph: HopGraph, chain: Chain, rows: Set[int]) -> set[str]:
-    """The answers to the question of a chain that follow from the passages of `rows`: all names that its phrases lead
-    to, in order, from its first name."""
-    names = {chain[0].source}
-    for hop in chain:
-        stated = (
-            one for row in sorted(rows) for one in graph.stated(row)
-            if one.phrase == hop.phrase and (one.key if hop.back else one.subject) in names
-        )  # fmt: skip
-        names = {one.subject if hop.back else one.key for one in stated}
-    return names
+def verdicts_of(gates: Iterator[tuple[str, GateVerdict]]) -> Verdicts:
+    """The verdicts up to the first gate that is not passed."""
+    verdicts: Verdicts = {}
+    for name, verdict in gates:
+        verdicts[name] = verdict
+        if not verdict.passed:
+            break
+    return verdicts
 
 
-def closed_book(graph: HopGraph, chain: Chain, question: str) -> GateVerdict:
-    """The second gate, by rules: neither the answer nor a name between stands in the question, and the answer is not
-    the one that the last phrase mostly has."""
-    asked = f" {key_of(question)} "
-    for hop in chain:
-        if any(f" {key_of(name)} " in asked for name in graph.names_of(hop.target)):
-            return GateVerdict(False, "the question holds a name that it asks for")
-    last = chain[-1]
-    if not last.back:
-        style = graph.counts[last.phrase]
-        guess, times = style.most_common(1)[0]
-        if guess == last.target and times > max(1, _GUESSED * style.total()):
-            return GateVerdict(False, "the answer is the most frequent one of its phrase")
-    return PASSED
+def chain_gates(graph: HopGraph, chain: Chain, question: str, depth: int) -> Iterator[tuple[str, GateVerdict]]:
+    """The gates of a chain and its question."""
+    yield "follows", _gate("another passage holds two names of the path", not graph.is_exclusive(chain))
+    if has_words(question, *(name for hop in chain for name in graph.names_of(hop.key))):
+        yield "closed_book", _gate("the question holds a name that it asks for")
+    counts = graph.counts[chain[-1].phrase]
+    guess, times = counts.most_common(1)[0]
+    guessed = guess == chain[-1].key and times > max(1, _GUESSED * counts.total())
+    yield "closed_book", _gate("the answer is the most frequent one of its phrase", guessed)
+    once = graph.corpus[chain[-1].row].id in found_by(graph, question, depth)
+    reason = f"the passage with the answer is among the first {depth}" if once else ""
+    yield "one_search", GateVerdict(len(chain) == 1 or not once, reason)  # one hop takes one search by its nature
 
 
-def one_search(graph: HopGraph, chain: Chain, question: str, depth: int) -> GateVerdict:
-    """The third gate, by rules: one BM25 search does not find the passage with the answer. A question of one hop is
-    answered by one search by its nature: it passes, and the verdict says whether it is."""
-    if graph.corpus[chain[-1].row].id not in found_by(graph, question, depth):
-        return PASSED
-    return GateVerdict(len(chain) == 1, f"the passage with the answer is among the first {depth}")
+def proposal_gates(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, GateVerdict]]:
+    """The gates of a question that a model proposed."""
+    path, answer = [graph.corpus[row] for row in proposal.rows], proposal.answer
+    stands = bool(answer) and answer in " ".join(path[-1].text.split()) and has_words(path[-1].text, answer)
+    yield "verbatim", _gate("the answer does not stand in the passage", not stands)
+    yield "verbatim", _gate("the answer is too long", len(words(answer)) > LONGEST_ANSWER)
+    least, most = _QUESTION_WORDS
+    asks = proposal.question.endswith(_MARKS) and least <= len(words(proposal.question)) <= most
+    yield "self_contained", _gate("it is no question", not asks)
+    yield "self_contained", _gate("the question points at its passage", bool(_POINTING.search(proposal.question)))
+    leaks = has_words(proposal.question, answer, proposal.link)
+    yield "closed_book", _gate("the question holds what it asks for", leaks)
+    found = found_by(graph, proposal.question, max(depth, FINDABLE))
+    if len(path) > 1:
+        alone = has_words(f"{path[0].title} {path[0].text}", answer)
+        yield "both", _gate("the first passage holds the answer", alone)
+        once = path[-1].id in found[:depth]
+        yield "one_search", _gate(f"the passage with the answer is among the first {depth}", once)
+    yield "retrievable", _gate(f"no passage of the path is among the first {FINDABLE}", path[0].id not in found)
 
 
 def found_by(graph: HopGraph, question: str, depth: int) -> list[str]:
     """The ids of the passages that one BM25 search finds, best first."""
     return [hit.passage.id for hit in graph.bm25.search([question], depth)[0]]
-
-
-def edge(solved: float | None, least: float, most: float) -> GateVerdict:
-    """The last gate, with a solver: the share of its tries that are right is from `least` to `most`."""
-    if solved is None:
-        return GateVerdict(False, "the solver failed")
-    told = f"solved in {solved:.0%} of the tries" if least <= solved <= most else ""
-    return GateVerdict(bool(told), told or f"the solver {'seldom' if solved < least else 'nearly always'} answers it")
 
 
 def model_verdicts(
@@ -141,3 +161,39 @@ def model_verdicts(
             ),
         })  # fmt: skip
     return verdicts
+
+
+def edge(solved: float | None, least: float, most: float) -> GateVerdict:
+    """The last gate, with a solver: the share of its tries that are right is from `least` to `most`."""
+    if solved is None:
+        return GateVerdict(False, "the solver failed")
+    told = f"solved in {solved:.0%} of the tries" if least <= solved <= most else ""
+    return GateVerdict(bool(told), told or f"the solver {'seldom' if solved < least else 'nearly always'} answers it")
+
+
+class Solver(Protocol):
+    """Tries questions several times."""
+
+    def solved(self, questions: Sequence[Question]) -> list[float | None]:
+        """The share of right tries of each question, in [0, 1]; `None` where a part failed in every try."""
+        ...
+
+
+@dataclass(frozen=True)
+class AgentSolver:
+    """An agent with its retriever, which should draw its text: tries at temperature 0 are all alike."""
+
+    agent: Agent
+    retriever: Retriever
+    limits: Limits
+    tries: int
+    seed: int
+
+    def solved(self, questions: Sequence[Question]) -> list[float | None]:
+        asked = [replace(one, id=f"q{place}") for place, one in enumerate(questions) for _ in range(self.tries)]
+        seeds = [row_seed(self.seed, one.question, place % self.tries) for place, one in enumerate(asked)]
+        right: dict[str, list[bool]] = {f"q{place}": [] for place in range(len(questions))}
+        for run in rollout(self.agent, self.retriever, asked, seeds, self.limits):
+            if run.fault is None:
+                right[run.question.id].append(exact_match(run.answer, run.question.answers))
+        return [sum(tries) / len(tries) if tries else None for tries in right.values()]

@@ -1,236 +1,176 @@
-"""Hop graph: which passage leads from one name to the next, and to nothing else.
+"""Hop graph: which passage leads from one name to the next, and how this is asked.
 
-A hop goes *forward*, from the subject of a passage to a name that a phrase of it gives, or *back*, from a name to the
-only subject of which a phrase gives it. Names are subjects of passages (their titles), other names of them, or rare
-strings: names that several passages hold and none is about.
+A hop goes from the subject of a passage to a name that the passage states of it. It is exclusive where no passage but
+its own holds both names. If every hop of a chain is, and no passage holds two names that are not neighbours in it, each
+of its passages is needed.
 
-Every hop is exclusive: no passage but its own holds both of its names. Where that is so for every hop of a chain, and
-no passage holds two names that are not neighbours in it, each of its passages is needed.
+    Souls at Sea was directed by a director. Where was this director born?
 """
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coseek.agents.scripted.rules import with_subject
 from coseek.data.documents.reading import TITLE_STEP
-from coseek.data.passage import Corpus, Passage
-from coseek.lab.synthesis.names import Kind, key_of
-from coseek.lab.synthesis.statements import Facts, Phrase, Statement, state
+from coseek.data.passage import Corpus
+from coseek.data.question import plain_name
+from coseek.lab.synthesis.statements import PREPOSITIONS, Statement, key_of, read_facts
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
 
 Rows = NDArray[np.int32]
-_RARE = 5
-"""Passages that may hold a name that none is about, where it joins two of them."""
-_ODD, _FEW = 20, 0.05
-"""Names of a phrase with a known type, from which a type of so small a share tells of a namesake."""
-_PLACING = ("born in", "located in", "situated in", "based in", "headquartered in", "lives in", "died in", "city in")
-"""Ends of phrases that give a place."""
-_SOME, _MOSTLY = 5, 0.8
-"""How many names of a phrase, and which share of those with a known type, tell the type of another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One step of a chain: from a name to the next, by what one passage says."""
-
-    statement: Statement
-    back: bool
-    """From the value to the subject."""
-
-    @property
-    def row(self) -> int:
-        return self.statement.row
-
-    @property
-    def phrase(self) -> Phrase:
-        return self.statement.phrase
-
-    @property
-    def source(self) -> str:
-        """The key of the name that it starts from."""
-        return self.statement.key if self.back else self.statement.subject
-
-    @property
-    def target(self) -> str:
-        """The key of the name that it leads to."""
-        return self.statement.subject if self.back else self.statement.key
-
-    @property
-    def kind(self) -> Kind:
-        """Of the target."""
-        return "name" if self.back else self.statement.kind
-
-
-Chain = tuple[Hop, ...]
-
-
-def _under_its_heading(passage: Passage) -> Passage:
-    """The passage with its own heading for a title, without those of its document above it."""
-    above, _, heading = passage.title.rpartition(TITLE_STEP)
-    return replace(passage, title=heading) if above else passage
+Chain = tuple[Statement, ...]
+_MANY, _FEW = 20, 0.05
+"""Typed names of a phrase from which a type of so small a share tells of a namesake: a film made by a footballer."""
+_PLACING = ("born in", "located in", "situated in", "based in", "headquartered in", "lives in", "died in")
+_ORDER = ("", "other ", "third ", "fourth ")
+"""What tells apart names of one type."""
 
 
 class HopGraph:
     """The hops of a corpus."""
 
-    def __init__(self, corpus: Corpus, support: int) -> None:
+    def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
-        self.passages: list[Passage] = [_under_its_heading(with_subject(passage)) for passage in corpus]
+        named = map(with_subject, corpus)
+        self.passages = [replace(one, title=one.title.rpartition(TITLE_STEP)[2]) for one in named]
+        """The passages with their own heading for a title, without those of their document above it."""
         keys = [key_of(passage.title) for passage in self.passages]
-        self.facts: Facts = state(enumerate(self.passages), keys, support)
-        self._rows_of: defaultdict[str, list[int]] = defaultdict(list)
-        for row, key in enumerate(keys):
-            self._rows_of[key].append(row)
-        self._other_names: defaultdict[str, set[str]] = defaultdict(set)
-        for alias, subject in self.facts.aliases.items():
-            self._other_names[subject].add(self.facts.written[alias])
-        postings, self._vocabulary = weigh(corpus, Bm25Settings())
-        self._postings = postings
-        self.bm25 = Bm25(corpus, Bm25Settings(), postings, self._vocabulary)
-        self._written: dict[str, str] = {}
+        facts = read_facts(self.passages, keys)
+        self.types = facts.types
+        """Key of a subject → what it is (`film`), where its passage says so."""
+        self._row_of = {key: row for row, key in reversed([*enumerate(keys)])}
+        self._postings, self._vocabulary = weigh(corpus, Bm25Settings())
+        self.bm25 = Bm25(corpus, Bm25Settings(), self._postings, self._vocabulary)
         self._held: dict[str, set[int]] = {}
-        self._places: set[str] = set()
-        self._index()
-
-    def _index(self) -> None:
-        self._forward: defaultdict[str, list[Hop]] = defaultdict(list)
-        self._stated: defaultdict[int, list[Statement]] = defaultdict(list)
-        self.counts: defaultdict[Phrase, Counter[str]] = defaultdict(Counter)
+        typed: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for one in facts.statements:
+            if one.key in self.types:
+                typed[one.phrase][self.types[one.key]] += 1
+        self.hops: defaultdict[str, list[Statement]] = defaultdict(list)
+        """Key of a subject → its statements."""
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Phrase → how often it gives each name."""
-        back: defaultdict[tuple[str, Phrase], list[Statement]] = defaultdict(list)
-        for statement in self.facts.statements:
-            if self._is_odd(statement):
-                continue
-            self._forward[statement.subject].append(Hop(statement, back=False))
-            self._stated[statement.row].append(statement)
-            self.counts[statement.phrase][statement.key] += 1
-            self._written.setdefault(statement.key, statement.name)
-            if statement.kind == "name" and statement.phrase.before.endswith(_PLACING):
-                self._places.add(statement.key)
-            if statement.kind == "name":
-                back[statement.key, statement.phrase].append(statement)
-        self._back: defaultdict[str, list[Hop]] = defaultdict(list)
-        for (key, _), group in back.items():
-            if len(group) == 1 and self.facts.types.get(group[0].subject):
-                self._back[key].append(Hop(group[0], back=True))
-
-    def _is_odd(self, statement: Statement) -> bool:
-        """Whether the name is of a type that few names of the phrase have: a film directed by a footballer."""
-        counts = self.facts.styles[statement.phrase].value_types
-        same = counts[self.facts.types.get(statement.key, "")]
-        return counts.total() >= _ODD and 0 < same <= _FEW * counts.total()
-
-    def _is_near(self, name: str) -> bool:
-        """Whether passages that hold a name are about the same: it is a title, or rare."""
-        return name in self._rows_of or len(self._cached_holding(name)) <= _RARE
-
-    @cached_property
-    def starts(self) -> list[str]:
-        """Every name that a chain can start from, in a fixed order."""
-        return sorted(key for key in {*self._forward, *self._back} if key)
-
-    def stated(self, row: int) -> Sequence[Statement]:
-        """The statements of one passage."""
-        return self._stated.get(row, ())
-
-    def hops(self, name: str) -> list[Hop]:
-        """The hops that start from a name."""
-        back = self._back.get(name)
-        return [*self._forward.get(name, ()), *(back if back and self._is_near(name) else ())]
+        self._written: defaultdict[str, list[str]] = defaultdict(list)
+        self._places: set[str] = set()
+        for one in facts.statements:
+            same = typed[one.phrase][self.types.get(one.key, "")]
+            if typed[one.phrase].total() < _MANY or not 0 < same <= _FEW * typed[one.phrase].total():
+                self.hops[one.subject].append(one)
+                self.counts[one.phrase][one.key] += 1
+                self._written[one.key].append(one.name)
+                if one.kind == "name" and one.phrase.endswith(_PLACING):
+                    self._places.add(one.key)
+        for subject, name in facts.aliases.values():
+            self._written[subject].append(name)
 
     def names_of(self, key: str) -> list[str]:
         """The name as passages write it, its title first; the answers that are right."""
-        titles = [self.passages[row].title.strip() for row in self._rows_of.get(key, ())[:1]]
-        plain = [title.partition(" (")[0] for title in titles]
-        written = [self._written[key]] if key in self._written else []
-        return list(dict.fromkeys([*titles, *plain, *written, *sorted(self._other_names.get(key, ()))]))
+        titles = [self.passages[self._row_of[key]].title.strip()] if key in self._row_of else []
+        return list(dict.fromkeys([*titles, *map(plain_name, titles), *self._written.get(key, ())]))
 
-    def type_of(self, hop: Hop) -> str:
-        """What the target of a hop is: as its passage says; what most names of the phrase are; a place, if something is
-        located there; a person or body that something is made by; else empty."""
-        known = self.facts.types.get(hop.target)
-        if known is not None or hop.back or hop.kind != "name":
-            return known or ""
-        counts = self.facts.styles[hop.phrase].value_types
-        usual, times = counts.most_common(1)[0] if counts else ("", 0)
-        if times >= max(_SOME, _MOSTLY * counts.total()):
-            return usual
-        if hop.target in self._places:
-            return "place"
-        return "person or body" if hop.phrase.before.endswith(" by") and not hop.phrase.behind else ""
+    def type_of(self, hop: Statement) -> str:
+        """What a hop leads to: as its passage says; a place, where something is located; who or what makes something;
+        else empty."""
+        if hop.kind != "name" or hop.key in self.types:
+            return self.types.get(hop.key, "")
+        return "place" if hop.key in self._places else "person or body" if hop.phrase.endswith(" by") else ""
 
     def holding(self, key: str) -> set[int]:
-        """The rows of all passages that hold a name or another name of the same."""
-        found: set[int] = set(self._rows_of.get(key, ()))
-        for name in {key, *map(key_of, self.names_of(key))}:
-            found.update(self._holding(name))
-        return found
+        """The rows of all passages that hold a name."""
+        if key not in self._held:
+            names = {key, *map(key_of, self.names_of(key))}
+            self._held[key] = {row for name in names for row in self._holding(name)}
+        return self._held[key]
 
     def _holding(self, name: str) -> Iterator[int]:
-        cut = name.split()
-        numbers = [self._vocabulary.get(word) for word in cut]
-        known = [number for number in numbers if number is not None]
-        if not cut or len(known) < len(cut):
+        numbers = [self._vocabulary.get(word) for word in name.split()]
+        if not numbers or None in numbers:
             return
-        lists: list[Rows] = sorted((self._postings.of(number)[0] for number in known), key=len)
-        rows: Rows = reduce(lambda one, other: np.intersect1d(one, other, assume_unique=True), lists)
+        rows: Rows = reduce(np.intersect1d, [self._postings.of(number)[0] for number in numbers if number is not None])
         for row in rows.tolist():
-            if len(cut) == 1 or f" {name} " in self._padded(row):
+            passage = self.corpus[row]
+            if len(numbers) == 1 or f" {name} " in f" {' '.join(words(f'{passage.title} {passage.text}'))} ":
                 yield row
 
-    def _padded(self, row: int) -> str:
-        passage = self.corpus[row]
-        return f" {' '.join(words(f'{passage.title} {passage.text}'))} "
-
-    def is_exclusive(self, chain: Sequence[Hop]) -> bool:
+    def is_exclusive(self, chain: Chain) -> bool:
         """Whether no other passage holds two names of the chain, and each of its own only those of its hop."""
-        names = [chain[0].source, *(hop.target for hop in chain)]
         places: defaultdict[int, set[int]] = defaultdict(set)
-        for place, name in enumerate(names):
-            for row in self._cached_holding(name):
+        for place, name in enumerate([chain[0].subject, *(hop.key for hop in chain)]):
+            for row in self.holding(name):
                 places[row].add(place)
         own = {hop.row: {place, place + 1} for place, hop in enumerate(chain)}
         return all(len(held) < 2 or held == own.get(row) for row, held in places.items())
 
-    def _cached_holding(self, key: str) -> set[int]:
-        found = self._held.get(key)
-        if found is None:
-            found = self._held[key] = self.holding(key)
-        return found
-
-    def is_only_one(self, hop: Hop) -> bool:
-        """Whether a hop back leads to the only subject of its type in a passage that holds its source; a subject of
-        unknown type may be of that type."""
-        if not hop.back:
-            return True
-        kind = self.facts.types.get(hop.target)
-        others = self._cached_holding(hop.source) - {hop.row}
-        return not any(self.facts.types.get(key_of(self.passages[row].title), kind) == kind for row in others)
-
     def draw(self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool]) -> Chain | None:
         """A chain of `hops` hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
         draw ends early."""
-        chain: list[Hop] = []
+        chain: Chain = ()
         name, seen = start, {start}
         while len(chain) < hops:
-            rows = {hop.row for hop in chain}
-            last = len(chain) + 1 == hops
             ways = [
-                hop for hop in self.hops(name)
-                if hop.row not in rows and hop.target not in seen and allowed(hop.row)
-                and (last or (hop.kind == "name" and self.hops(hop.target) and self.type_of(hop)))
+                hop for hop in self.hops.get(name, ())
+                if hop.row not in {one.row for one in chain} and hop.key not in seen and allowed(hop.row)
+                and (len(chain) + 1 == hops or (hop.kind == "name" and hop.key in self.hops and self.type_of(hop)))
             ]  # fmt: skip
             if not ways:
                 return None
-            hop = rng.choice(ways)
-            chain.append(hop)
-            name = hop.target
+            chain = (*chain, rng.choice(ways))
+            name = chain[-1].key
             seen.add(name)
-        return tuple(chain)
+        return chain
+
+
+def question_of(graph: HopGraph, chain: Chain) -> str:
+    """One sentence a hop, in the words of the passages and without the names between; the last one asks."""
+    known = graph.names_of(chain[0].subject)[0]
+    met: Counter[str] = Counter()
+    said: list[str] = []
+    for hop in chain[:-1]:
+        kind = graph.type_of(hop)
+        new = f"{_ORDER[met[kind]]}{kind}"
+        vowel = new[0] in "aeiou" and not new.startswith(("uni", "use", "eu", "one"))
+        article = "an" if met[kind] == 1 else "an " if vowel else "a "
+        subject = f"{known}'s" if hop.phrase.startswith("whose ") else known
+        said.append(f"{subject} {hop.copula} {hop.phrase.removeprefix('whose ')} {article}{new}.")
+        known = f"this {new}"
+        met[kind] += 1
+    said.append(_asked(chain[-1], graph.type_of(chain[-1]), known))
+    return " ".join(f"{one[0].upper()}{one[1:]}" for one in (" ".join(each.split()) for each in said))
+
+
+def _asked(hop: Statement, kind: str, known: str) -> str:
+    """The question of one hop: `By whom was Ferry made?`, `What is Ada the daughter of?`, `What does Bea work for?`."""
+    rest, _, last = hop.phrase.rpartition(" ")
+    copula = {"is": "was", "are": "were"}.get(hop.copula, hop.copula) if hop.kind != "name" else hop.copula
+    joins = last in PREPOSITIONS.split("|")
+    what = f"which {kind or hop.kind}" if kind not in ("", "place", "person or body") or hop.kind != "name" else "what"
+    if hop.phrase.startswith("whose "):
+        return f"{what} {last} {known}'s {rest.removeprefix('whose ')}?"
+    if hop.kind != "name" and not joins and copula:
+        return f"when {copula} {known} {hop.phrase}?"
+    auxiliary, rest = (copula, rest) if copula else ("does", _infinitive(rest if joins else hop.phrase))
+    if kind == "place" and last == "in":
+        return f"where {auxiliary} {known} {rest}?"
+    if not joins:
+        return f"{what} {auxiliary} {known} {rest}?"
+    if kind == "person or body":
+        return f"{last} whom {auxiliary} {known} {rest}?"
+    front, end = ("", f" {last}") if what == "what" else (f"{last} ", "")
+    return f"{front}{what} {auxiliary} {known} {rest}{end}?"
+
+
+def _infinitive(verb: str) -> str:
+    """The infinitive of a verb in the third person: `works for`, `teaches`, `goes`, `studies`, `lies`."""
+    first, _, rest = verb.partition(" ")
+    if first.endswith("ies") and len(first) > len("lies"):
+        first = f"{first[:-3]}y"
+    else:
+        first = first[:-2] if first.endswith(("ches", "shes", "sses", "xes", "zzes", "oes")) else first[:-1]
+    return f"{first} {rest}".strip()

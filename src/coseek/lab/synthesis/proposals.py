@@ -5,7 +5,8 @@ are neither questions nor reasons to drop any.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from coseek.core.files import Json
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Corpus, Passage
+from coseek.data.question import plain_name
 from coseek.graders.structured_output import (
     RETRIES,
     CallCounts,
@@ -23,10 +25,11 @@ from coseek.graders.structured_output import (
     Unreadable,
     ask_with_retry,
 )
-from coseek.lab.synthesis.passage_groups import PassageGroup
+from coseek.lab.synthesis.statements import key_of, names_in
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
+from coseek.retrieval.lexical.analyzer import words
 
 PROMPTS = Path(__file__).parent / "prompts"
 _PASSAGES = {"count", "passages"}
@@ -37,8 +40,54 @@ _MAX_WORDS = 400
 """Words of one passage that are shown."""
 _TOGETHER = 32
 """Requests that a model is given together."""
+_LEAST_WORDS = 5
+"""Words of a passage that is asked about."""
+_RARE = 5
+"""Passages that may hold a name that joins them, or have it as their title."""
 MANY_FAULTS = 8
 """Failures in a row that end a synthesis; fewer are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassageGroup:
+    """What a request shows: one passage, or two that a name links: the title of the second, or a rare name of both.
+
+    Unlike a hop of the graph it states nothing: what the passages say of the name is left to whoever reads them.
+    """
+
+    rows: tuple[int, ...]
+    link: str = ""
+    """The name that leads from the first passage to the second, as the first one writes it."""
+    rank: int = 0
+    """Pairs whose second passage is titled by the link come before the others."""
+
+
+def single_passages(passages: Iterable[Passage]) -> list[PassageGroup]:
+    """Every passage that is long enough to be asked about."""
+    return [PassageGroup((row,)) for row, one in enumerate(passages) if len(words(one.text)) >= _LEAST_WORDS]
+
+
+def linked_passages(passages: Sequence[Passage]) -> Iterator[PassageGroup]:
+    """Every linked pair of titled passages, once in each direction at most."""
+    titles = [key_of(plain_name(passage.title)) for passage in passages]
+    titled, holders = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for row, title in enumerate(titles):
+        titled[title].append(row)
+    names: list[dict[str, str]] = []
+    for row, passage in enumerate(passages):
+        found = [one for one in names_in(passage.text, titled) if one.kind == "name" and one.key]
+        names.append({one.key: one.text for one in reversed(found)})
+        for key in names[row]:
+            holders[key].append(row)
+    for row, written in enumerate(names):
+        joined = {row}
+        for key, name in written.items():
+            others = titled.get(key) or holders[key]
+            if key != titles[row] and len(others) <= _RARE:
+                yield from (
+                    PassageGroup((row, other), name, int(key not in titled)) for other in others if other not in joined
+                )
+                joined.update(others)
 
 
 class ProposalPrompt(PromptFile):

@@ -22,8 +22,6 @@ class SynthesisSettings(Settings):
     """Share of the questions that goes to the dev split, about."""
     test: float = Field(default=0.1, ge=0, lt=0.5)
     """The same of the test split."""
-    support: int = Field(default=3, ge=2)
-    """Subjects of which a phrase must state something before questions use it."""
     reuse: int = Field(default=4, ge=1)
     """Questions whose path may hold one passage."""
     depth: int = Field(default=5, ge=1)

@@ -1,48 +1,88 @@
-"""Statements: what passages say of their subjects, as (subject, phrase, name), by phrases learnt from the corpus.
+"""Statements: what English passages say of their subjects, as (subject, phrase, name), by four forms of clauses.
 
-A *phrase* is the words before a name that come in clauses about at least `support` subjects, such as `directed by` or
-`whose mayor is`, with the words behind it where these mostly follow (`with … as chief`). In `is a 1937 film directed by
-X` the best known phrase is taken, and the word before it is the type of the subject, `film`.
+    born in Ulm, born 4 May 1901     a participle with a preposition, or with a date
+    a member of the Reichstag        a noun with a preposition
+    works for Siemens, stars Ada     a verb in the present
+    whose mayor is Ada Stone         what belongs to the subject
 
-A phrase that a subject has with two names states nothing, nor does a name in a list (`starring A, B and C`). In `…, the
-wife of Otto, born in Ulm` the last clause may be about Otto: it is left out where his type also comes with the phrase.
+A sentence is about the subject where it begins with its name, a pronoun or its type (`the film`). Clauses on the past
+(`until 1926`) and on several names (`starring A, B and C`) state nothing. In `…, the wife of Otto, born in Ulm` the
+last clause may be about Otto: it counts where he is of a type of which the phrase is not said.
 """
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from coseek.agents.scripted.rules import STOP_WORDS
 from coseek.data.passage import Passage
-from coseek.lab.synthesis.clauses import ARTICLES, FUNCTION_WORDS, Clause, ClauseReader, is_content
-from coseek.lab.synthesis.names import Kind
+from coseek.retrieval.lexical.analyzer import words
 
-_PHRASE = 7
-"""Words of a phrase before its name."""
-_MOSTLY = 0.5
-"""Share of a phrase's clauses with the same words behind the name, from which these belong to it."""
-_NO_TYPES = frozenset(["best", "well", "given", "first", "only", "former", "late", "retired", "single"])
-"""Words that end what a subject is and tell nothing alone."""
-_PARTICIPLES = frozenset(
-    ["born", "built", "drawn", "found", "held", "led", "made", "set", "shot", "sold", "sung", "won", "written"]
+Kind = Literal["name", "year", "month", "date"]
+
+_UPPER = "".join(filter(str.isupper, map(chr, range(0x530))))
+_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+_DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
+_CAPITAL = (
+    rf"(?!(?:{_MONTHS}|{_DAYS})\b)(?:[{_UPPER}][a-z]{{0,2}}\.(?=\s?[{_UPPER}])|[{_UPPER}]\w*(?:['’.&-](?!s\b)\w+)*)"
 )
-"""Those without the ending `ed`."""
-_LISTING = frozenset(["as", "including", "like"])
-_OWNERS = frozenset(["his", "her", "their", "my", "our"])
-_END = 2
-"""Weight of the end of `a … TYPE phrase` beside the whole."""
-_MANY = 10
-"""Names of a phrase from which it tells something that no passage is about one of them."""
+_INSIDE = r"(?:\s(?:of|the|de|la|le|du|von|van|der|den|del|da|di|al|el|y|et|&)\b)*"
+_RUN = rf"{_CAPITAL}(?:(?:{_INSIDE}\s|(?<=\.)){_CAPITAL}|\s\d{{1,3}}\b)*(?:\s\(\s?[a-z ]+\))?"
+_DATE = rf"(?:(?:\d{{1,2}}\s)?(?:{_MONTHS})(?:\s\d{{1,2}},)?\s\d{{4}}|(?:1\d|20)\d\d)\b"
+_NAME = re.compile(rf"\b(?:(?P<date>{_DATE})|{_RUN})")
+_SENTENCE = re.compile(
+    rf"(?<=[.!?])(?<!\b[{_UPPER}]\.)(?<!\b(?:Mr|Dr|St|Jr|Sr|No|Lt|vs)\.)(?<!\b(?:Mrs|Inc|Ltd)\.)\s+(?![a-z,;)])|\n\s*\n"
+)
 
-
-@dataclass(frozen=True, slots=True)
-class Phrase:
-    """The words before and behind a name."""
-
-    before: str
-    behind: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.before} … {self.behind}" if self.behind else self.before
+PREPOSITIONS = "in|on|at|by|of|to|for|from|with|under|within|near|into|through"
+_PREPOSITIONS = frozenset(PREPOSITIONS.split("|"))
+_PARTICIPLE = (
+    r"(?:first\s)?(?:\w{3,}ed|begun|born|built|drawn|found|held|known|led|made|run|set|shot|shown|sold|sung|won|written"
+    r")\b"
+)
+_NO_NOUN = (
+    rf"(?:{PREPOSITIONS}|about|an?|the|and|or|who|which|that|whose|where|is|was|are|were|\w+ing|formerly|previously|"
+    r"originally|once)\b"
+)
+_TYPE = re.compile(
+    rf"(?:an?|the)\s(?:(?!{_NO_NOUN})[^\s,;.()]+\s)*?"
+    rf"(?P<type>(?!{_NO_NOUN}|{_PARTICIPLE}|(?:best|first|only|well)\b)[a-z]{{3,}})"
+    rf"(?=\s*[,.;:(]|\s*$|\s(?!of\b)(?:{_NO_NOUN}|{_PARTICIPLE}\s(?:{PREPOSITIONS})\b))"
+)
+"""`a 1937 British film`, before a break, a function word or a participle."""
+_COPULA = re.compile(r"\s*(?P<aside>[\"”»'’]?\s*[(,].{0,300}?[),]\s*)?(?P<copula>is|was|are|were)\s")
+_FORMS = re.compile(
+    rf"\s*(?P<relative>(?:who|which|that)\s)?(?:(?P<copula>is|was|are|were)\s)?(?P<phrase>"
+    rf"(?P<participle>{_PARTICIPLE}(?:\s(?!(?:{PREPOSITIONS})\b)[a-z]+){{0,3}}(?:\s(?:{PREPOSITIONS}))?)"
+    rf"|(?P<noun>(?:an?|the)\s(?:[a-z-]+\s){{1,3}}(?:of|in|to))"
+    rf"|(?P<whose>whose\s(?:[a-z]+\s){{1,2}}(?:is|was))|(?P<verb>(?!(?:is|was|has|his|its|this|as|does|whose)\b)"
+    rf"[a-z]+[a-rt-z]s(?:\s[a-z]+){{0,2}}))(?:\sthe)?\s+"
+)
+"""What may stand between a break and a name."""
+_BREAK = re.compile(r"([,;:()–—]|\b(?:and|but|or)\b)")
+_LISTED = re.compile(
+    rf"\s*(?:and|or|&|/)\s+(?:the\s)?{_CAPITAL}|\s*,\s*{_RUN}\s*(?:,?\s*(?:and|or|&)\s|,\s*(?:{_CAPITAL}|and\s|or\s))"
+)
+_FOLLOWS = re.compile(
+    rf"\s*(?:[,.;:!?()]|$)|\s[–—]|\s+(?:{PREPOSITIONS}|as|and|but|or|who|which|that|where|until|up)\b"
+)
+"""What may stand behind a name that stands for itself: not `British` in `by British singer Ada`."""
+_WORD = re.compile(r"[^\W_]+(?:\s?\))?")
+_LONGEST = 80
+"""Characters of a title that is looked for in a text."""
+_NEAR = re.compile(r"(?:\s+[\w-]+){1,4}")
+_ASIDE = re.compile(r"\s*[(,]")
+_OPENING = re.compile(r"[\"“”'‘’«»*`\s]*(?:(?P<pronoun>He|She|It|They)\b|(?P<article>The|An?)\s)?")
+_PAST = re.compile(
+    r"\b(?:until|till|former|formerly|previously|once|longer|used|no|not|never|except|unless|before|originally|up)\b"
+)
+_CALLED = re.compile(r"\b(?:called|known|nicknamed|titled|named|name|alias|dubbed|abbreviated|otherwise)\b")
+_ALIAS = re.compile(rf"\b(?:called|known|as|otherwise|alias|dubbed|nicknamed)\s[\"“”'‘’]?(?P<name>{_RUN})")
+_SILENT = re.compile(r"\b(?:also|currently|both|then|later|subsequently)\s")
+_MIN_TYPED = 2
+"""Passages that must be of a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,222 +92,190 @@ class Statement:
     row: int
     subject: str
     """The key of the subject."""
-    phrase: Phrase
+    copula: str
+    """What stands between subject and phrase: `is`, `was` …; empty before a verb and before `whose`."""
+    phrase: str
     name: str
     """The value as the passage writes it."""
     key: str
-    """The key of the value; that of the subject it names, where it is another name of one."""
+    """The key of the value; empty where it is one of several."""
     kind: Kind
+    apart: str = ""
+    """The key of the name before the comma, of which it may be said instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name or a date in a text."""
+
+    text: str
+    kind: Kind
+    start: int
+    end: int
+
+    @property
+    def key(self) -> str:
+        return key_of(self.text)
+
+
+def key_of(name: str) -> str:
+    """The words of a name, in lower case, joined by blanks: names are equal when their keys are."""
+    return " ".join(words(name))
+
+
+def names_in(text: str, titles: Collection[str]) -> Iterator[Name]:
+    """Dates and names, in order: titles, whose keys are known, and runs of capitalised words that no sentence and no
+    stop word begins."""
+    done = 0
+    for found in _NAME.finditer(text):
+        name, start = found[0], found.start()
+        if start < done:
+            continue
+        if found["date"]:
+            kind: Kind = "year" if len(name) == 4 else "month" if name[0].isalpha() and "," not in name else "date"
+        else:
+            kind, title = "name", _title_at(text, start, titles)
+            if len(title) >= len(name) or (title and name.startswith(f"{title} of ")):  # `Jack Endino of Skin Yard`
+                name = title
+            first, _, rest = name.partition(" ")
+            if key_of(name) not in titles:
+                name = name.rpartition("(")[0].rstrip() if name.endswith(")") else name
+                opens = text[max(0, start - 3) : start].rstrip()[-1:] in ("", ".", "!", "?")
+                if first.lower() in STOP_WORDS or (opens and not rest):
+                    name, start = "" if rest.isdigit() else rest, start + len(first) + 1
+        done = start + len(name)
+        if name:
+            yield Name(name, kind, start, done)
+
+
+def _title_at(text: str, start: int, titles: Collection[str]) -> str:
+    """The longest title that begins there; empty without one."""
+    cut = words(text[start : start + _LONGEST])
+    title = next((key for size in range(len(cut), 0, -1) if (key := " ".join(cut[:size])) in titles), None)
+    ends = (found.end() for found in _WORD.finditer(text, start))
+    return next((text[start:end] for end in ends if key_of(text[start:end]) == title), "") if title else ""
 
 
 @dataclass
-class Style:
-    """How a phrase is used."""
-
-    copulas: Counter[str] = field(default_factory=Counter)
-    verbal: int = 0
-    """Clauses in which it follows its subject without a copula."""
-    subjects: set[str] = field(default_factory=set)
-    values: set[str] = field(default_factory=set)
-    behind: Counter[str] = field(default_factory=Counter)
-    subject_types: Counter[str] = field(default_factory=Counter)
-    value_types: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
 class Facts:
-    """What a corpus states."""
+    """What a corpus states, and the type of each subject (`film`), where its passage tells it."""
 
-    statements: tuple[Statement, ...]
+    statements: list[Statement]
     types: dict[str, str]
-    """Key of a subject → what it is (`film`), where its passage says so."""
-    aliases: dict[str, str]
-    """Key of another name → key of the subject, where one subject alone has it."""
-    written: dict[str, str]
-    """Key of another name → the name."""
-    styles: dict[Phrase, Style]
-    openers: dict[str, Style]
-    """First word of phrases → how these follow their subjects, together."""
+    aliases: dict[str, tuple[str, str]]
+    """Key of another name → the subject that alone has it, and the name."""
 
 
-def state(passages: Iterable[tuple[int, Passage]], titles: Sequence[str], support: int) -> Facts:
-    """Read titled passages with their rows. `titles` are the keys of the subjects, by row."""
-    reader = ClauseReader(titles)
-    clauses = [clause for row, passage in passages for clause in reader.read(row, passage)]
-    return _PhraseLearner(clauses, titles, reader, support).learn()
+def read_facts(passages: Sequence[Passage], titles: Sequence[str]) -> Facts:
+    """Read titled passages. `titles` are the keys of their subjects."""
+    own = frozenset(titles) - {""}
+    known = own | {title.removeprefix("the ") for title in own}
+    types: dict[str, str] = {}
+    called: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    read: list[Statement] = []
+    for row, passage in enumerate(passages):
+        if titles[row].startswith("the "):
+            called[titles[row][4:]][titles[row]] = passage.title.strip()[4:]
+        if titles[row]:
+            read += _Passage(row, titles[row], known, types, called).read(passage)
+    aliases = {key: next(iter(of.items())) for key, of in called.items() if len(of) == 1 and key not in own}
+    read = [replace(one, key=aliases.get(one.key, (one.key,))[0]) for one in read]
+    common = Counter(types.values())
+    types = {subject: kind for subject, kind in types.items() if common[kind] >= _MIN_TYPED}
+    said, whose = defaultdict[tuple[str, str], set[str]](set), defaultdict[str, set[str]](set)
+    for one in read:
+        said[one.subject, one.phrase].add(one.key)
+        whose[one.phrase].update([] if one.apart else [types.get(one.subject, "")])
+    found: dict[tuple[str, str], Statement] = {}
+    for one in read:
+        kind = types.get(aliases.get(one.apart, (one.apart,))[0])
+        is_its = not one.apart or (kind is not None and kind not in whose[one.phrase])
+        if is_its and said[one.subject, one.phrase] == {one.key} and one.key not in ("", one.subject):
+            found.setdefault((one.subject, one.phrase), one)
+    return Facts([*found.values()], types, aliases)
 
 
-class _PhraseLearner:
-    """Counts phrases, then takes the statements."""
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """Reads the sentences of one passage."""
 
-    def __init__(self, clauses: Sequence[Clause], titles: Sequence[str], reader: ClauseReader, support: int) -> None:
-        self._clauses, self._titles, self._support = clauses, titles, support
-        known = set(titles)
-        self._aliases = {
-            alias: min(whose) for alias, whose in reader.aliases.items() if len(whose) == 1 and alias not in known
-        }
-        self._counts: defaultdict[str, Style] = defaultdict(Style)
-        self._styles: dict[Phrase, Style] = {}
-        for clause in clauses:
-            self._count(clause)
-        self._verbs = self._find_verbs(reader)
-        self._types = self._find_types(reader)
-        self._written = reader.written
+    row: int
+    subject: str
+    known: frozenset[str]
+    types: dict[str, str]
+    called: defaultdict[str, dict[str, str]]
+    """Key of another name → the subjects that have it, with the name."""
 
-    def learn(self) -> Facts:
-        """Take the clauses that hold a phrase, where it states one thing of the subject."""
-        phrased = [(clause, phrase) for clause in self._clauses if (phrase := self._phrase(clause)) is not None]
-        for clause, phrase in phrased:
-            self._use(clause, phrase)
-        phrase_of = {id(clause.name): phrase for clause, phrase in phrased}
-        said: defaultdict[tuple[str, Phrase], set[str]] = defaultdict(set)
-        found: dict[tuple[str, Phrase], Statement] = {}
-        for clause, phrase in phrased:
-            subject, key = self._titles[clause.row], self._key(clause)
-            said[subject, phrase].add(key if clause.single else f"{key} and others")
-            if not self._may_be_elsewhere(clause, phrase, phrase_of) and key != subject:
-                name = clause.name
-                found.setdefault((subject, phrase), Statement(clause.row, subject, phrase, name.text, key, name.kind))
-        statements = (one for place, one in found.items() if len(said[place]) == 1)
-        lone = (one for one in statements if said[one.subject, one.phrase] == {one.key})
-        return Facts(tuple(lone), self._types, self._aliases, self._written, self._styles, self._openers())
+    def read(self, passage: Passage) -> Iterator[Statement]:
+        plain, kind = _ASIDE.split(passage.title.strip())[0].removeprefix("The "), ""
+        for number, text in enumerate(_SENTENCE.split(passage.text)):
+            sentence = _SILENT.sub("", text.strip())
+            start = _subject_end(sentence, plain, kind, number == 0)
+            if start and not sentence.startswith(("'s", "’s"), start):
+                copula = _COPULA.match(sentence, start)
+                described = _TYPE.match(sentence, copula.end()) if copula else None
+                if described is not None and number == 0:
+                    kind = self.types.setdefault(self.subject, described["type"])
+                for alias in _ALIAS.finditer(copula["aside"] or "" if copula and number == 0 else ""):
+                    self.called[key_of(alias["name"])].setdefault(self.subject, alias["name"])
+                opening = copula.start("copula") if copula else start
+                yield from self._clauses(sentence, start, opening, described.end() if described else opening)
 
-    def _openers(self) -> dict[str, Style]:
-        found: defaultdict[str, Style] = defaultdict(Style)
-        for before, style in self._counts.items():
-            together = found[before.partition(" ")[0]]
-            together.copulas += style.copulas
-            together.verbal += style.verbal
-        return dict(found)
-
-    def _key(self, clause: Clause) -> str:
-        return self._aliases.get(clause.name.key, clause.name.key)
-
-    def _count(self, clause: Clause) -> None:
-        cut = clause.before
-        if not cut or len(cut) > _PHRASE or cut[-1] in ("a", "an") or cut[-1][-1].isdigit() or _OWNERS & {*cut}:
-            return
-        if cut[0] in ("a", "an") and clause.verbal:  # `Red Dawn: a film whose maker is` tells what it is, too
-            return
-        starts = [at for at in range(2, len(cut)) if clause.copula and cut[0] in ARTICLES and is_participle(cut[at])]
-        for start in (0, *starts[:1]):
-            style = self._counts[" ".join(cut[start:])]
-            style.subjects.add(self._titles[clause.row])
-            style.values.add(clause.name.key)
-            style.behind[" ".join(clause.behind)] += 1
-            if clause.copula and not start:
-                style.copulas[clause.copula] += 1
-            style.verbal += clause.verbal
-
-    def _use(self, clause: Clause, phrase: Phrase) -> None:
-        """Count the phrase as it is used."""
-        style, counted = self._styles.setdefault(phrase, Style()), self._counts[phrase.before]
-        style.copulas, style.verbal = counted.copulas, counted.verbal
-        subject, key = self._titles[clause.row], self._key(clause)
-        style.subjects.add(subject)
-        style.values.add(key)
-        if clause.apart is None and subject in self._types:
-            style.subject_types[self._types[subject]] += 1
-        if key in self._types:
-            style.value_types[self._types[key]] += 1
-
-    def _may_be_elsewhere(self, clause: Clause, phrase: Phrase, phrase_of: dict[int, Phrase]) -> bool:
-        """Whether the clause may be about the name before it."""
-        other = clause.apart
-        if other is None or other.kind != "name":
-            return False
-        whose = self._styles[phrase].subject_types
-        own = self._types.get(self._aliases.get(other.key, other.key))
-        if own is not None:
-            return whose[own] > 0
-        before = self._styles.get(phrase_of[id(other)]) if id(other) in phrase_of else None
-        if before is None:
-            return True
-        if before.value_types:
-            return any(whose[one] for one in before.value_types)
-        return len(before.values) < _MANY
-
-    def _is_known(self, style: Style | None) -> bool:
-        return style is not None and len(style.subjects) >= self._support and len(style.values) > 1
-
-    def _counted(self, before: str) -> Style | None:
-        """The counts of a phrase that is known. One word is a verb or nothing (`, drummer Ada`)."""
-        style = self._counts.get(before)
-        if style is None or not self._is_known(style):
-            return None
-        verb = " " in before or before.endswith(("ed", "ing")) or before in self._verbs
-        return style if verb or before in FUNCTION_WORDS else None
-
-    def _phrase(self, clause: Clause) -> Phrase | None:
-        """The phrase of a clause: all its words, or the end of `a … TYPE phrase`, whichever more subjects have; what
-        follows the subject directly is a phrase that one subject may have alone."""
-        cut = clause.before
-        starts = [0, *(at for at in range(1, len(cut)) if clause.copula and _is_noun_group(cut[:at]))]
-        known: list[tuple[int, int, str]] = []
-        for start in starts:
-            style = self._counted(" ".join(cut[start:]))
-            if style is not None:
-                known.append((len(style.subjects) * (_END if start else 1), -start, " ".join(cut[start:])))
-        wholes = (self._whole(before, self._counts[before], clause.behind) for *_, before in sorted(known)[::-1])
-        found = next((whole for whole in wholes if whole is not None and (clause.closed or not whole.behind)), None)
-        return self._alone(clause) if found is None and not known else found
-
-    def _alone(self, clause: Clause) -> Phrase | None:
-        """The words between the subject and the name, where they are a phrase that no other subject has."""
-        cut = clause.before
-        direct = (clause.copula or clause.verbal) and clause.apart is None and " ".join(cut) in self._counts
-        ends = len(cut) > 1 and cut[-1] in (FUNCTION_WORDS | self._verbs) - _LISTING
-        if not (direct and ends and "".join(cut).isalpha() and _tells(*cut)):
-            return None
-        return Phrase(" ".join(cut)) if not clause.behind or clause.behind[0] in FUNCTION_WORDS else None
-
-    def _whole(self, before: str, style: Style, behind: Sequence[str]) -> Phrase | None:
-        """The phrase with the words behind the name where they belong to it; one of them must tell something."""
-        said = " ".join(behind)
-        usual, times = style.behind.most_common(1)[0]
-        if _tells(usual) and times >= _MOSTLY * style.behind.total():
-            return Phrase(before, usual) if said == usual else None
-        if _tells(before):
-            return Phrase(before) if not behind or behind[0] in FUNCTION_WORDS else None
-        return Phrase(before, said) if style.behind[said] >= self._support and _tells(said) else None
-
-    def _find_verbs(self, reader: ClauseReader) -> set[str]:
-        """Words that begin what is said of a subject (`directed`) more often than they follow an article."""
-        begins = Counter[str]()
-        for before, style in self._counts.items():
-            begins[before.partition(" ")[0]] += style.behind.total()
-        return {word for word, count in begins.items() if is_content(word) and count > reader.nouns[word]}
-
-    def _find_types(self, reader: ClauseReader) -> dict[str, str]:
-        """What each subject is: the last word before a function word or a verb. A word that mostly comes before `of`
-        (`member of`) tells nothing."""
-        found: dict[str, str] = {}
-        sure, total = Counter[str](), Counter[str]()
-        for subject, cut in reader.kinds:
-            stops = (at for at, word in enumerate(cut) if word in FUNCTION_WORDS or (at and word in self._verbs))
-            size = next(stops, len(cut))
-            head = cut[size - 1] if size else ""
-            if head.isalpha() and head.islower() and len(head) > 2 and head not in self._verbs | _NO_TYPES:
-                found.setdefault(subject, head)
-                total[head] += 1
-                sure[head] += cut[size : size + 1] != ("of",)
-        return {
-            subject: head for subject, head in found.items()
-            if sure[head] >= self._support and 2 * sure[head] >= total[head]
-        }  # fmt: skip
+    def _clauses(self, sentence: str, start: int, opening: int, body: int) -> Iterator[Statement]:
+        """The statements of a sentence whose subject ends at `start` and whose verb begins at `opening`; what it tells
+        of the subject's type ends at `body`."""
+        verb = sentence[opening:].partition(" ")[0]
+        before: Name | None = None
+        for name in names_in(sentence, self.known):
+            aside = name.start < opening  # `Ada Stone (born 4 May 1901) is`
+            if name.start < start or opening <= name.start < body or (aside and name.kind == "name"):
+                continue
+            *breaks, cut = _BREAK.split(sentence[start if aside else before.end if before else body : name.start])
+            opens = not (breaks or before)
+            form = _FORMS.fullmatch(cut) if breaks or opens else None
+            if opens and (body == opening or cut.strip() in _PREPOSITIONS):  # `is a member of`, `is a village in`
+                form = _FORMS.fullmatch(sentence, opening, name.start) or form
+            joint = breaks[-1] if breaks else ""
+            if form is not None and _states(form, name, sentence[name.end :], joint, is_described=body > opening):
+                copula = form["copula"] or (verb if verb in ("is", "was", "are", "were") else "is")
+                follows = before and before.kind == "name" and [one.strip() for one in breaks] == ["", ","]
+                yield Statement(
+                    self.row, self.subject, copula if form["noun"] or form["participle"] else "",
+                    " ".join(form["phrase"].split()), name.text,
+                    "" if _LISTED.match(sentence, name.end) else name.key, name.kind,
+                    before.key if before and follows and not form["copula"] else "",
+                )  # fmt: skip
+            before = before if aside else name
 
 
-def _tells(*stretches: str) -> bool:
-    return any(is_content(word) for stretch in stretches for word in stretch.split())
+def _states(form: re.Match[str], name: Name, behind: str, joint: str, *, is_described: bool) -> bool:
+    """Whether the words before a name and behind it state something of the subject today. `joint` is the break before
+    them; a sentence is `described` that says what its subject is."""
+    phrase, _, last = form["phrase"].rstrip().rpartition(" ")
+    joins = last in _PREPOSITIONS if phrase else bool(form["verb"]) or name.kind != "name"
+    if form["verb"]:
+        goes = form["relative"] or (not form["copula"] and joint in ("", "and", "but"))
+    elif form["participle"]:  # `played for Ulm` says what the subject did
+        goes = form["copula"] or last == "by" or (is_described and not form["relative"] and joint in ("", ","))
+        goes = (goes or joint == "(") and (name.kind == "name" or last in ("in", "on") or not phrase)
+    else:
+        goes = not joint or (is_described and joint == ",")
+    near = _NEAR.match(behind)
+    past = _PAST.search(f"{form[0]} {near[0] if near else ''}") or _CALLED.search(form[0])
+    return bool((joins and goes) or form["whose"]) and not past and bool(_FOLLOWS.match(behind))
 
 
-def is_participle(word: str) -> bool:
-    return word in _PARTICIPLES or (word.endswith("ed") and len(word) > 4)
-
-
-def _is_noun_group(cut: Sequence[str]) -> bool:
-    """Whether words are an article and what may follow it up to a noun."""
-    rest = cut[1:]
-    return (
-        bool(rest) and cut[0] in ARTICLES and all(is_content(word) or "-" in word or word[0].isdigit() for word in rest)
-    )
+def _subject_end(sentence: str, plain: str, kind: str, is_first: bool) -> int:
+    """Where the words on the subject begin, if a sentence begins with it: its plain name, in the first sentence also a
+    longer form of it (`George Richard Torbay`), else a pronoun, its last word or its type; 0 otherwise."""
+    opened = _OPENING.match(sentence)
+    assert opened is not None
+    at, last = opened.end(), plain.rpartition(" ")[2]
+    if opened["pronoun"]:
+        return at
+    for name in (plain, *([] if is_first else [last, *([kind] if opened["article"] else [])])):
+        end = at + len(name)
+        if name and sentence[at:end].casefold() == name.casefold() and not sentence[end : end + 1].isalnum():
+            return end
+    longer = re.match(_RUN, sentence[at:]) if is_first else None
+    return at + longer.end() if longer and last and longer[0].endswith(f" {last}") else 0

@@ -19,11 +19,11 @@ from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions, twins, withhold
 from coseek.graders.generator import Generator
+from coseek.lab.synthesis.gates import Solver
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell, by_hops
 from coseek.lab.synthesis.proposals import QuestionProposer
 from coseek.lab.synthesis.settings import SynthesisSettings
-from coseek.lab.synthesis.solver import Solver
 
 RECORD = "synthesis.json"
 UNANSWERABLE = "unanswerable"
@@ -93,10 +93,10 @@ def synthesize(
         if out.exists() and folder.resolve() == out.resolve():
             raise DataError(f"{out} is the data set that is read; choose another folder for --out")
         corpus = Dataset(folder).corpus
-        maker = QuestionMaker(HopGraph(corpus, settings.support), settings, proposer, reader, solver)
+        maker = QuestionMaker(HopGraph(corpus), settings, proposer, reader, solver)
         questions = maker.make(tell)
         if not questions:
-            raise DataError(_none_made(folder, len(corpus), maker, settings, proposer))
+            raise DataError(_none_made(folder, len(corpus), maker, proposer))
         split_questions: dict[str, list[Question]] = dict(questions.items())
         everything = [question for asked in questions.values() for question in asked]
         withheld = withhold(everything, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
@@ -123,9 +123,7 @@ def synthesize(
         return summary
 
 
-def _none_made(
-    folder: Path, passages: int, maker: QuestionMaker, settings: SynthesisSettings, proposer: QuestionProposer | None
-) -> str:
+def _none_made(folder: Path, passages: int, maker: QuestionMaker, proposer: QuestionProposer | None) -> str:
     """Why no question was made, and the way out."""
     reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
     said = f"the {passages:,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}"
@@ -133,11 +131,7 @@ def _none_made(
         tally = ", ".join(f"{count:,} {name}" for name, count in proposer.tally.items())
         told = f"{said}; of the generator: {tally}{f' ({proposer.fault})' if proposer.fault else ''}; "
         return f"{told}give more documents"
-    less = f", or set support={settings.support - 1}" if settings.support > 2 else ""
-    return (
-        f"{said}; without a model they need English sentences that say the same kind of thing of several names{less}; "
-        f"{WAY_OUT}"
-    )
+    return f"{said}; without a model they need sentences like those of an English encyclopedia; {WAY_OUT}"
 
 
 def _save(folder: Path, corpus: Corpus, questions: Mapping[str, list[Question]]) -> None:
