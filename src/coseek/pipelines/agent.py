@@ -7,6 +7,7 @@ The folder's files: docs/reference/files.md.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -133,8 +134,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @property
     def data_folder(self) -> Path:
         """The data set: that of the recipe, or the one that is made here."""
-        named, made = self.recipe.data.folder, self.folder / "data"
-        return made if named is None or made.exists() else Path(named)
+        given_folder, made_folder = self.recipe.data.folder, self.folder / "data"
+        return made_folder if given_folder is None or made_folder.exists() else Path(given_folder)
 
     @cached_property
     def set_folders(self) -> dict[str, Path]:
@@ -162,10 +163,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        own = self.recipe.data.training_over(
+        lines = self.recipe.data.training_over(
             self.recipe.data.searched or str(self._index_path("data")), str(self.data_folder)
         )
-        return self.retrievers["data"] if own is None else open_retriever(own)
+        return self.retrievers["data"] if lines is None else open_retriever(lines)
 
     @property
     def _schedule(self) -> SharedSchedule | None:
@@ -213,14 +214,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @property
     def _card(self) -> AgentCard:
-        one = self.recipe
-        card = AgentCard(protocol=one.protocol, prompt_template=one.prompt_template, chat_template=one.chat_template)
-        return card.model_copy(update={"limits": one.limits})
+        names = ("protocol", "prompt_template", "chat_template", "limits")
+        return AgentCard().model_copy(update={name: getattr(self.recipe, name) for name in names})
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens of the agent's protocol, then those of the other protocols of its warm start."""
-        return tuple(dict.fromkeys(mark for one in taught(self.recipe) for mark in one.grammar.special_tokens))
+        return tuple(dict.fromkeys(chain.from_iterable(other.grammar.special_tokens for other in taught(self.recipe))))
 
     @cached_property
     def tokenizer(self) -> HfTokenizer:
@@ -247,7 +247,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _save(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
         """Save a policy with its tokenizer and its cards."""
-        save(self.policy_folder(name), lambda part: self._add_cards(part, name))
+        save(self.policy_folder(name), lambda folder: self._add_cards(folder, name))
 
     def _add_cards(self, folder: Path, name: str = "") -> None:
         """Add tokenizer and agent card to the folder of a policy, and a model card to one that has a name."""
@@ -332,8 +332,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         questions = self.questions(recipe.data.train)
         if recipe.select.naive_rag == "any":
             return select(questions, recipe.select, accuracy_of(recipe), None, seed, self.progress.say)
-        if (known := stage.chosen()) is not None:
-            return known
+        if (stored := stage.chosen()) is not None:
+            return stored
         baselines = scoring.baselines or self.baselines(recipe)
         return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, seed, self.progress.say))
 
@@ -348,10 +348,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in mine]
         engine, together, overlap = self.retrievers["data"], self.recipe.concurrency, self.recipe.overlap
         with self._rollout_lock:
-            own = rollout(agent, engine, mine, seeds, recipe.limits, concurrency=together, overlap=overlap)
-        shares = self.workers.gather(own)
-        runs = [shares[place % len(shares)][place // len(shares)] for place in range(len(questions))]
-        return self.workers.agree(lambda: dev_metrics(runs, scoring))
+            answered = rollout(agent, engine, mine, seeds, recipe.limits, concurrency=together, overlap=overlap)
+        shares = self.workers.gather(answered)
+        trajectories = [shares[position % len(shares)][position // len(shares)] for position in range(len(questions))]
+        return self.workers.agree(lambda: dev_metrics(trajectories, scoring))
 
     def train_stage(self, stage: Stage) -> None:
         """Train one stage from the weights of the stage before."""
@@ -383,7 +383,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.dev_questions(recipe),
         )
         weights = loop.train(task, self.progress.say)
-        take_weights(weights, self.policy_folder(stage.ends), lambda part: self._add_cards(part, stage.ends))
+        take_weights(weights, self.policy_folder(stage.ends), lambda folder: self._add_cards(folder, stage.ends))
 
     def reinforce(self, stage: Stage) -> None:
         """Reinforcement learning on the training questions."""
@@ -397,7 +397,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         retriever, scoring = self.training_retriever, self._first_scoring(recipe)
         tree, together, overlap = settings.tree, self.recipe.concurrency, self.recipe.overlap
 
-        def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
+        def roll_out(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
             with self._rollout_lock:
                 return rollout_groups(
                     sampled, retriever, questions, seeds, recipe.limits, tree, concurrency=together, overlap=overlap
@@ -412,7 +412,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             train_rl(
                 backend,
                 self.workers.agree(lambda: self.training_questions(stage, scoring)),
-                run,
+                roll_out,
                 scoring,
                 settings,
                 stage.folder,
@@ -444,12 +444,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def _save_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
         """Save the last healthy checkpoint's policy as `NAME-healthy`. All workers call this; only the first writes."""
         like: TensorState = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
-        kept = load_healthy(stage.folder / "checkpoints", like, self.workers)
-        if kept is not None:
-            backend.policy.load_state(kept["learners"]["policy"])
+        healthy = load_healthy(stage.folder / "checkpoints", like, self.workers)
+        if healthy is not None:
+            backend.policy.load_state(healthy["learners"]["policy"])
             name = f"{stage.ends}{HEALTHY}"
             self._save(backend.save, name)
-            self.progress.say(f"the policy as it was after step {kept['step']} is in {self.policy_folder(name)}")
+            self.progress.say(f"the policy as it was after step {healthy['step']} is in {self.policy_folder(name)}")
         self.workers.wait()
 
     def rejection_sampling(self, stage: Stage) -> None:
@@ -458,15 +458,15 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self._first_scoring(recipe)
         run = self._samples(stage, self.workers.agree(lambda: self.training_questions(stage, scoring)))
-        kept = self.workers.agree(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
-        self.progress.say(f"{len(kept)} runs were right and are learnt from")
+        right = self.workers.agree(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
+        self.progress.say(f"{len(right)} runs were right and are learnt from")
         policy = self._open_policy(stage.begins, settings.sft.learner)
         sampler = self._policy_sampler(policy, recipe.limits)
         agent = Agent(self.protocol, sampler, self.turn_identities(stage.begins, 1.0))
         changed = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
         train_sft(
             policy,
-            draw_by_hops(kept, settings.sft.curriculum),
+            draw_by_hops(right, settings.sft.curriculum),
             settings.sft.model_copy(update=changed),
             stage.folder,
             resume=True,

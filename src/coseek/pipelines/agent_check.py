@@ -20,14 +20,7 @@ from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
 from coseek.models.model_folder import missing, model_path, of_another_kind, shipped_models
 from coseek.models.new_tokens import new_tags
-from coseek.pipelines.agent_recipe import (
-    ENCODER,
-    RULES,
-    AgentRecipe,
-    DataSettings,
-    load_recipe,
-    recipe_source,
-)
+from coseek.pipelines.agent_recipe import ENCODER, RULES, AgentRecipe, DataSettings, load_recipe, recipe_source
 from coseek.pipelines.data_folder import check_data_folder, missing_splits
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.factory import OpenContext, require_library
@@ -85,11 +78,11 @@ def check_recipe(recipe: AgentRecipe) -> None:
 def check_paths(recipe: AgentRecipe) -> None:
     """Refuse missing paths, and folders of another kind."""
     wrong = ErrorList()
-    for named in paths_of(recipe):
-        if named.setting == "data.folder" and recipe.data.synthesis is not None:
-            wrong.of(check_data_folder, str(named.path), named.setting, recipe.data.train)
+    for entry in paths_of(recipe):
+        if entry.setting == "data.folder" and recipe.data.synthesis is not None:
+            wrong.of(check_data_folder, str(entry.path), entry.setting, recipe.data.train)
         else:
-            wrong.of(_check_path, named)
+            wrong.of(_check_path, entry)
     wrong.of(_check_measured, recipe.data)
     wrong.refuse()
 
@@ -221,48 +214,48 @@ def way_to_make(model: Path) -> str:
     return f", or make it: coseek train generator --out {model.parent}" if model == LAPTOP_READER else ""
 
 
-def _check_path(named: RecipePath) -> None:
+def _check_path(entry: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
-    if not named.path.exists() and named.holds == "model":
-        raise DataError(missing("", named.path, named.setting, named.shipped) + way_to_make(named.path))
-    if problem := problem_of(named):
-        made = named.setting in ("data.folder", "data.index")
-        way = " (docs/reference/recipes.md says what makes it)" if made else ""
-        raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path{way}")
+    if not entry.path.exists() and entry.holds == "model":
+        raise DataError(missing("", entry.path, entry.setting, entry.shipped) + way_to_make(entry.path))
+    if problem := problem_of(entry):
+        makeable = entry.setting in ("data.folder", "data.index")
+        way = " (docs/reference/recipes.md says what makes it)" if makeable else ""
+        raise DataError(f"{problem}, which the recipe names as {entry.setting}; check the path{way}")
 
 
-def problem_of(named: RecipePath) -> str:
+def problem_of(entry: RecipePath) -> str:
     """Describe what is wrong with a path; empty when nothing is."""
-    path = named.path
+    path = entry.path
     if not path.exists():
-        return missing("", path, known=named.shipped) if named.holds == "model" else f"there is no {path}"
-    if named.holds == "model" and named.setting != ENCODER and (other := of_another_kind(path)):
+        return missing("", path, known=entry.shipped) if entry.holds == "model" else f"there is no {path}"
+    if entry.holds == "model" and entry.setting != ENCODER and (other := of_another_kind(path)):
         return other
-    lacking = [kinds[0] for kinds in _inside(named) if not any(any(path.glob(kind)) for kind in kinds)]
+    lacking = [kinds[0] for kinds in _inside(entry) if not any(any(path.glob(kind)) for kind in kinds)]
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 
 
-def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
+def _inside(entry: RecipePath) -> tuple[tuple[str, ...], ...]:
     """File patterns that a folder of this kind must match; one pattern of each row."""
-    if named.holds == "questions":
+    if entry.holds == "questions":
         return (("questions.*.jsonl",),)
-    if named.setting == "data.folder":
+    if entry.setting == "data.folder":
         return (("corpus.jsonl",),)  # the files of its splits are named one by one
-    if named.setting == "graders.judge.model" and is_world(named.path):
+    if entry.setting == "graders.judge.model" and is_world(entry.path):
         return ()
-    if named.setting in (ENCODER, "graders.generator.counted_by"):
+    if entry.setting in (ENCODER, "graders.generator.counted_by"):
         return (("*.json",),)
     model = (("config.json",), ("*.safetensors", "*.bin"))
-    return {"data": (), "index": (("index.json",),), "model": model, "run": (("run.yaml",),)}[named.holds]
+    return {"data": (), "index": (("index.json",),), "model": model, "run": (("run.yaml",),)}[entry.holds]
 
 
 def _check_splits(data: DataSettings) -> None:
     """Refuse splits that a world will not have; `paths_of` names the files of a folder."""
-    made, wrong = ("train", "dev", "test"), ErrorList()
-    for setting in made if data.world is not None else ():
+    splits, wrong = ("train", "dev", "test"), ErrorList()
+    for setting in splits if data.world is not None else ():
         split = getattr(data, setting)
-        if split not in made:
-            hint = f"{nearest(split, made)} They have: {', '.join(made)}"
+        if split not in splits:
+            hint = f"{nearest(split, splits)} They have: {', '.join(splits)}"
             wrong.say(f"data.{setting}={split} is not a split of these data{hint}")
     wrong.refuse()
 
@@ -271,9 +264,9 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
     """The agent's protocol, then the others of its warm start. Refuses two protocols with one prompt."""
     also = recipe.warm_start.also if recipe.warm_start else {}
     wrong = ErrorList()
-    found = [wrong.of(recipe.load_protocol, name, run_files=False) for name in (recipe.protocol, *also)]
+    protocols = [wrong.of(recipe.load_protocol, name, run_files=False) for name in (recipe.protocol, *also)]
     wrong.refuse()
-    own, *others = (protocol for protocol in found if protocol is not None)
+    own, *others = (protocol for protocol in protocols if protocol is not None)
     for other in others:
         if other.template.file.prompt == own.template.file.prompt:
             raise SettingError(
@@ -322,7 +315,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     data, engine = recipe.data, recipe.data.training_retriever or {}
     encoder = data.retriever_settings.get("encoder")
     shipped = isinstance(encoder, str) and is_shipped(encoder)
-    named: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
+    settings: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
         ("data.folder", data.folder, "data" if data.index is None else "questions"),
         ("data.index", data.index, "index"),
         ("data.training_retriever.over", engine.get("over"), "index"),
@@ -332,13 +325,13 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         ("policy.folder", recipe.policy.folder, "model"),
         ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
     ]
-    named += [("table.answer_with", name, "model") for name in recipe.table.answer_with]
+    settings += [("table.answer_with", name, "model") for name in recipe.table.answer_with]
     if (generator := recipe.graders.generator) is not None:
-        named.append(("graders.generator.model", generator.model, "model"))
-        named.append(("graders.generator.counted_by", generator.counted_by, "model"))
+        settings.append(("graders.generator.model", generator.model, "model"))
+        settings.append(("graders.generator.counted_by", generator.counted_by, "model"))
     if (judge := recipe.graders.judge) is not None and judge.model != ORACLE:
-        named.append(("graders.judge.model", judge.model, "model"))
-    for setting, name, holds in named:
+        settings.append(("graders.judge.model", judge.model, "model"))
+    for setting, name, holds in settings:
         if isinstance(name, str) and not (is_url(name) or is_function(name)):
             is_policy = holds == "model" and setting != ENCODER
             yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)

@@ -157,8 +157,8 @@ def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
     a folder that was moved since, the policies have other paths."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
-    own = framed(training, row)
-    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, own)
+    in_template = framed(training, row)
+    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, in_template)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     run.drop_faults()
     return None if run.is_closed and len(run.done()) == len(column.questions) else run.settings
@@ -201,7 +201,7 @@ def _scores(
         runs[row.label] = scored(training, row.label, cell_folder(training, row, column), graders)
         if component:
             training.progress.advance(number, row.label)
-    by, pairs = CHAIN_GROUPS if component else ("hops",), [(runs[one], runs[other]) for one, other in pairs_of(rows)]
+    by, pairs = CHAIN_GROUPS if component else ("hops",), [(runs[name], runs[other]) for name, other in pairs_of(rows)]
     return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, pairs=pairs)
 
 
@@ -217,35 +217,34 @@ def scored(training: AgentTraining, name: str, folder: Path, graders: Graders | 
 def answered_by_others(training: AgentTraining) -> dict[str, dict[str, Scores]]:
     """Generator of `table.answer_with` → set → scores of its answers from the passages of every row. One generator is
     open at a time; answers are stored beside each cell."""
-    rows, found = rows_of(training), dict[str, dict[str, Scores]]()
+    rows, scores = rows_of(training), dict[str, dict[str, Scores]]()
     for name in training.recipe.table.answer_with:
         graders = asking(training, name)
-        found[name] = {column.name: _scores(training, rows, column, graders) for column in training.sets}
-    return found
+        scores[name] = {column.name: _scores(training, rows, column, graders) for column in training.sets}
+    return scores
 
 
-def answers_table(training: AgentTraining, found: Mapping[str, Scores]) -> Table:
-    """Rows by whose answers are scored, in the headline metrics. `found`: the agent's own scores, then each
-    generator's."""
+def answers_table(training: AgentTraining, scores: Mapping[str, Scores]) -> Table:
+    """Rows by whose answers are scored, in the headline metrics. `scores`: the agent's own, then each generator's."""
     metrics = training.recipe.table.metrics or (metric_of(training),)
     rows = [
-        (row.label, *(show(one.of(row.label).metrics.get(metric)) for one in found.values() for metric in metrics))
-        for row in rows_of(training)
+        (label, *(show(values.of(label).metrics.get(metric)) for values in scores.values() for metric in metrics))
+        for label in (row.label for row in rows_of(training))
     ]
-    names = ("answers of", *(f"{name}, {metric}" for name in found for metric in metrics))
+    names = ("answers of", *(f"{name}, {metric}" for name in scores for metric in metrics))
     return Table(names, tuple(rows), ("Generators answer from the passages of each row.",))
 
 
-def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, Table]:
+def means_and_differences(training: AgentTraining, scores: Scores) -> dict[str, Table]:
     """Heading → table of the means and of the paired differences."""
     means, paired = (GENERATOR_COLUMNS, GENERATOR_PAIRED) if by_generator(training) else (MAIN, PAIRED)
-    return {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
+    return {"Means": main_table(scores, means), "Differences": comparison_table(scores, paired)}
 
 
 def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
     """The notes below the headline: the verdict, who answers, and the monitor's alarms."""
     pair, metric = ("after", "before"), metric_of(training)
-    claims = [claim for name, found in scores.items() for claim in claims_between(found, [pair], metric, name)]
+    claims = [claim for name, of_set in scores.items() for claim in claims_between(of_set, [pair], metric, name)]
     notes = [verdict(claims), "Means with 95 % bootstrap intervals over questions."]
     training.worse = overall(claims) is Outcome.WORSE
     if training.worse:
@@ -277,34 +276,27 @@ def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     """Agents by sets, in the headline metrics; a set of several data sets has a column for each, and their macro
     means."""
     metrics = training.recipe.table.metrics or (metric_of(training),)
-    columns = {name: (found, ALL) for name, found in scores.items()}
-    columns |= {f"{name} {group}": (found, group) for name, found in scores.items() for group in found.by_dataset}
-    cells = [
-        (
-            row.label,
-            *(
-                show(found.of(row.label, group).metrics.get(metric))
-                for found, group in columns.values()
-                for metric in metrics
-            ),
-        )
-        for row in rows_of(training)
-    ]
+    columns = {name: (of_set, ALL) for name, of_set in scores.items()}
+    columns |= {f"{name} {group}": (of_set, group) for name, of_set in scores.items() for group in of_set.by_dataset}
+    cells = []
+    for label in (row.label for row in rows_of(training)):
+        means = (of_set.of(label, group).metrics for of_set, group in columns.values())
+        cells.append((label, *(show(metrics_of_set.get(metric)) for metrics_of_set in means for metric in metrics)))
     several = [f"{name}, {metric}" for name in columns for metric in metrics]
     names = (metrics[0], *columns) if len(metrics) == 1 else ("agent", *several)
     return Table(names, tuple(cells), tuple(filter(None, notes_of(training, scores))))
 
 
-def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:
+def tables_of(training: AgentTraining, column: QuestionSet, scores: Scores) -> dict[str, Table]:
     """Heading → table, of one set."""
-    tables = means_and_differences(training, found)
-    if any(one.group == CHAIN for one in found.comparisons):
+    tables = means_and_differences(training, scores)
+    if any(comparison.group == CHAIN for comparison in scores.comparisons):
         paired = GENERATOR_PAIRED if by_generator(training) else PAIRED
-        tables[f"Differences, {CHAIN}"] = comparison_table(found, paired, CHAIN)
-    tables |= grouped_tables(found, metric_of(training), "By hops") | abstention_tables(found)
+        tables[f"Differences, {CHAIN}"] = comparison_table(scores, paired, CHAIN)
+    tables |= grouped_tables(scores, metric_of(training), "By hops") | abstention_tables(scores)
     if by_generator(training) and training.graders.generator is not None:
         runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
-        tables["What the generator is given"] = selection_table(training.graders.generator, runs, found)
+        tables["What the generator is given"] = selection_table(training.graders.generator, runs, scores)
     return tables
 
 
@@ -313,16 +305,16 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     table = headline(training, scores)
     tables = {column.name: tables_of(training, column, scores[column.name]) for column in training.sets}
     others = answered_by_others(training)
-    for name, found in tables.items() if others else ():
-        whole = {"the agent": scores[name], **{model: each[name] for model, each in others.items()}}
-        found["Answers of generators"] = answers_table(training, whole)
+    for name, set_tables in tables.items() if others else ():
+        whole = {"the agent": scores[name], **{model: by_set[name] for model, by_set in others.items()}}
+        set_tables["Answers of generators"] = answers_table(training, whole)
     parts = [f"# {training.recipe.about or training.folder.name}\n", table.markdown()]
-    for name, found in tables.items():
-        parts += [f"\n## {name}\n", "\n\n".join(one.markdown() for one in found.values())]
+    for name, set_tables in tables.items():
+        parts += [f"\n## {name}\n", "\n\n".join(block.markdown() for block in set_tables.values())]
     write_cards(training, table)
-    values: JsonObject = {name: scores_json(found) for name, found in scores.items()}
-    for model, each in others.items():
-        values |= {f"{name}, answers of {model}": scores_json(found) for name, found in each.items()}
+    values: JsonObject = {name: scores_json(set_scores) for name, set_scores in scores.items()}
+    for model, by_set in others.items():
+        values |= {f"{name}, answers of {model}": scores_json(set_scores) for name, set_scores in by_set.items()}
     write_tables(training.folder, "\n".join(parts), values)
     title = training.recipe.about or "A search agent, trained"
     write_report(training.folder / "report.html", title, sections_of(training, scores, tables, table))
@@ -350,16 +342,16 @@ def sections_of(
         sections.append(PlotSection("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
     for stage in training.stages:
         sections += _curve(stage)
-    for name, found in scores.items():
-        every = dict.fromkeys(summary.group for summary in found.summaries)
-        by_hops = [group for group in every if group not in found.by_dataset]
-        for heading, groups in (("by hops", by_hops), ("by data set", found.by_dataset)):
+    for name, set_scores in scores.items():
+        every = dict.fromkeys(summary.group for summary in set_scores.summaries)
+        by_hops = [group for group in every if group not in set_scores.by_dataset]
+        for heading, groups in (("by hops", by_hops), ("by data set", set_scores.by_dataset)):
             if groups:
-                bars = _bars(training, found, groups, metric)
+                bars = _bars(training, set_scores, groups, metric)
                 sections.append(PlotSection(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
-        sections += calibration_sections(name, found)
-        shown = {heading: one for heading, one in tables[name].items() if heading != "Means"}
-        sections += [TableSection(f"{heading}: {name}", one) for heading, one in shown.items()]
+        sections += calibration_sections(name, set_scores)
+        others = {heading: block for heading, block in tables[name].items() if heading != "Means"}
+        sections += [TableSection(f"{heading}: {name}", block) for heading, block in others.items()]
     command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
     return [*sections, _examples(training), *closing_sections(training.recipe, files_of(training), command)]
 
@@ -372,15 +364,17 @@ def closing_sections(recipe: Settings, files: dict[str, str], command: str) -> l
 
 def _examples(training: AgentTraining) -> TrajectorySection:
     after, column = next(row for row in rows_of(training) if row.name == "after"), training.sets[-1]
-    runs = _trajectories(training, after, column)
+    trajectories = _trajectories(training, after, column)
     text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
     if by_generator(training):
-        runs = with_answers(training.graders, cell_folder(training, after, column), runs)
+        trajectories = with_answers(training.graders, cell_folder(training, after, column), trajectories)
         text += " The answer is the generator's."
-    drawn = {one.id for one in draw([run.question for run in runs], 5 * EXAMPLES, training.recipe.table.seed)}
-    shown = sorted((run for run in runs if run.question.id in drawn), key=lambda run: -len(run.searches))
-    right = [run for run in shown if ended_right(run)]
-    wrong = [run for run in shown if not ended_right(run)]
+    questions = [trajectory.question for trajectory in trajectories]
+    drawn = {question.id for question in draw(questions, 5 * EXAMPLES, training.recipe.table.seed)}
+    chosen = [trajectory for trajectory in trajectories if trajectory.question.id in drawn]
+    chosen.sort(key=lambda trajectory: -len(trajectory.searches))
+    right = [trajectory for trajectory in chosen if ended_right(trajectory)]
+    wrong = [trajectory for trajectory in chosen if not ended_right(trajectory)]
     examples = (*right[: EXAMPLES // 2], *wrong[: EXAMPLES // 2])
     return TrajectorySection("Runs of the trained agent, right and wrong", examples, text)
 
@@ -389,8 +383,8 @@ def _curve(stage: Stage) -> list[ReportSection]:
     """Reward by step, or the loss of rejection sampling."""
     name = f": {stage.name}" if stage.name else ""
     if stage.recipe.learn == "rejection":
-        found = [row for path in stage.folder.glob("round-*/metrics.jsonl") for _, row in read_jsonl(path)]
-        loss = series_of(found, "loss", "loss")
+        rows = [row for path in stage.folder.glob("round-*/metrics.jsonl") for _, row in read_jsonl(path)]
+        loss = series_of(rows, "loss", "loss")
         return [PlotSection(f"Learning from right runs{name}", line_plot([loss], "step", "loss"), "Loss a token.")]
     rows = [row for _, row in read_jsonl(stage.folder / "metrics.jsonl")]
     reward = series_of(rows, "reward", "a step's runs, temperature 1")
@@ -402,14 +396,17 @@ def _curve(stage: Stage) -> list[ReportSection]:
     return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
-def calibration_sections(name: str, found: Scores) -> list[ReportSection]:
+def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
     """How often answers of each confidence are right, where there is something to decline."""
     lines = [
         Series(
-            run, tuple(100 * part.confidence for part in one.bins), tuple(part.right for part in one.bins), markers=True
+            run,
+            tuple(100 * group.confidence for group in abstention.bins),
+            tuple(group.right for group in abstention.bins),
+            markers=True,
         )
-        for run, one in found.abstention.items()
-        if one.bins and run in ("before", "after")
+        for run, abstention in scores.abstention.items()
+        if abstention.bins and run in ("before", "after")
     ]
     if not lines:
         return []
@@ -419,12 +416,12 @@ def calibration_sections(name: str, found: Scores) -> list[ReportSection]:
     ]
 
 
-def _bars(training: AgentTraining, found: Scores, groups: Sequence[str], metric: str) -> Svg:
+def _bars(training: AgentTraining, scores: Scores, groups: Sequence[str], metric: str) -> Svg:
     plain = [row.label for row in rows_of(training) if row.passages] or ["naive RAG"]
     bars = [
-        BarSeries(name, tuple(found.of(name, group).metrics.get(metric) for group in groups))
+        BarSeries(name, tuple(scores.of(name, group).metrics.get(metric) for group in groups))
         for name in ("before", "after", *plain)
-        if any(summary.run == name for summary in found.summaries)
+        if any(summary.run == name for summary in scores.summaries)
     ]
     return bar_plot(groups, bars, metric)
 
@@ -433,7 +430,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
     """Path → description of the result files."""
     folder, (before, after) = training.folder, training.compared
     curves = [stage for stage in training.stages if stage.recipe.learn == "rl"]
-    named = {
+    files = {
         **{folder / name: what for name, what in RESULT_FILES.items()},
         folder / "table": "a run folder for every cell of the table",
         training.policy_folder(after): "the trained policy, a Hugging Face folder",
@@ -443,7 +440,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
         training.data_folder: "corpus and questions",
         folder / "recipe.yaml": "the recipe, with versions and commit",
     }
-    return {str(path): what for path, what in named.items()}
+    return {str(path): what for path, what in files.items()}
 
 
 def kept_policy(training: AgentTraining) -> Path:

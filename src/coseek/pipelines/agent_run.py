@@ -92,13 +92,13 @@ def run_agent(
         protocol = load_protocol(settings.agent.protocol) if agent is None else agent.protocol
         protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
-        kept = Run.begin(out, recorded, resume)
+        run = Run.begin(out, recorded, resume)
         if agent is None:
             assert cluster is not None
-            answer_over(cluster, kept, settings, questions, tell or (lambda *_: None))
-            return kept, questions
+            answer_over(cluster, run, settings, questions, tell or (lambda *_: None))
+            return run, questions
         run_questions(
-            kept,
+            run,
             agent,
             retriever,
             questions,
@@ -111,10 +111,10 @@ def run_agent(
         if say is not None:
             if isinstance(agent.model, RemoteModel) and agent.model.inexact:
                 say(f"these trajectories are not for training: {agent.model.inexact}")
-            lines = (f"{settings.retriever}: {one}" for one in shortfalls_of(retriever))
+            lines = (f"{settings.retriever}: {shortfall}" for shortfall in shortfalls_of(retriever))
             for line in filter(None, (spent(agent.model, settings.agent), *lines)):
                 say(line)
-    return kept, questions
+    return run, questions
 
 
 @dataclass(frozen=True)
@@ -147,33 +147,29 @@ class RunJob:
 
 
 def answer_over(
-    cluster: "Cluster",
-    run: Run,
-    settings: RunSettings,
-    questions: Sequence[Question],
-    tell: Callable[[int, int], None],
+    cluster: "Cluster", run: Run, settings: RunSettings, questions: Sequence[Question], tell: Callable[[int, int], None]
 ) -> None:
     """`run_questions` over a cluster, with `repeat_faults`; sorts the rows by question, then by seed."""
     from coseek.core.cluster import shares_of  # no run on one machine needs it
 
     drop_partial_line(run.trajectories_path)
     order, done = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
-    left = [row for row in order if row not in done]
+    missing = [row for row in order if row not in done]
     # The workers open the agent, so a first part says which it is, if it is an empty one.
-    parts, ended = [*shares_of(left, cluster)] or [()], len(order) - len(left)
+    shares, ended = [*shares_of(missing, cluster)] or [()], len(order) - len(missing)
     tell(ended, len(order))
-    made = cluster.map(RunJob(settings, tuple(questions)), parts)
-    first = next(made)
+    answered = cluster.map(RunJob(settings, tuple(questions)), shares)
+    first = next(answered)
     with run.open_for_append(first[1].identities, [ident for ident, _ in order], repeat_faults=True) as file:
-        for number, rows in chain([first], made):
+        for number, rows in chain([first], answered):
             run.append_rows(file, rows)
-            tell(ended := ended + len(parts[number]), len(order))
+            tell(ended := ended + len(shares[number]), len(order))
 
 
 def load_asked(settings: RunSettings) -> list[Question]:
     """The questions that the settings name: filtered, and a draw of `count`."""
-    found = settings.select.apply(questions_at(Path(settings.questions), settings.split))
-    return draw(found, settings.count, settings.seed)
+    questions = settings.select.apply(questions_at(Path(settings.questions), settings.split))
+    return draw(questions, settings.count, settings.seed)
 
 
 def questions_at(path: Path, split: str | None) -> list[Question]:
@@ -240,7 +236,7 @@ def share_run(
     """
     order = rows_of(questions, seed, samples)
 
-    def left() -> list[RowKey]:
+    def missing_rows() -> list[RowKey]:
         run = Run.begin(folder, settings, resume=True)
         take_over_runs(run, folder / PARTS)
         if repeat_faults:
@@ -248,11 +244,11 @@ def share_run(
         done = run.done()
         return [row for row in order if row not in done]
 
-    share = frozenset(workers.mine(workers.agree(left)))
+    share = frozenset(workers.mine(workers.agree(missing_rows)))
     over = -(-len(order) // workers.world) - len(share)  # about as many of this worker's rows were there
-    own = Run(folder) if workers.first else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
+    part = Run(folder) if workers.first else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
     run_questions(
-        own,
+        part,
         agent,
         retriever,
         questions,
@@ -266,8 +262,8 @@ def share_run(
     )
     workers.wait()
     if workers.first:
-        take_over_runs(own, folder / PARTS)
-        own.arrange(ident for ident, _ in order)
+        take_over_runs(part, folder / PARTS)
+        part.arrange(ident for ident, _ in order)
     workers.wait()
     return Run(folder)
 

@@ -149,12 +149,12 @@ def audit_run(folder: Path, retriever: str | None = None) -> Audit:
         settings, record = {}, {}
     parts = RunChecks(settings, record, opened)
     tokenizer = audit.opened(TEXT, lambda: parts.tokenizer)
-    asked = audit.opened(QUESTIONS, parts.questions)
+    questions = audit.opened(QUESTIONS, parts.questions)
     reward = audit.opened(REWARDS, parts.reward)
     checks = {what: audit.opened(what, open_it) for what, open_it in parts.checks()}
     if checks[AGAIN] is not None:  # an index folder is not needed then
         audit.left_out.pop(HITS, None)
-    rows = _Rows(audit, tokenizer, asked, reward, [check for check in checks.values() if check is not None])
+    rows = _Rows(audit, tokenizer, questions, reward, [check for check in checks.values() if check is not None])
     rows.derives = checks[PLAYED] is not None
     rows.check(run)
     audit.check_digests()
@@ -301,10 +301,10 @@ def _made_again(
     named = dict(tree) if isinstance(tree, dict) else {}
     if "runs" not in named:
         raise DataError("imported ones and those of a co-training are not")
-    own = named.pop(str(named.get("method")), {})
-    own = own if isinstance(own, dict) else {}
+    method_settings = named.pop(str(named.get("method")), {})
+    method_settings = method_settings if isinstance(method_settings, dict) else {}
     settings = make_settings(LabelSettings, named)
-    _check_local(settings, own, retriever)
+    _check_local(settings, method_settings, retriever)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "labels"
         copy.mkdir()
@@ -312,17 +312,17 @@ def _made_again(
         for name in ("scores", "run"):
             if (labels.folder / name).is_dir():
                 shutil.copytree(labels.folder / name, copy / name)
-        label_runs(settings, own, copy, resume=True)
+        label_runs(settings, method_settings, copy, resume=True)
         return _label_rows(LabelFolder(copy), Audit(copy))
 
 
-def _check_local(settings: LabelSettings, own: JsonObject, retriever: str | None) -> None:
+def _check_local(settings: LabelSettings, method_settings: JsonObject, retriever: str | None) -> None:
     """Raise `DataError` if making the labels would ask a server that `retriever` does not name, or run a file of the
     user's."""
     if is_plugin_path(settings.method):
         raise DataError(f"the method {settings.method} is a file of the user's, which is not run")
     module = maker_module(settings.method)
-    terms = module.terms(make_settings(module.SETTINGS, own))
+    terms = module.terms(make_settings(module.SETTINGS, method_settings))
     names = [settings.retriever] if settings.retriever != retriever else []
     names += [settings.scorer] if terms.scorer and settings.scorer else []
     names += [settings.likelihood] if terms.likelihood and settings.likelihood else []
@@ -360,5 +360,5 @@ def _rounded(ours: Json, theirs: Json) -> Json:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {name: _rounded(value, theirs.get(name)) for name, value in ours.items()}
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        return [_rounded(one, other) for one, other in zip(ours, theirs, strict=True)]
+        return [_rounded(value, counterpart) for value, counterpart in zip(ours, theirs, strict=True)]
     return theirs if isinstance(ours, float) and isinstance(theirs, float) and near(ours, theirs) else ours

@@ -129,7 +129,7 @@ class CollectionSources:
             if split in self.questions:
                 raise DataError(f"two sources have questions of the split {split!r}; import one with another --split")
             self.questions[split] = load_questions(dataset.split_path(split))
-            golds = (ident for one in self.questions[split] for ident in one.gold_ids)
+            golds = (ident for question in self.questions[split] for ident in question.gold_ids)
             self.urls.update(dict.fromkeys(() if has_corpus else filter(is_url, golds)))
 
 
@@ -152,13 +152,13 @@ def collect(
         queries: list[str] = []
         failed_searches: dict[str, str] = {}
         if search is not None:
-            asked = [one.searched for questions in sources.questions.values() for one in questions]
-            made = [] if generator is None else sub_queries(generator, asked, settings.sub_queries, tell)
-            queries = list(dict.fromkeys([*asked, *made]))
-            found, failed_searches = pages.search(search, queries, settings.results, tell)
+            queries = [question.searched for questions in sources.questions.values() for question in questions]
+            queries += [] if generator is None else sub_queries(generator, queries, settings.sub_queries, tell)
+            queries = list(dict.fromkeys(queries))
+            result_urls, failed_searches = pages.search(search, queries, settings.results, tell)
             if queries and len(failed_searches) == len(queries):
                 raise RunError(f"every search failed: {failed_searches[queries[0]]}")
-            sources.urls.update(dict.fromkeys(found))
+            sources.urls.update(dict.fromkeys(result_urls))
         urls = [*sources.urls]
         pages.fetch(urls, settings.retry, tell)
         failed = {url: page.fault for url, page in pages.pages(urls) if page.fault}
@@ -171,12 +171,12 @@ def collect(
             resolved: dict[str, str] = {}
             passages = _passages(pages.pages(urls), sources.documents, resolved)
             corpus = CorpusFile.write(folder / "corpus.jsonl", passages, "what was collected")
-            splits = {name: [_resolved(one, resolved) for one in each] for name, each in sources.questions.items()}
+            splits = {name: [_resolved(item, resolved) for item in items] for name, items in sources.questions.items()}
             for name, questions in splits.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             summary = CollectionSummary(
                 len(corpus), {name: len(questions) for name, questions in splits.items()},
-                sum(UNCOLLECTED in one.meta for questions in splits.values() for one in questions),
+                sum(UNCOLLECTED in question.meta for questions in splits.values() for question in questions),
                 len(urls) - len(failed), failed, len(queries) - len(failed_searches), failed_searches,
             )  # fmt: skip
             write_json(folder / RECORD, {**summary.to_json(), "settings": dump_settings(settings)})
@@ -190,7 +190,7 @@ def sub_queries(generator: TextModel, questions: Sequence[str], count: int, tell
     """Up to `count` searches for each question, a line each in what the generator writes. Raises `RunError` where it
     fails."""
     prompt = load_prompt(SubQueryPrompt, "sub-queries", Path(), {"prompt": {"question", "count"}}, PROMPTS)
-    prompts = [fill_template(prompt.prompt, question=one_line(one), count=str(count)) for one in questions]
+    prompts = [fill_template(prompt.prompt, question=one_line(question), count=str(count)) for question in questions]
     queries: list[str] = []
     for start in range(0, len(prompts), _TOGETHER):
         try:

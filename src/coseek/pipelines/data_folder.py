@@ -20,20 +20,20 @@ SET_ASIDE = 0.1
 
 def check_data_folder(name: str, setting: str = "", split: str = "train", usual: str = "train") -> None:
     """Refuse what is no data set, and a split that somebody named and that it lacks. `setting` names the folder."""
-    folder, named = Path(name).expanduser(), f", which {setting} names" if setting else ""
+    folder, named_by = Path(name).expanduser(), f", which {setting} names" if setting else ""
     if not folder.exists():
         raise DataError(
-            f"there is no folder {folder}{named}; check the path, or make it: "
+            f"there is no folder {folder}{named_by}; check the path, or make it: "
             f"coseek data import documents FILES --out {folder}"
         )
     if (folder / "index.json").is_file():
-        raise DataError(f"{folder}{named} is an index; name the data set that it was made from")
+        raise DataError(f"{folder}{named_by} is an index; name the data set that it was made from")
     if not (folder / "corpus.jsonl").is_file():
-        made = f"{folder.name or 'my'}-data"
+        import_name = f"{folder.name or 'my'}-data"
         holds = "is a file" if folder.is_file() else "has no corpus.jsonl" if any(folder.iterdir()) else "is empty"
         raise DataError(
-            f"{folder}{named} {holds} and is not a data set; import the documents first: coseek data import documents "
-            f"{folder} --out {made}, then name {made}"
+            f"{folder}{named_by} {holds} and is not a data set; import the documents first: "
+            f"coseek data import documents {folder} --out {import_name}, then name {import_name}"
         )
     dataset = Dataset(folder)
     if split != usual and split not in dataset.splits:
@@ -91,52 +91,52 @@ def _has_questions(dataset: Dataset, split: str) -> bool:
 
 def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) -> None:
     """Write the data set `out`: the same, with a share of the training questions as each missing split."""
-    left = load_questions(dataset.split_path(train))
-    share = max(1, round(SET_ASIDE * len(left)))
+    questions = load_questions(dataset.split_path(train))
+    share = max(1, round(SET_ASIDE * len(questions)))
     splits: dict[str, list[Question]] = {}
     for name in missing:
-        splits[name] = draw(left, min(share, len(left) - 1), 0)
-        taken = {one.id for one in splits[name]}
-        left = [one for one in left if one.id not in taken]
+        splits[name] = draw(questions, min(share, len(questions) - 1), 0)
+        taken = {question.id for question in splits[name]}
+        questions = [question for question in questions if question.id not in taken]
 
-    def fill(part: Path) -> None:
-        link_files(dataset.folder, part)  # a corpus may be large
-        for name, asked in {train: left, **splits}.items():
-            save_questions(part / f"questions.{name}.jsonl", asked)
+    def fill(folder: Path) -> None:
+        link_files(dataset.folder, folder)  # a corpus may be large
+        for name, split_questions in {train: questions, **splits}.items():
+            save_questions(folder / f"questions.{name}.jsonl", split_questions)
 
     atomic_folder(out, fill)
 
 
 def make_questions(
-    given: str, out: Path, split: str, settings: SynthesisGroup, say: Callable[[str], None], *, needed: bool = True
+    name: str, out: Path, split: str, settings: SynthesisGroup, say: Callable[[str], None], *, needed: bool = True
 ) -> Path:
     """The data set with questions to train on: the given one where it has the split, else `out`, which is made.
 
     Where its passages give no questions, it is the given one again, or a `DataError` if they are `needed`.
     """
-    folder = Path(given)
+    folder = Path(name)
     if out.exists():
         return out
     if split in Dataset(folder).splits:
         return folder
     try:
-        made = question_synthesis().synthesize(folder, out, settings)
+        report = question_synthesis().synthesize(folder, out, settings)
     except DataError as error:
         if needed:
             raise
         say(f"{error}. Without questions, the passages' own headings and sentences are searched")
         return folder
-    say(f"{folder} has no questions to train on; made from its passages: {made} ({out})")
-    if made.warning:
-        say(f"warning: {made.warning}")
+    say(f"{folder} has no questions to train on; made from its passages: {report} ({out})")
+    if report.warning:
+        say(f"warning: {report.warning}")
     return out
 
 
-def own_questions(given: str, used: Path, train: str) -> dict[str, list[Question]]:
+def own_questions(name: str, used: Path, train: str) -> dict[str, list[Question]]:
     """Name → the questions that the given data set had before others were made (`used`): people's, to measure by."""
-    own = Dataset(Path(given))
-    made = own.folder != used and train not in own.splits
-    return {f"own-{split}": own.questions(split) for split in own.splits} if made else {}
+    dataset = Dataset(Path(name))
+    questions_made = dataset.folder != used and train not in dataset.splits
+    return {f"own-{split}": dataset.questions(split) for split in dataset.splits} if questions_made else {}
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,15 @@ def question_sets(
 ) -> list[QuestionSet]:
     """The columns of the table. `folders` and `retrievers` are those of the sets `data` and, if any, `unseen`."""
     data, table = recipe.data, recipe.table
-    named = [("dev", "data", data.dev)] if table.dev else []
-    named += [("test", "data", data.test)]
-    named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
-    asked = [(name, where, Dataset(folders[where]).questions(split)) for name, where, split in named]
-    asked = [(name, where, table.select.apply(some) if name == "test" else some) for name, where, some in asked]
+    columns = [("dev", "data", data.dev)] if table.dev else []
+    columns += [("test", "data", data.test)]
+    columns += [("unseen", "unseen", data.test)] if data.unseen is not None else []
+    sets = [(name, where, Dataset(folders[where]).questions(split)) for name, where, split in columns]
+    sets = [(name, where, table.select.apply(some) if name == "test" else some) for name, where, some in sets]
     if data.folder is not None:
-        own = own_questions(data.folder, folders["data"], data.train)
-        asked += [(name, "data", questions) for name, questions in own.items()]
+        own_sets = own_questions(data.folder, folders["data"], data.train)
+        sets += [(name, "data", questions) for name, questions in own_sets.items()]
     return [
         QuestionSet(name, tuple(draw(questions, table.questions, table.seed, table.per_set)), retrievers[where])
-        for name, where, questions in asked
+        for name, where, questions in sets
     ]

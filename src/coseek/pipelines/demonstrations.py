@@ -53,63 +53,63 @@ def stored_demonstrations(
     folders: Sequence[str], kept: KeptRunsSettings, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, seed: int
 ) -> list[Trajectory]:
     """The runs of these folders whose reward is high enough. Raises `DataError` for none, or another protocol's."""
-    runs: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     for folder in folders:
-        for run in Run(Path(folder)).trajectories():
-            if run.protocol != protocol.name:
+        for trajectory in Run(Path(folder)).trajectories():
+            if trajectory.protocol != protocol.name:
                 raise DataError(
-                    f"{folder} holds runs of the protocol {run.protocol}, and the policy learns {protocol.name}; name "
-                    "runs of that protocol in warm_start.runs"
+                    f"{folder} holds runs of the protocol {trajectory.protocol}, and the policy learns "
+                    f"{protocol.name}; name runs of that protocol in warm_start.runs"
                 )
-            runs.append(run)
-    right = right_runs(runs, EpisodeScorer(make_reward(kept.reward)), kept, seed)
-    return [in_tokens_of(run, protocol, tokenizer, limits) for run in right]
+            trajectories.append(trajectory)
+    right = right_runs(trajectories, EpisodeScorer(make_reward(kept.reward)), kept, seed)
+    return [in_tokens_of(trajectory, protocol, tokenizer, limits) for trajectory in right]
 
 
-def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
+def in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
     """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of text tokenised again are 0."""
-    same = all(tokenizer.decode(segment.ids) == segment.text for segment in run.segments)
+    same = all(tokenizer.decode(segment.ids) == segment.text for segment in trajectory.segments)
     if protocol.grammar.native_calls:
-        return _native_in_tokens_of(run, protocol, tokenizer, same)
-    first = next((place for place, one in enumerate(run.segments) if one.author is Author.AGENT), 0)
-    had = protocol.grammar.opened_mark(run.segments[first - 1].text) if first else ""
+        return _native_in_tokens_of(trajectory, protocol, tokenizer, same)
+    first = next((number for number, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT), 0)
+    had = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
     opened = protocol.template.opened_mark(tokenizer)
-    prompt, tail = protocol.template.prompt_ids(tokenizer, run.question, protocol.opens_with_search)
+    prompt, tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.opens_with_search)
     segments: list[Segment] = []
-    for place, segment in enumerate(run.segments):
+    for number, segment in enumerate(trajectory.segments):
         ours = segment.author is Author.AGENT
-        moved = place == first and had != opened
+        moved = number == first and had != opened
         text = _reopened(segment.text, protocol.grammar, had, opened) if moved else segment.text
-        kept = same and not moved
-        ids = segment.ids if kept else _ids(text, protocol, tokenizer, ours)
+        unchanged = same and not moved
+        ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, ours)
         if segment.tag == PROMPT:
             ids = prompt
-        elif place == 1 and protocol.opens_with_search:
-            opening = [search for search in run.searches if search.turn == 0]
-            shown = (limits.max_observation_tokens, limits.max_document_tokens)
-            ids = protocol.template.block_ids(tokenizer, opening, *shown) + tail
-        logprobs = (segment.logprobs if kept else (0.0,) * len(ids)) if ours else ()
+        elif number == 1 and protocol.opens_with_search:
+            opening = [search for search in trajectory.searches if search.turn == 0]
+            budgets = (limits.max_observation_tokens, limits.max_document_tokens)
+            ids = protocol.template.block_ids(tokenizer, opening, *budgets) + tail
+        logprobs = (segment.logprobs if unchanged else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
-    return replace(run, segments=tuple(segments), side_contexts=(), exact=True, messages=())
+    return replace(trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=())
 
 
-def _native_in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
+def _native_in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
     """The same for native tool calls: turns in our own spelling, results in the frame of the tokenizer's template.
 
     Raises `DataError` for results in the frame of another chat template, which cannot be taken out of it.
     """
-    ids, _ = protocol.template.prompt_ids(tokenizer, run.question)
-    row = Episode(0, run.question, run.seed, 0.0)
-    row.add(Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(ids), ids))
+    ids, _ = protocol.template.prompt_ids(tokenizer, trajectory.question)
+    episode = Episode(0, trajectory.question, trajectory.seed, 0.0)
+    episode.add(Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(ids), ids))
     if same:
-        return replace(run, segments=(*row.segments, *run.segments[1:]), exact=True)
+        return replace(trajectory, segments=(*episode.segments, *trajectory.segments[1:]), exact=True)
     turns, opened = NativeTurns(protocol.template, tokenizer), protocol.template.opened_mark(tokenizer)
-    for ours, group in groupby(run.segments[1:], lambda segment: segment.author is Author.AGENT):
+    for ours, group in groupby(trajectory.segments[1:], lambda segment: segment.author is Author.AGENT):
         segments = list(group)
         if not ours:
-            shown = [tuple(tokenizer.encode_data(_bare(segment, protocol))) for segment in segments]
-            for segment, framed in zip(segments, turns.framed(row, shown), strict=True):
-                row.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
+            results = [tuple(tokenizer.encode_data(_bare(segment, protocol))) for segment in segments]
+            for segment, framed in zip(segments, turns.framed(episode, results), strict=True):
+                episode.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
             continue
         for segment in segments:
             spelt = protocol.grammar.spell(segment.message or {})
@@ -118,7 +118,7 @@ def _native_in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokeniz
             ids = (*protocol.template.text_ids(tokenizer, spelt), tokenizer.eos_id)
             text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), turns.read(ids)
             row.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
-    return replace(run, segments=tuple(row.segments), exact=True, messages=())
+    return replace(trajectory, segments=tuple(episode.segments), exact=True, messages=())
 
 
 def _bare(segment: Segment, protocol: Protocol) -> str:
@@ -170,11 +170,11 @@ def demonstrate(
     assert settings is not None
     if settings.demonstrator == "runs":
         progress.stage("demonstrations", 1)
-        kept = stored_demonstrations(settings.runs, settings.keep, protocol, tokenizer, recipe.limits, recipe.seed)
-        progress.advance(1, f"{len(kept)} runs")
-        return kept
+        stored = stored_demonstrations(settings.runs, settings.keep, protocol, tokenizer, recipe.limits, recipe.seed)
+        progress.advance(1, f"{len(stored)} runs")
+        return stored
     demonstrator = _demonstrator(settings, dataset.corpus)
-    shown: list[Trajectory] = []
+    demonstrations: list[Trajectory] = []
     places: Iterator[tuple[Retriever, Sequence[Question]]]
     in_worlds = settings.uses_worlds
     if in_worlds:
@@ -184,44 +184,44 @@ def demonstrate(
         for own_seed, world in worlds:
             rng = random.Random(f"{recipe.seed}/drills/{own_seed}")
             count = round(settings.drills * len(world.questions["train"]))
-            shown += drills(world, protocol, tokenizer, count, rng, settings.asking)
+            demonstrations += drills(world, protocol, tokenizer, count, rng, settings.asking)
         progress.stage("demonstrations", settings.worlds)
     else:
         progress.stage("demonstrations", 1 + settings.renamed)
-        own = dataset.questions(recipe.data.train)
-        here = (retriever, [*own, *made_questions(recipe, dataset)])
-        places = chain([here], renamed_places(recipe, dataset.corpus, own))
-    for number, (place, asked) in enumerate(places, start=1):
+        training_questions = dataset.questions(recipe.data.train)
+        here = (retriever, [*training_questions, *made_questions(recipe, dataset)])
+        places = chain([here], renamed_places(recipe, dataset.corpus, training_questions))
+    for number, (engine, questions) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
-        shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
-        count = round(settings.one_shot * len(asked))
-        few = asked[:count] if in_worlds else draw(asked, count, recipe.seed)  # a world's order is random
-        shown += _answered_at_once(recipe, tokenizer, place, few, number)
+        demonstrations += _written(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
+        count = round(settings.one_shot * len(questions))
+        few = questions[:count] if in_worlds else draw(questions, count, recipe.seed)  # a world's order is random
+        demonstrations += _answered_at_once(recipe, tokenizer, engine, few, number)
         if settings.reading:
             rng = random.Random(f"{recipe.seed}/reading/{number}")
-            some = rng.sample(asked, round(settings.reading * len(asked)))
-            shown += readings(some, dataset.corpus, place, tokenizer, recipe.table.rag_passages, rng)
+            some = rng.sample(questions, round(settings.reading * len(questions)))
+            demonstrations += readings(some, dataset.corpus, engine, tokenizer, recipe.table.rag_passages, rng)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
-            some = rng.sample(asked, round(share * len(asked)))
+            some = rng.sample(questions, round(share * len(questions)))
             other = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
-            shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
-        progress.advance(number, f"{len(shown)} runs")
+            demonstrations += _written(demonstrator, other, tokenizer, engine, some, recipe.limits, seed)
+        progress.advance(number, f"{len(demonstrations)} runs")
     if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
-        own = [one for one in dataset.questions(recipe.data.train) if one.meta.get(KNOWN)]
-        asked, seed = [*dataset.questions(KNOWN), *own], derive_seed(recipe.seed, KNOWN)
+        training_questions = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
+        questions, seed = [*dataset.questions(KNOWN), *training_questions], derive_seed(recipe.seed, KNOWN)
         searched = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
-        runs = _written(demonstrator, protocol, tokenizer, searched, asked, recipe.limits, seed)
-        shown += _repeated(runs, round(len(shown) * settings.known / (1 - settings.known)), seed)
-    return shown
+        known = _written(demonstrator, protocol, tokenizer, searched, questions, recipe.limits, seed)
+        demonstrations += _repeated(known, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
+    return demonstrations
 
 
-def _repeated(runs: Sequence[Trajectory], count: int, seed: int) -> Iterator[Trajectory]:
+def _repeated(demonstrations: Sequence[Trajectory], count: int, seed: int) -> Iterator[Trajectory]:
     """`count` demonstrations, each as often as the others; of unknown hops, so that they keep their share of the draws
     beside a curriculum."""
-    several = random.Random(seed).sample(runs, len(runs))
-    return islice(cycle(replace(run, question=replace(run.question, hops=None)) for run in several), count)
+    shuffled = random.Random(seed).sample(demonstrations, len(demonstrations))
+    return islice(cycle(replace(shown, question=replace(shown.question, hops=None)) for shown in shuffled), count)
 
 
 def _demonstrator(settings: WarmStartSettings, corpus: Corpus) -> ScriptedAgent:
@@ -254,21 +254,21 @@ def readings(
     question finds, at most `most` in all. Questions without gold passages or answers are left out."""
     settings = GeneratorSettings(model="")
     prompt, budget = load_generator_prompt(settings), ContextBudget(settings.max_context_tokens)
-    able = [one for one in questions if one.gold_ids and one.answers]
-    found = retriever.search([one.question for one in able], most)
-    for question, hits in zip(able, found, strict=True):
+    able = [question for question in questions if question.gold_ids and question.answers]
+    hit_lists = retriever.search([question.question for question in able], most)
+    for question, hits in zip(able, hit_lists, strict=True):
         gold = [corpus.by_id(ident) for ident in question.gold_ids]
         others = [hit.passage for hit in hits if hit.passage.id not in question.gold_ids]
         passages = [*gold, *others[: rng.randint(0, max(0, most - len(gold)))]]
         rng.shuffle(passages)
-        asked = context_of(prompt, budget, ReadingInput(question.question, tuple(passages)))
-        yield prompted(question, "generator", asked.prompt, held_answer(question, gold), tokenizer)
+        context = context_of(prompt, budget, ReadingInput(question.question, tuple(passages)))
+        yield prompted(question, "generator", context.prompt, held_answer(question, gold), tokenizer)
 
 
-def prompted(question: Question, protocol: str, asked: str, reply: str, tokenizer: Tokenizer) -> Trajectory:
+def prompted(question: Question, protocol: str, message: str, reply: str, tokenizer: Tokenizer) -> Trajectory:
     """A message and the reply to it, as a trajectory."""
     before, after = chat_frame(tokenizer)
-    read = (*before, *tokenizer.encode_data(asked), *after)
+    read = (*before, *tokenizer.encode_data(message), *after)
     opened = opened_at_end(tokenizer.decode(after))
     closed = tokenizer.encode(f"{closing_of(opened)}\n\n" if opened else "")  # the reply is no thought
     written = (*closed, *tokenizer.encode_data(reply), tokenizer.eos_id)
@@ -285,8 +285,8 @@ def renamed_places(
     """The copies of questions in which names have changed places, each with a retriever that knows the new names."""
     copies = recipe.warm_start.renamed if recipe.warm_start else 0
     for number in range(copies):
-        renamed, asked = question_synthesis().rename(corpus, questions, recipe.seed * copies + number)
-        yield Bm25.over(renamed), asked
+        renamed, questions_renamed = question_synthesis().rename(corpus, questions, recipe.seed * copies + number)
+        yield Bm25.over(renamed), questions_renamed
 
 
 def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:
@@ -333,27 +333,28 @@ def _written(
 ) -> list[Trajectory]:
     agent = Agent(protocol, ScriptedAgentModel(demonstrator, protocol, tokenizer))
     seeds = [derive_seed(seed, question.id) for question in questions]
-    runs = rollout(agent, retriever, questions, seeds, limits)
+    trajectories = rollout(agent, retriever, questions, seeds, limits)
     if isinstance(demonstrator, EvidenceAgent):
-        runs = [run for run in runs if _has_read_its_answer(run)]
-    return [part for run in runs for part in (run, *notes_of(run))]
+        trajectories = [trajectory for trajectory in trajectories if _has_read_its_answer(trajectory)]
+    return [sequence for trajectory in trajectories for sequence in (trajectory, *notes_of(trajectory))]
 
 
-def _has_read_its_answer(run: Trajectory) -> bool:
+def _has_read_its_answer(trajectory: Trajectory) -> bool:
     """Whether a run ended by itself, found its gold passages, and was shown the answer where one of them holds it: long
     passages are cut."""
-    ended = run.stop in (StopReason.ANSWERED, StopReason.COMPLETE) and not run.declined
-    found = {hit.passage.id: hit.passage for search in run.searches for hit in search.hits}
-    if not ended or not set(run.question.gold_ids) <= found.keys():
+    ended = trajectory.stop in (StopReason.ANSWERED, StopReason.COMPLETE) and not trajectory.declined
+    passages = {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
+    if not ended or not set(trajectory.question.gold_ids) <= passages.keys():
         return False
-    shown = " ".join(one.text for one in run.segments if one.author is Author.ENVIRONMENT and one.tag != PROMPT)
-    answer = held_answer(run.question, list(found.values()))
-    return has_words(shown, answer) or not any(holds(passage, answer) for passage in found.values())
+    observed = (segment for segment in trajectory.segments if segment.author is Author.ENVIRONMENT)
+    read = " ".join(segment.text for segment in observed if segment.tag != PROMPT)
+    answer = held_answer(trajectory.question, list(passages.values()))
+    return has_words(read, answer) or not any(holds(passage, answer) for passage in passages.values())
 
 
-def notes_of(run: Trajectory) -> list[Trajectory]:
+def notes_of(trajectory: Trajectory) -> list[Trajectory]:
     """The side contexts of a run (Search-o1's reason-in-documents), each as a trajectory."""
     return [
-        replace(run, segments=aside, side_contexts=(), searches=(), answer=None, evidence=None)
-        for aside in run.side_contexts
+        replace(trajectory, segments=aside, side_contexts=(), searches=(), answer=None, evidence=None)
+        for aside in trajectory.side_contexts
     ]

@@ -97,26 +97,26 @@ class DryRun:
 
     @property
     def missing(self) -> list[tuple[RecipePath, str]]:
-        return [(named, problem) for named, problem in self.paths if problem]
+        return [(entry, problem) for entry, problem in self.paths if problem]
 
     def refuse(self) -> None:
         """Raise `DataError` when something is missing."""
         if self.missing:
-            listed = "; ".join(f"{problem} ({named.setting})" for named, problem in self.missing)
+            listed = "; ".join(f"{problem} ({entry.setting})" for entry, problem in self.missing)
             raise DataError(f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH")
 
     def to_json(self) -> JsonObject:
         """The findings in bytes and seconds."""
         tree = as_object(self, "paths")
-        for row, look in zip(cast("list[JsonObject]", tree["stages"]), self.stages, strict=True):
-            row |= {"needed": look.memory.needed, "total_s": look.work.total_s}
+        for stage, look in zip(cast("list[JsonObject]", tree["stages"]), self.stages, strict=True):
+            stage |= {"needed": look.memory.needed, "total_s": look.work.total_s}
         tree["parameters"] = self.shape.parameters
-        tree["missing"] = {named.setting: problem for named, problem in self.missing}
+        tree["missing"] = {entry.setting: problem for entry, problem in self.missing}
         return tree
 
     def table(self) -> Table:
         """The findings as rows of part, value and detail."""
-        rows = [("path", named.setting, problem or f"{named.path}: there") for named, problem in self.paths]
+        rows = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in self.paths]
         rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
         machine = self.recipe.machine
         if machine.devices > 1:
@@ -173,15 +173,17 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         recipe = with_processes(recipe, processes_here())
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
-    paths = tuple((named, problem_of(named) or _lacking_weights(named)) for named in paths_of(recipe))
+    paths = tuple((entry, problem_of(entry) or _lacking_weights(entry)) for entry in paths_of(recipe))
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
             paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
         steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     stages = tuple(
-        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape), host_of(one, shape))
-        for (name, one), step in zip(whole, steps, strict=True)
+        StageEstimate(
+            name, memory_of(stage, shape), work_of(stage, shape), step, ways_out(stage, shape), host_of(stage, shape)
+        )
+        for (name, stage), step in zip(whole, steps, strict=True)
     )
     return DryRun(recipe, paths, shape, source, stages)
 
@@ -195,13 +197,13 @@ def _data_problem(recipe: AgentRecipe, folder: Path) -> str:
     return ""
 
 
-def _lacking_weights(named: RecipePath) -> str:
+def _lacking_weights(entry: RecipePath) -> str:
     """Describe which weights a language model or an encoder lacks; empty when it is whole."""
     try:
-        if named.setting == ENCODER:
-            load_encoder(encoder_folder(str(named.path)), Placement(device="cpu"), "float32")
-        elif named.setting in LANGUAGE_MODELS and (named.path / "config.json").is_file():
-            check_weights(named.path)
+        if entry.setting == ENCODER:
+            load_encoder(encoder_folder(str(entry.path)), Placement(device="cpu"), "float32")
+        elif entry.setting in LANGUAGE_MODELS and (entry.path / "config.json").is_file():
+            check_weights(entry.path)
     except (DataError, MissingExtra) as error:
         return str(error)
     return ""
@@ -218,8 +220,8 @@ def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, 
     training.begin(resume=False)
     training.train()
     metrics: list[dict[str, float]] = []
-    for place in [stage.folder for stage in training.stages] or [folder / "run" / "warm-start"]:
-        *_, (_, row) = read_jsonl(min(place.glob("**/metrics.jsonl")))
+    for stage_folder in [stage.folder for stage in training.stages] or [folder / "run" / "warm-start"]:
+        *_, (_, row) = read_jsonl(min(stage_folder.glob("**/metrics.jsonl")))
         values = {name: row[name] for name in REPORTED if isinstance(row.get(name), int | float)}
         metrics.append({name: float(cast(float, value)) for name, value in values.items()})
     return metrics
@@ -242,8 +244,8 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
         with library_reads(source, "configuration"):
             config = AutoConfig.from_pretrained(source, local_files_only=True)
     else:
-        row = shape.config()
-        config = AutoConfig.for_model(str(row.pop("model_type")), **row)
+        config_values = shape.config()
+        config = AutoConfig.for_model(str(config_values.pop("model_type")), **config_values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = AutoModelForCausalLM.from_config(_shrunk(config, shape, tokenizer))
@@ -252,9 +254,9 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
 
 def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> PretrainedConfig:
     """A configuration with small sizes; everything else is kept."""
-    row = config.to_dict()
-    kinds = row.get("layer_types")
-    row |= {
+    values = config.to_dict()
+    kinds = values.get("layer_types")
+    values |= {
         "hidden_size": HEADS * HEAD_SIZE,
         "num_attention_heads": HEADS,
         "num_key_value_heads": 1 if shape.kv_heads < shape.heads else HEADS,
@@ -264,11 +266,11 @@ def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> P
         "pad_token_id": tokenizer.fast.pad_token_id,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_id,
-        **({"head_dim": HEAD_SIZE} if row.get("head_dim") else {}),
+        **({"head_dim": HEAD_SIZE} if values.get("head_dim") else {}),
         **({"layer_types": kinds[:LAYERS]} if kinds else {}),
     }
-    kind = str(row.pop("model_type"))
-    return AutoConfig.for_model(kind, **row)
+    kind = str(values.pop("model_type"))
+    return AutoConfig.for_model(kind, **values)
 
 
 def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
@@ -277,7 +279,7 @@ def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
     small = _small(recipe, str(folder / "model"))
     stages = {
         name: merge_settings(
-            AgentRecipe, cast(JsonObject, stage), {part: small[part] for part in STAGED if part in small}
+            AgentRecipe, cast(JsonObject, stage), {group: small[group] for group in STAGED if group in small}
         )
         for name, stage in cast(dict[str, Json], tree["stages"]).items()
     }
@@ -292,7 +294,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         engine.pop("over", None)
     if "model" in engine:
         engine = {**engine, "model": model, "questions": None}
-    graders, asked = recipe.graders, {"model": model, "prompt": "generator"}
+    graders, reader = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
     budgets = [(name, most, cast("int | None", getattr(recipe.limits, name))) for name, most in BUDGETS.items()]
     sft: JsonObject = {
@@ -313,7 +315,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
         "select": {"sources": None, "hops": None, "types": None, "most": 4},
         "graders": {
-            **({"generator": {**asked, "max_answer_tokens": 8, "counted_by": None}} if graders.generator else {}),
+            **({"generator": {**reader, "max_answer_tokens": 8, "counted_by": None}} if graders.generator else {}),
             **({"judge": {"model": ORACLE}} if graders.judge else {}),
             "baseline": {"folder": None},
         },
@@ -326,8 +328,8 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
     if recipe.warm_start is not None:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
         stored = recipe.warm_start.demonstrator == "runs"
-        shown: JsonObject = {"demonstrator": "rules", "runs": []} if stored else {}
+        scripted: JsonObject = {"demonstrator": "rules", "runs": []} if stored else {}
         small["warm_start"] = {  # a tiny world's questions have no path to rename along, nor enough to make others
-            "worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft, "renamed": 0, "made": None, **shown,
+            **scripted, "worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft, "renamed": 0, "made": None
         }  # fmt: skip
     return small

@@ -62,11 +62,11 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
     path = folder / "config.json"
     if path.is_file():
         return shape_of_config(read_json(path, foreign=True), path), str(path)
-    found = next((name for name in SHAPES if name.lower() in folder.name.lower()), None)
-    if found is None:
+    name = next((name for name in SHAPES if name.lower() in folder.name.lower()), None)
+    if name is None:
         way = way_out(str(folder), shipped_models()) + way_to_make(folder)
         raise DataError(f"there is no {path}, and its shape is known only of {', '.join(SHAPES)}; {way}")
-    return SHAPES[found], f"the published shape of {found}"
+    return SHAPES[name], f"the published shape of {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
     share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
     runs = -(-rl.questions_per_step * rl.group_size // devices)
     return Memory(
-        weights=policy.weights, adam=policy.adam, critic=sum(one.weights + one.adam for one in critics),
+        weights=policy.weights, adam=policy.adam, critic=sum(critic.weights + critic.adam for critic in critics),
         reference=0.0 if policy.offloads("reference") else _reference(recipe, policy) / policy.shards,
-        graders=graders_of(recipe), gradients=max(one.gradients for one in learners),
-        gathered=max(one.gathered(shape) for one in learners),
+        graders=graders_of(recipe), gradients=max(learner.gradients for learner in learners),
+        gathered=max(learner.gathered(shape) for learner in learners),
         activations=_activations(shape, policy, limits.max_tokens, written, share),
-        fetched=max(one.fetched for one in learners),
+        fetched=max(learner.fetched for learner in learners),
         sampler=0.0 if recipe.rollout.servers else _sampler(recipe, shape, policy),
         cache=0.0 if recipe.rollout.servers else _cache(recipe, shape, max(runs, _looked_at(recipe))),
     )  # fmt: skip
@@ -168,8 +168,8 @@ class _Learner:
     def shards(self) -> int:
         return self.devices if self.settings.workers == "fsdp2" else 1
 
-    def offloads(self, part: str) -> bool:
-        return self.shards > 1 and part in self.settings.offload
+    def offloads(self, held_part: str) -> bool:
+        return self.shards > 1 and held_part in self.settings.offload
 
     @property
     def whole(self) -> float:
@@ -289,12 +289,12 @@ def _itemsize(recipe: AgentRecipe) -> int:
 def local_graders(recipe: AgentRecipe) -> dict[str, Path]:
     """The folders of models that are asked in training, by setting; without servers."""
     generator, judge, engine = recipe.graders.generator, recipe.graders.judge, recipe.data.training_retriever or {}
-    named = {
+    models = {
         "graders.generator.model": generator.model if generator else None,
         "graders.judge.model": judge.model if judge and judge.model != ORACLE else None,
         "data.training_retriever.model": str(engine["model"]) if engine.get("model") else None,
     }
-    local = {setting: name for setting, name in named.items() if name and not name.endswith((".yaml", ".yml"))}
+    local = {setting: name for setting, name in models.items() if name and not name.endswith((".yaml", ".yml"))}
     remote = ("http://", "https://")
     return {setting: model_path(name) for setting, name in local.items() if not name.startswith(remote)}
 
@@ -312,9 +312,10 @@ def host_of(recipe: AgentRecipe, shape: Shape) -> float:
     if recipe.learn != "rl" or policy.shards == 1:
         return 0.0
     weights, later = _reference(recipe, policy) if policy.offloads("reference") else 0.0, 0.0
-    for one in learners:
-        weights += one.whole if one.offloads("weights") else 0.0
-        later += policy.shards * (4.0 * one.trained / one.shards - one.gradients + one.moments - one.adam)
+    for learner in learners:
+        weights += learner.whole if learner.offloads("weights") else 0.0
+        gradients = 4.0 * learner.trained / learner.shards - learner.gradients
+        later += policy.shards * (gradients + learner.moments - learner.adam)
     return weights + max(policy.shards * policy.whole, later)
 
 
@@ -399,7 +400,7 @@ def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> Non
     the model is unknown, or where another program trains it."""
     if not recipe.machine.check:
         return
-    for stage in [one.recipe for one in stages_of(recipe, Path())] or [recipe]:
+    for stage in [stage.recipe for stage in stages_of(recipe, Path())] or [recipe]:
         if stage.learn == "rl" and not trains_here(stage.rl):
             continue
         with suppress(DataError):  # an unknown shape
@@ -445,11 +446,11 @@ def _together(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
         for kind, change in [*_changes(recipe, shape)]:
             tried = changed(recipe, change)
             if kind != left_out and share_of(tried, shape) < share_of(recipe, shape) - 1e-9:
-                taken |= {one.partition("=")[0]: one for one in change}
+                taken |= {override.partition("=")[0]: override for override in change}
                 recipe = tried
             if share_of(recipe, shape) <= FULL:
                 for setting in [*taken]:
-                    others = [one for name, one in taken.items() if name != setting]
+                    others = [override for name, override in taken.items() if name != setting]
                     with suppress(SettingError):  # what is offloaded needs shards
                         if share_of(changed(begun, others), shape) <= FULL:
                             del taken[setting]

@@ -66,7 +66,7 @@ class LabelSettings(Settings):
 def label_settings(
     runs: Sequence[str],
     typed: JsonObject,
-    named: JsonObject,
+    fields: JsonObject,
     retriever: str | None = None,
     agent: str | None = None,
     temperature: float = 0.0,
@@ -74,11 +74,11 @@ def label_settings(
 ) -> tuple[LabelSettings, JsonObject]:
     """The settings of labelling, and the method's own as plain values.
 
-    `typed` holds settings of the method, the agent's budgets as the group `limits`, and the group `placement`; `named`
-    the fields of `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its
+    `typed` holds settings of the method, the agent's budgets as the group `limits`, and the group `placement`; `fields`
+    those of `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its
     `temperature`. `device` is that of all local models.
     """
-    module = maker_module(str(named["method"]))
+    module = maker_module(str(fields["method"]))
     if not runs:
         raise SettingError("name a run folder to label; make one with `coseek run`")
     opened = [Run(Path(folder)) for folder in runs]
@@ -87,34 +87,34 @@ def label_settings(
     for name in set(tree) & set(Limits.model_fields) - set(module.SETTINGS.model_fields):
         raise SettingError(f"no setting named {name!r}; the agent's budgets are a group: limits.{name}=…")
     of_method = make_settings(module.SETTINGS, tree)
-    own, known = dump_settings(of_method), agent_of(opened, agent, temperature)
+    method_settings, agent_settings = dump_settings(of_method), agent_of(opened, agent, temperature)
     if device is not None:
         placement = {"device": device, **placement} if isinstance(placement, dict) else placement
-        known = known and known.model_copy(update={"device": device})
-    if known is not None and module.terms(of_method).rolls_out:
-        refuse_equal_runs(cast(int, own["samples"]), known)
-    base = dump_settings(limits_of(opened, agent, known))
+        agent_settings = agent_settings and agent_settings.model_copy(update={"device": device})
+    if agent_settings is not None and module.terms(of_method).rolls_out:
+        refuse_equal_runs(cast(int, method_settings["samples"]), agent_settings)
+    base = dump_settings(limits_of(opened, agent, agent_settings))
     chosen: JsonObject = {
-        **named,
+        **fields,
         "runs": [*runs],
         "retriever": retriever_of(opened, retriever),
-        "agent": None if known is None else dump_settings(known),
+        "agent": None if agent_settings is None else dump_settings(agent_settings),
         "limits": {**base, **limits} if isinstance(limits, dict) else limits,
         "placement": placement,
     }
-    return make_settings(LabelSettings, chosen), own
+    return make_settings(LabelSettings, chosen), method_settings
 
 
 def label_runs(
     settings: LabelSettings,
-    own: JsonObject,
+    method_settings: JsonObject,
     out: Path,
     resume: bool = False,
     cache: Path | None = None,
     tell: Callable[[str, int, int], None] = lambda *_: None,
     cluster: Cluster | None = None,
 ) -> LabelSummary:
-    """Label the search turns of the runs into the folder `out`, alone in it. `own` are the method's settings.
+    """Label the search turns of the runs into the folder `out`, alone in it.
 
     Every part is opened and checked before `labels.yaml` is written. `tell` is called with (`runs` or `turns`, done,
     total). The processes of a `cluster` make the labels, if there is one.
@@ -125,12 +125,12 @@ def label_runs(
     with lock_folder(out), ExitStack() as stack:
         settings = settled_for(settings, settings.agent, out / "labels.yaml", (settings.scorer, settings.likelihood))
         questions = run_questions(settings)
-        opener = partial(open_maker, settings, own, questions, cache)
+        opener = partial(open_maker, settings, method_settings, questions, cache)
         maker, parts = opener(out)
         stack.enter_context(closing(parts))
         turns: Iterable[SearchTurn] = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
         check_distinct(turns)  # what is refused is refused before there is a folder
-        recorded: JsonObject = {**dump_settings(settings), settings.method: own}
+        recorded: JsonObject = {**dump_settings(settings), settings.method: method_settings}
         labels = LabelFolder.begin(out, recorded, maker.identity, resume)
         stack.callback(labels.release)
         if cluster is not None:
@@ -141,17 +141,21 @@ def label_runs(
             maker = shared
         elif isinstance(maker, RolloutMaker):
             turns = maker.roll_out(questions, partial(tell, "runs"))
-        made = [turns.run] if isinstance(turns, StoredTurns) else runs_of(settings)
-        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"), partial(digests_of, made))
+        runs = [turns.run] if isinstance(turns, StoredTurns) else runs_of(settings)
+        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"), partial(digests_of, runs))
 
 
 def open_maker(
-    settings: LabelSettings, own: JsonObject, questions: Sequence[Question], cache: Path | None, folder: Path
+    settings: LabelSettings,
+    method_settings: JsonObject,
+    questions: Sequence[Question],
+    cache: Path | None,
+    folder: Path,
 ) -> tuple[LabelMaker, LabelResources]:
     """Open a method with its parts, which keep their scores in `folder`."""
     module = maker_module(settings.method)
     parts = open_parts(settings, folder, questions, cache)
-    return module.open(make_settings(module.SETTINGS, own), parts), parts
+    return module.open(make_settings(module.SETTINGS, method_settings), parts), parts
 
 
 def runs_of(settings: LabelSettings) -> list[Run]:
@@ -160,12 +164,12 @@ def runs_of(settings: LabelSettings) -> list[Run]:
 
 def run_questions(settings: LabelSettings) -> list[Question]:
     """A draw of `count` different questions of the runs, in order. Raises `DataError` for two that share an id."""
-    found: dict[str, Question] = {}
-    for question in (row.question for run in runs_of(settings) for row in run.trajectories()):
-        first = found.setdefault(question.id, question)
+    questions: dict[str, Question] = {}
+    for question in (trajectory.question for run in runs_of(settings) for trajectory in run.trajectories()):
+        first = questions.setdefault(question.id, question)
         if (first.question, first.answers) != (question.question, question.answers):
             raise DataError(f"the runs have two different questions with the id {question.id!r}; label them apart")
-    return draw(list(found.values()), settings.count, 0)
+    return draw(list(questions.values()), settings.count, 0)
 
 
 def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:
@@ -194,19 +198,19 @@ def protocol_of(run: Run, name: str) -> Protocol:
     return load_protocol(str(recorded.get("protocol", name)), str(recorded.get("prompt_template", "default")))
 
 
-def retriever_of(runs: Sequence[Run], given: str | None) -> str:
+def retriever_of(runs: Sequence[Run], name: str | None) -> str:
     """The given retriever, or that of the runs."""
-    if given is not None:
-        return given
-    found = str(_common(runs, "retriever", "--retriever"))
-    _refuse_to_run([] if is_url(found) else plugin_files(found), "--retriever", found)
-    return found
+    if name is not None:
+        return name
+    name_found = str(_common(runs, "retriever", "--retriever"))
+    _refuse_to_run([] if is_url(name_found) else plugin_files(name_found), "--retriever", name_found)
+    return name_found
 
 
-def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> AgentSettings | None:
+def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) -> AgentSettings | None:
     """The given agent, or that of the runs, at `temperature`; `None` where a run names none."""
-    if given is not None:
-        return settings_for(given).model_copy(update={"temperature": temperature})
+    if name_given is not None:
+        return settings_for(name_given).model_copy(update={"temperature": temperature})
     if not all(isinstance(run.settings.get("agent"), dict) for run in runs):
         return None
     tree = _common(runs, "agent", "--agent")
@@ -233,11 +237,11 @@ def refuse_equal_runs(samples: int, agent: AgentSettings) -> None:
         raise SettingError(f"samples={samples} at temperature 0 would be one run {samples} times; add --temperature 1")
 
 
-def limits_of(runs: Sequence[Run], given: str | None, agent: AgentSettings | None) -> Limits:
+def limits_of(runs: Sequence[Run], agent_name: str | None, agent: AgentSettings | None) -> Limits:
     """The limits of the runs for their own agent, else those of the given agent."""
     if agent is None:
         return Limits()
-    if given is None and all("limits" in run.settings for run in runs):
+    if agent_name is None and all("limits" in run.settings for run in runs):
         tree = _common(runs, "limits", "the settings limits.…")
         return make_settings(Limits, tree if isinstance(tree, dict) else {})
     return limits_for(agent)
@@ -265,10 +269,10 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     elif scorer == ORACLE:
         world = next((folder for folder in _folders(settings) if is_world(folder)), None)
     elif scorer is not None and scorer != GOLD and not (is_url(scorer) or model_path(scorer).exists()):
-        known = [ORACLE, GOLD, *shipped_models()]
+        scorers = [ORACLE, GOLD, *shipped_models()]
         raise SettingError(
-            f"no scorer named {scorer!r}{nearest(scorer, known)} Known: {', '.join(known)}, a model folder, the folder "
-            "of a laptop world, a YAML file, or the address of a server"
+            f"no scorer named {scorer!r}{nearest(scorer, scorers)} Known: {', '.join(scorers)}, a model folder, the "
+            "folder of a laptop world, a YAML file, or the address of a server"
         )
     who, limits = settings.agent, settings.limits
     return LabelResources(
@@ -298,8 +302,8 @@ def _folders(settings: LabelSettings) -> Iterable[Path]:
 
 def identity_of(agent: AgentSettings) -> str:
     """Digest of an agent's settings, weights and files, independent of their paths and of the device."""
-    given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer", *DevicePlacement.model_fields})
-    parts = [str(sorted(given.items()))]
+    fields: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer", *DevicePlacement.model_fields})
+    parts = [str(sorted(fields.items()))]
     for name in (agent.name, agent.tokenizer):
         folder = None if name is None or is_scripted(name) else model_path(name)
         parts.append(fingerprint(folder) if folder is not None and folder.is_dir() else str(name))
@@ -344,12 +348,12 @@ class LoggedSearches:
     @property
     def owners(self) -> list[Question]:
         """The different questions, in order."""
-        return list({one.owner.id: one.owner for one in self.searches}.values())
+        return list({search.owner.id: search.owner for search in self.searches}.values())
 
     def of(self, owners: Iterable[Question]) -> "LoggedSearches":
         """The searches of these questions only."""
         idents = {owner.id for owner in owners}
-        return LoggedSearches(tuple(one for one in self.searches if one.owner.id in idents), self.rule)
+        return LoggedSearches(tuple(search for search in self.searches if search.owner.id in idents), self.rule)
 
 
 def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | None:
@@ -363,10 +367,10 @@ def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | 
         if (folder / name).is_file():
             if split is not None:
                 raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
-            found = LoggedSearches(tuple(read(folder)), rule)
-            if not found.searches:
+            logged = LoggedSearches(tuple(read(folder)), rule)
+            if not logged.searches:
                 raise DataError(f"{folder} holds no search, so there is nothing to measure")
-            return found
+            return logged
     return None
 
 
@@ -379,8 +383,8 @@ def _of_labels(folder: Path) -> Iterator[LoggedSearch]:
     """A turn with several positives has a label set for each."""
     positives: dict[TurnId, LoggedSearch] = {}
     for label in LabelFolder(folder).sets():
-        known = positives.get(label.turn)
-        before = () if known is None else known.relevant
+        earlier = positives.get(label.turn)
+        before = () if earlier is None else earlier.relevant
         relevant = tuple(dict.fromkeys((*before, label.positive)))
         positives[label.turn] = LoggedSearch(label.turn, label.question, label.query, relevant)
     yield from positives.values()

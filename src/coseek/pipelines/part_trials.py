@@ -103,13 +103,13 @@ def check_part(path: str | Path) -> PartTrial:
         raise SettingError(f"a part is a .py or a .yaml file, not {name}")
     kind = python_kind(name) if is_plugin_path(name) else yaml_kind(name)
     with TemporaryDirectory() as folder, running(kind, name), missing_extras(f"trying a {kind}"):
-        found = tuple(KINDS[kind].trial(name, Bench(Path(folder))))
-    return PartTrial(kind, found, KINDS[kind].use.format(quote(name)))
+        lines = tuple(KINDS[kind].trial(name, Bench(Path(folder))))
+    return PartTrial(kind, lines, KINDS[kind].use.format(quote(name)))
 
 
 def python_kind(name: str) -> str:
     """The first kind whose contract a file keeps; else raises for the one with the fewest missing names."""
-    contracts = {kind: part.contract for kind, part in KINDS.items() if part.contract}
+    contracts = {kind: spec.contract for kind, spec in KINDS.items() if spec.contract}
     module = load_plugin("part", name, {})
     for kind, contract in contracts.items():
         with suppress(SettingError):
@@ -127,22 +127,22 @@ def python_kind(name: str) -> str:
 def yaml_kind(name: str) -> str:
     """The kind of a YAML file, by its names; without any of them, a recipe."""
     tree = read_yaml(Path(name), "part")
-    return next((kind for kind, part in KINDS.items() if part.mark and part.mark in tree), "recipe")
+    return next((kind for kind, spec in KINDS.items() if spec.mark and spec.mark in tree), "recipe")
 
 
 def try_reward(name: str, bench: Bench) -> Iterator[str]:
-    made = reward.make_reward({name: 1.0})
-    if needs := sorted({str(need) for part in made.parts for need in part.needs}):
+    function = reward.make_reward({name: 1.0})
+    if needs := sorted({str(need) for term in function.parts for need in term.needs}):
         yield f"needs {', '.join(needs)} of a grader, which a trial has not: see `graders` of a recipe"
         return
-    paid = [(run, one.value) for run in bench.expert_runs if isinstance(one := made.compute(run), reward.Reward)]
-    values = [value for _, value in paid]
+    rewards = [(done, value) for done in bench.expert_runs if isinstance(value := function.compute(done), reward.Reward)]
+    values = [value.value for _, value in rewards]
     low, mean, high = min(values), sum(values) / len(values), max(values)
     yield f"{len(values)} runs of a script with mistakes: mean {mean:.3f}, from {low:.3f} to {high:.3f}"
     if low == high:
         yield "all runs are paid the same, so this part alone teaches nothing here"
-    run, value = paid[0]
-    yield f"{as_written(run.question.question)} → {as_written(run.answer or 'no answer')}: {value}"
+    trajectory, value = rewards[0][0], values[0]
+    yield f"{as_written(trajectory.question.question)} → {as_written(trajectory.answer or 'no answer')}: {value}"
 
 
 def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
@@ -164,8 +164,8 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
     )
     advantages_BT = opened.advantages(step).advantages_BT
     for rows, rewards in (((0, 1, 2), "1, 0, 0"), ((3, 4, 5), "1, 1, 1")):
-        shown = ", ".join(f"{float(advantages_BT[row][1]):.3f}" for row in rows)
-        yield f"rewards {rewards} of one question → advantages {shown}"
+        advantages = ", ".join(f"{float(advantages_BT[row][1]):.3f}" for row in rows)
+        yield f"rewards {rewards} of one question → advantages {advantages}"
 
 
 def try_policy_loss(name: str, bench: Bench) -> Iterator[str]:
@@ -180,16 +180,16 @@ def try_policy_loss(name: str, bench: Bench) -> Iterator[str]:
         losses_bt.sum().backward()
         assert new_bt.grad is not None
         pairs = zip(ratios, losses_bt[0].tolist(), new_bt.grad[0].tolist(), strict=True)
-        shown = "; ".join(f"{ratio:g}: {loss:.3f}, {gradient:.3f}" for ratio, loss, gradient in pairs)
-        yield f"advantage {advantage:g}, ratio: loss, gradient: {shown}"
+        losses = "; ".join(f"{ratio:g}: {loss:.3f}, {gradient:.3f}" for ratio, loss, gradient in pairs)
+        yield f"advantage {advantage:g}, ratio: loss, gradient: {losses}"
 
 
 def _of_two_lengths(row: int) -> Trajectory:
     """A run of one turn: two tokens, or one and an observation."""
     agent = Segment(Author.AGENT, "answer", "", (1, 2)[: 2 - row % 2], (0.0, 0.0)[: 2 - row % 2])
     prompt = Segment(Author.ENVIRONMENT, PROMPT, "", (0,))
-    shown = [Segment(Author.ENVIRONMENT, "information", "", (3,))] if row % 2 else []
-    return Trajectory(Question("q", "?", ("a",)), "trial", (prompt, agent, *shown), (), StopReason.ANSWERED, "a")
+    observation = [Segment(Author.ENVIRONMENT, "information", "", (3,))] if row % 2 else []
+    return Trajectory(Question("q", "?", ("a",)), "trial", (prompt, agent, *observation), (), StopReason.ANSWERED, "a")
 
 
 def try_label_method(name: str, bench: Bench) -> Iterator[str]:
@@ -203,11 +203,11 @@ def try_label_method(name: str, bench: Bench) -> Iterator[str]:
     tree |= {"agent": dump_settings(expert), "limits": dump_settings(factory.limits_for(expert))}
     runs = bench.folder / "run"
     run_agent(make_settings(RunSettings, tree), runs, resume=False)
-    named: JsonObject = {"method": name, "scorer": "gold" if needs.scorer else None}
-    chosen, own = label_settings([str(runs)], {}, named, index)
-    made = label_runs(chosen, own, bench.folder / "labels")
-    reasons = ", ".join(f"{count} {why}" for why, count in made.dropped.items())
-    yield f"{made.turns} searches of a script: {made.labelled} with a label, {made.sets} label sets" + (
+    options: JsonObject = {"method": name, "scorer": "gold" if needs.scorer else None}
+    chosen, method_settings = label_settings([str(runs)], {}, options, index)
+    summary = label_runs(chosen, method_settings, bench.folder / "labels")
+    reasons = ", ".join(f"{count} {why}" for why, count in summary.dropped.items())
+    yield f"{summary.turns} searches of a script: {summary.labelled} with a label, {summary.sets} label sets" + (
         f"; without: {reasons}" if reasons else ""
     )
 
@@ -228,18 +228,18 @@ def try_tool(name: str, bench: Bench) -> Iterator[str]:
         )
     question = bench.questions[0].question
     (result,) = opened.run([tool.ToolRequest(parsed.call.arguments, 1, Query("", question))], parts)
-    shown = opened.render(result, parts) if not isinstance(result, tool.ToolFault) else result
-    if isinstance(shown, tool.ToolFault):
-        raise SettingError(f"{name} failed on its own {EXAMPLE}: {shown.message}")
-    yield f"{json.dumps(arguments, ensure_ascii=False)} → {agent.model.tokenizer.decode(shown).strip()}"
+    output = opened.render(result, parts) if not isinstance(result, tool.ToolFault) else result
+    if isinstance(output, tool.ToolFault):
+        raise SettingError(f"{name} failed on its own {EXAMPLE}: {output.message}")
+    yield f"{json.dumps(arguments, ensure_ascii=False)} → {agent.model.tokenizer.decode(output).strip()}"
 
 
 def try_retriever(name: str, bench: Bench) -> Iterator[str]:
     module = load_plugin("retriever", name, retrieval.CONTRACT)
     tree: dict[str, object] = {"retriever": str(Path(name).absolute())}
     fields = module.SETTINGS.model_fields
-    given: dict[str, object] = {"over": str(bench.index_path), "parts": [str(bench.index_path)] * 2}
-    tree |= {key: value for key, value in given.items() if key in fields}
+    settings: dict[str, object] = {"over": str(bench.index_path), "parts": [str(bench.index_path)] * 2}
+    tree |= {key: value for key, value in settings.items() if key in fields}
     yield from searched(retrieval.open_retriever(tree), bench)
 
 
@@ -250,13 +250,13 @@ def try_retriever_file(name: str, bench: Bench) -> Iterator[str]:
 def searched(retriever: Retriever, bench: Bench) -> Iterator[str]:
     """Search two questions for three passages, and check what comes back."""
     queries = [question.question for question in bench.questions[:2]]
-    found = retriever.search(queries, 3)
-    if len(found) != len(queries):
-        raise SettingError(f"two queries got {len(found)} lists of hits; one for each is needed")
-    for hits in found:
+    hit_lists = retriever.search(queries, 3)
+    if len(hit_lists) != len(queries):
+        raise SettingError(f"two queries got {len(hit_lists)} lists of hits; one for each is needed")
+    for hits in hit_lists:
         check_hits(hits)
     yield f"identity {str(retriever.identity)[:12]}…; searched for: {retriever.seen(queries[0])}"
-    for rank, hit in enumerate(found[0], start=1):
+    for rank, hit in enumerate(hit_lists[0], start=1):
         yield f"{rank}  {hit.score:.3f}  {hit.passage.title.strip()}"
 
 
@@ -272,37 +272,38 @@ def check_hits(hits: Sequence[Hit]) -> None:
 
 
 def try_view(name: str, bench: Bench) -> Iterator[str]:
-    run = next((run for run in bench.expert_runs if len(run.searches) > 1), bench.expert_runs[0])
-    turns = list(search_turns(run, protocol.load_protocol(run.protocol)))
+    trajectory = next((done for done in bench.expert_runs if len(done.searches) > 1), bench.expert_runs[0])
+    turns = list(search_turns(trajectory, protocol.load_protocol(trajectory.protocol)))
     yield f"the query: {turns[-1].query.text.strip()}"
     yield f"is searched as: {views.render_view(views.load_view(name), turns[-1].query)}"
 
 
 def try_agent(name: str, bench: Bench) -> Iterator[str]:
-    runs = bench.runs(factory.open_agent(factory.settings_for(name)))
-    yield from transcript(runs)
+    yield from transcript(bench, factory.settings_for(name))
 
 
 def try_protocol(name: str, bench: Bench) -> Iterator[str]:
-    settings = factory.settings_for("rules", protocol=name)
-    yield from transcript(bench.runs(factory.open_agent(settings)))
+    yield from transcript(bench, factory.settings_for("rules", protocol=name))
 
 
-def transcript(runs: Sequence[Trajectory]) -> Iterator[str]:
-    """Counts of the runs, and the text of the first."""
-    answered = sum(run.answer is not None for run in runs)
-    searches = sum(len(run.searches) for run in runs) / len(runs)
-    yield f"{len(runs)} runs: {answered} answered, {sum(run.valid for run in runs)} valid, {searches:.1f} searches each"
-    for segment in runs[0].segments:
+def transcript(bench: Bench, settings: factory.AgentSettings) -> Iterator[str]:
+    """Counts of an agent's trajectories, and the text of the first."""
+    trajectories = bench.runs(factory.open_agent(settings))
+    answered = sum(trajectory.answer is not None for trajectory in trajectories)
+    valid = sum(trajectory.valid for trajectory in trajectories)
+    searches = sum(len(trajectory.searches) for trajectory in trajectories) / len(trajectories)
+    yield f"{len(trajectories)} runs: {answered} answered, {valid} valid, {searches:.1f} searches each"
+    for segment in trajectories[0].segments:
         text = " ".join(segment.text.split())
         yield f"{segment.author}: {text if len(text) < 200 else text[:200] + ' …'}"
 
 
 def try_template(name: str, bench: Bench) -> Iterator[str]:
     agent = factory.open_agent(factory.settings_for("rules", prompt_template=name))
-    (run, *_) = bench.runs(agent)
-    yield from run.segments[0].text.strip().splitlines()
-    yield from next((one.text.strip() for one in run.segments[1:] if one.author != "agent"), "").splitlines()[:6]
+    (trajectory, *_) = bench.runs(agent)
+    yield from trajectory.segments[0].text.strip().splitlines()
+    others = (segment.text.strip() for segment in trajectory.segments[1:] if segment.author != "agent")
+    yield from next(others, "").splitlines()[:6]
 
 
 def try_recipe(name: str, bench: Bench) -> Iterator[str]:
@@ -320,13 +321,13 @@ def try_format(name: str, bench: Bench) -> Iterator[str]:
         return
     source = bench.folder / "example.txt"
     source.write_text(text, encoding="utf-8")
-    made = module.read([source])
-    if not isinstance(made, ImportedData):
-        raise SettingError(f"{name} returns an ImportedData, not {type(made).__name__}; mend it")
-    passages = list(made.passages)
-    ids = {one.id for one in passages}
-    yield f"{len(passages)} passages, {len(made.questions)} questions"
-    for question in made.questions[:3]:
+    imported = module.read([source])
+    if not isinstance(imported, ImportedData):
+        raise SettingError(f"{name} returns an ImportedData, not {type(imported).__name__}; mend it")
+    passages = list(imported.passages)
+    ids = {passage.id for passage in passages}
+    yield f"{len(passages)} passages, {len(imported.questions)} questions"
+    for question in imported.questions[:3]:
         if lost := set(question.gold_ids) - ids:
             raise SettingError(
                 f"question {question.id!r} names gold passages that were not read: {', '.join(sorted(lost))}"
@@ -369,9 +370,7 @@ KINDS: Mapping[str, Kind] = {
     "label method": Kind(try_label_method, "coseek label RUN --method {0} --out labels/mine", maker.CONTRACT),
     "tool": Kind(try_tool, "in a protocol file: tools: {{mine: {{tool: {0}}}}}", tool.CONTRACT),
     "retriever": Kind(
-        try_retriever,
-        "in a YAML file: retriever: {0}; then coseek search FILE.yaml 'a question'",
-        retrieval.CONTRACT,
+        try_retriever, "in a YAML file: retriever: {0}; then coseek search FILE.yaml 'a question'", retrieval.CONTRACT
     ),
     "query view": Kind(try_view, "coseek index DATA --out indexes/mine view={0}", views.CONTRACT),
     "scripted agent": Kind(

@@ -57,16 +57,16 @@ LIMITS = (
 
 
 def write_policy_card(
-    run: TrainingRun[AgentRecipe], name: str, folder: Path, data: Path, table: Table | None = None, row: str = ""
+    training: TrainingRun[AgentRecipe], name: str, folder: Path, data: Path, table: Table | None = None, row: str = ""
 ) -> None:
     """Write the card of the policy `name` into its folder; `row` is its row of the table of figures.
 
-    A folder outside of the run is left as it is: it is what the recipe begins with.
+    A folder outside of the training's is left as it is: it is what the recipe begins with.
     """
-    recipe = run.recipe
-    if not folder.resolve().is_relative_to(run.folder.resolve()):
+    recipe = training.recipe
+    if not folder.resolve().is_relative_to(training.folder.resolve()):
         return
-    given = recipe.policy.folder
+    start = recipe.policy.folder
     splits = (recipe.data.train, recipe.data.dev, recipe.data.test)
     files = [path for split in splits if (path := data / f"questions.{split}.jsonl").is_file()]
     digests = {path.name: file_digest(path) for path in files}
@@ -74,11 +74,11 @@ def write_policy_card(
     engine = recipe.data.training_retriever
     facts = {
         "recipe": recipe.about,
-        "learnt by": " → ".join(_taught(recipe, run.folder, name)) or "nothing: an untrained model",
+        "learnt by": " → ".join(_taught(recipe, training.folder, name)) or "nothing: an untrained model",
         "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
         "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
     }
-    card = run.model_card("policy", "agent recipe.yaml", name, ABOUT, LIMITS, given, facts, digests, table)
+    card = training.model_card("policy", "agent recipe.yaml", name, ABOUT, LIMITS, start, facts, digests, table)
     if row and card.figures:
         card = replace(card, figures=f"This model is the row {inert(row)}.\n\n{card.figures}")
     card.write(folder)
@@ -93,9 +93,9 @@ def _taught(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
     if name == "warm":
         return
     for stage in stages_of(recipe, folder):
-        named = f" (stage {stage.name})" if stage.name else ""
+        of_stage = f" (stage {stage.name})" if stage.name else ""
         early = " until the monitor stopped it" if name == stage.ends + HEALTHY else ""
-        yield f"{LEARNT[stage.recipe.learn]}{named}{early}"
+        yield f"{LEARNT[stage.recipe.learn]}{of_stage}{early}"
         if stage.ends == name.removesuffix(HEALTHY):
             return
 
@@ -105,10 +105,10 @@ def take_weights(source: Path, target: Path, complete: Callable[[Path], None]) -
     if not any(source.glob("*.safetensors")):
         raise DataError(f"{source} holds no weights; it must be of a training by this recipe's rl.backend")
 
-    def fill(part: Path) -> None:
+    def fill(copy: Path) -> None:
         for path in source.iterdir():
             if path.suffix in (".safetensors", ".json") and "token" not in path.name:
-                shutil.copy2(path, part / path.name)
-        complete(part)
+                shutil.copy2(path, copy / path.name)
+        complete(copy)
 
     atomic_folder(target, fill)

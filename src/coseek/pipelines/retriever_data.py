@@ -63,10 +63,10 @@ class RetrieverData:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set with questions to train on, which are made now if need be."""
-        settings, made = self.settings, self.folder / "data"
+        settings, folder = self.settings, self.folder / "data"
         needed = settings.sentences == 0
         say = self.progress.say
-        return Dataset(make_questions(settings.folder, made, settings.train, settings.synthesis, say, needed=needed))
+        return Dataset(make_questions(settings.folder, folder, settings.train, settings.synthesis, say, needed=needed))
 
     def labels(self, seed: int) -> tuple[list[LabelSet], HeldOut | None]:
         """Label sets for training and for evaluation."""
@@ -84,17 +84,14 @@ class RetrieverData:
         rows = random.Random(f"{self.recipe.seed}/passages").sample(
             range(len(corpus)), min(len(corpus), settings.sentences)
         )
-        apart, own = list[Passage](), list[Passage]()
+        apart, passages = list[Passage](), list[Passage]()
         for passage in (corpus[row] for row in sorted(rows)):
             if not is_held_out(passage, held_out.share, split_seed):
-                own.append(passage)
+                passages.append(passage)
             elif passage.id not in golds:
                 apart.append(passage)
-        train += passage_labels(own, bm25, settings.candidates, self.recipe.seed)
-        groups = {
-            "questions": held,
-            "passages": passage_labels(apart, bm25, settings.candidates, self.recipe.seed),
-        }
+        train += passage_labels(passages, bm25, settings.candidates, self.recipe.seed)
+        groups = {"questions": held, "passages": passage_labels(apart, bm25, settings.candidates, self.recipe.seed)}
         if not train:
             raise DataError(
                 f"{data.folder} gives no labels: no question of its split {settings.train!r} has gold passages, and no "
@@ -105,7 +102,7 @@ class RetrieverData:
             return train, None
         # A held-out passage is searched without the words of its query, and not also with them.
         altered = {label.positive for label in groups["passages"]}
-        others = [one for one in corpus if one.id not in altered]
+        others = [passage for passage in corpus if passage.id not in altered]
         return train, HeldOut.of(groups, others, held_out, seed)
 
     # --- the table
@@ -113,13 +110,13 @@ class RetrieverData:
     def question_sets(self) -> dict[str, list[Question]]:
         """Name → questions with gold passages: the test split, the user's own ones, and further files."""
         data, settings = self.dataset, self.settings
-        found = {settings.test: data.questions(settings.test)} if settings.test in data.splits else {}
-        found |= own_questions(settings.folder, data.folder, settings.train)
+        sets = {settings.test: data.questions(settings.test)} if settings.test in data.splits else {}
+        sets |= own_questions(settings.folder, data.folder, settings.train)
         for name in settings.questions:
             path = Path(name)
-            found[name] = Dataset(path).questions("test") if path.is_dir() else load_questions(path)
-        judged = {name: [one for one in asked if one.gold_ids] for name, asked in found.items()}
-        return {name: asked for name, asked in judged.items() if asked}
+            sets[name] = Dataset(path).questions("test") if path.is_dir() else load_questions(path)
+        judged = {name: [question for question in questions if question.gold_ids] for name, questions in sets.items()}
+        return {name: questions for name, questions in judged.items() if questions}
 
     def tables(self, start: Path, trained: Path) -> dict[str, tuple[Table, Scores]]:
         """Set of questions → what BM25, the encoder before and after, both together and the rules find."""
@@ -130,8 +127,8 @@ class RetrieverData:
             build_index(self.dataset.folder, "dense", indexes / "trained", {"encoder": str(trained)})
         write_yaml(self.folder / "hybrid.yaml", {"retriever": "hybrid", "parts": ["index/bm25", "index/trained"]})
         sets, bm25 = self.question_sets(), open_index(indexes / "bm25")
-        for name, asked in sets.items():
-            check_gold(asked, bm25, name)
+        for name, questions in sets.items():
+            check_gold(questions, bm25, name)
         if not sets:
             return {}
         hybrid = open_retriever(self.folder / "hybrid.yaml")
@@ -142,23 +139,25 @@ class RetrieverData:
             HYBRID: hybrid,
         }
         self.progress.stage("table", len(sets) * (len(searched) + 2))
-        return {name: self._table(asked, searched, number) for number, (name, asked) in enumerate(sets.items())}
+        return {name: self._table(questions, searched, number) for number, (name, questions) in enumerate(sets.items())}
 
-    def _table(self, asked: Sequence[Question], searched: dict[str, Retriever], number: int) -> tuple[Table, Scores]:
+    def _table(
+        self, questions: Sequence[Question], searched: dict[str, Retriever], number: int
+    ) -> tuple[Table, Scores]:
         measuring = RetrievalMeasure(tuple(map(Metric.named, METRICS)))
         rows: dict[str, Iterator[Answered]] = {
-            name: (one for batch in search_questions(retriever, asked, DEPTH) for one in batch)
+            name: (answer for batch in search_questions(retriever, questions, DEPTH) for answer in batch)
             for name, retriever in searched.items()
         }
-        rows |= {f"rules over {name}": by_rules(searched[name], asked) for name in (BM25, HYBRID)}
+        rows |= {f"rules over {name}": by_rules(searched[name], questions) for name in (BM25, HYBRID)}
         runs = []
-        for place, (name, answered) in enumerate(rows.items(), start=1):
+        for column, (name, answered) in enumerate(rows.items(), start=1):
             runs.append(measuring.measure(name, answered))
-            self.progress.advance(number * len(rows) + place, name)
+            self.progress.advance(number * len(rows) + column, name)
         by_name = {run.name: run for run in runs}
         pairs = [*((run, runs[0]) for run in runs[1:]), (by_name[TRAINED], by_name[BEFORE])]
         pairs.append((by_name[HYBRID], by_name[TRAINED]))
-        scores = measuring.compare(runs, asked, ("hops",), self.recipe.seed, pairs)
+        scores = measuring.compare(runs, questions, ("hops",), self.recipe.seed, pairs)
         table = main_table(scores, METRICS)
         return replace(table, notes=(verdict(question_claims(scores)), *table.notes)), scores
 
@@ -179,6 +178,6 @@ def by_rules(retriever: Retriever, questions: Sequence[Question]) -> Iterator[An
         max_tokens=100 * _PLENTY,
     )
     agent = Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, tokenizer))
-    for run in rollout(agent, retriever, questions, list(range(len(questions))), limits):
-        ids = evidence_of(run)
-        yield run.question, SearchedQuestion(ids, tuple(-float(rank) for rank in range(len(ids))), None)
+    for trajectory in rollout(agent, retriever, questions, list(range(len(questions))), limits):
+        ids = evidence_of(trajectory)
+        yield trajectory.question, SearchedQuestion(ids, tuple(-float(rank) for rank in range(len(ids))), None)

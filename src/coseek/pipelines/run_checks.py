@@ -27,7 +27,7 @@ from coseek.core.fingerprint import TOKENIZER
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.digests import KEY, digest, questions_digest
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.run import RowKey
 from coseek.data.token_data import TokenData, finite
@@ -79,8 +79,8 @@ class Derivation:
     def differences(self, stored: Trajectory) -> Iterator[Finding]:
         """What a trajectory without faults of its own has other than it should."""
         if stored.protocol != self.environment.protocol.name:
-            own = self.environment.protocol.name
-            yield f"it is of the protocol {stored.protocol!r}, and the run is of {own!r}", None
+            protocol = self.environment.protocol.name
+            yield f"it is of the protocol {stored.protocol!r}, and the run is of {protocol!r}", None
             return
         try:
             yield from self._compared(stored, _Play(self.environment, stored).derived())
@@ -169,21 +169,21 @@ class _Play:
             return self.environment.observe(call, self._opened(call, result), took_s)
         texts = cast(list[str], call.request.arguments["queries"])
         done = len(self.row.searches) + len(self.row.turn_searches)
-        found = self.stored.searches[done : done + len(texts)]
-        if not found and (end := self._unrecorded()) is not None:
+        searches = self.stored.searches[done : done + len(texts)]
+        if not searches and (end := self._unrecorded()) is not None:
             return end
-        if len(found) < len(texts):
-            raise _Parted(f"turn {call.request.turn} asks {len(texts)} queries, and {len(found)} more are stored")
+        if len(searches) < len(texts):
+            raise _Parted(f"turn {call.request.turn} asks {len(texts)} queries, and {len(searches)} more are stored")
         k = self.environment.limits.passages_of(call.request.turn)
-        if (most := max(len(one.hits) for one in found)) > k:
+        if (most := max(len(search.hits) for search in searches)) > k:
             raise _Parted(f"a search of turn {call.request.turn} has {most} hits, and its budget is {k}")
         return self.environment.observe(
             call,
             TurnSearches(
                 tuple(replace(call.request.query, text=text) for text in texts),
                 tuple(
-                    Search(text, one.hits if one.fault is None else (), one.fault, call.request.turn)
-                    for text, one in zip(texts, found, strict=True)
+                    Search(text, search.hits if search.fault is None else (), search.fault, call.request.turn)
+                    for text, search in zip(texts, searches, strict=True)
                 ),
             ),
             0.0,
@@ -193,7 +193,7 @@ class _Play:
         """The result of a visit with the document that it showed, which is stored; any other result as it is."""
         if not isinstance(result, DocumentPage):
             return result
-        mine = (one for one in self.stored.visits if (one.turn, one.id) == (call.request.turn, result.ident))
+        mine = (visit for visit in self.stored.visits if (visit.turn, visit.id) == (call.request.turn, result.ident))
         stored = next(mine, None)
         if stored is None or result.passage not in stored.passages:
             return result
@@ -201,17 +201,17 @@ class _Play:
 
     def _unrecorded(self) -> Next | None:
         """How a run ended whose last search is not stored, since its results were not shown."""
-        stored, row = self.stored, self.row
-        if self._asks_last(len(row.segments)):
-            return self.environment.at_limit(row, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
-        if len(row.segments) < len(stored.segments):
+        stored, episode = self.stored, self.row
+        if self._asks_last(len(episode.segments)):
+            return self.environment.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
+        if len(episode.segments) < len(stored.segments):
             return None
         noting = self.environment.protocol.reason_in_documents
         if noting:  # what it was asked about the results, and what it wrote
-            row.side_contexts += stored.side_contexts[len(row.side_contexts) :][:1]
-        wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.room(row)
+            episode.side_contexts += stored.side_contexts[len(episode.side_contexts) :][:1]
+        wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.room(episode)
         if stored.stop is StopReason.TOKEN_LIMIT and wanted is not None:
-            before = 0 if wanted[0].startswith("a prompt") else row.tokens
+            before = 0 if wanted[0].startswith("a prompt") else episode.tokens
             follows = before + int(wanted[1]) >= room
         else:
             follows = noting and stored.stop is StopReason.MODEL_ERROR
@@ -229,9 +229,9 @@ def _of_segments(derived: Sequence[Segment], stored: Sequence[Segment]) -> Itera
             yield f"it is {theirs.tag!r} by the {theirs.author}, and {follows} from what the agent wrote", at
             return
         if ours.ids != theirs.ids:
-            parts = enumerate(zip_longest(ours.ids, theirs.ids))
-            place = next(place for place, (one, other) in parts if one != other)
-            yield f"it is not what the environment writes here, from token {place} on", at
+            pairs = enumerate(zip_longest(ours.ids, theirs.ids))
+            position = next(position for position, (derived_id, stored_id) in pairs if derived_id != stored_id)
+            yield f"it is not what the environment writes here, from token {position} on", at
             return
         if ours.message != theirs.message:
             yield f"its message is {_short(theirs.message)}, and the ids say {_short(ours.message)}", at
@@ -280,10 +280,10 @@ class RunChecks:
         yield HITS, self.passages
         yield AGAIN, self.searches
 
-    def _check_same(self, part: str, *now: str) -> None:
+    def _check_same(self, name: str, *now: str) -> None:
         """Raise `DataError` if a part had another identity; one without a record may be any."""
-        if self._identities.get(part, now[0]) not in now:
-            raise DataError(f"the {part.replace('_', ' ')} has changed since")
+        if self._identities.get(name, now[0]) not in now:
+            raise DataError(f"the {name.replace('_', ' ')} has changed since")
 
     @cached_property
     def agent(self) -> AgentSettings:
@@ -315,11 +315,11 @@ class RunChecks:
         """All rows of the run, with their questions."""
         if "questions" not in self.settings:
             raise DataError("run.yaml names no questions file")
-        named = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
-        settings = make_settings(RunSettings, named)
-        asked = {question.id: question for question in load_asked(settings)}
-        self._check_same("questions", questions_digest(asked.values()))
-        return {key: asked[key[0]] for key in rows_of([*asked.values()], settings.seed, settings.samples)}
+        known = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
+        settings = make_settings(RunSettings, known)
+        questions = {question.id: question for question in load_asked(settings)}
+        self._check_same("questions", questions_digest(questions.values()))
+        return {key: questions[key[0]] for key in rows_of([*questions.values()], settings.seed, settings.samples)}
 
     def derivation(self) -> Check:
         """Plays a trajectory again, in each form in which the model may have taken its input: the nearest counts."""
@@ -333,9 +333,9 @@ class RunChecks:
         ranks = is_scripted(self.agent.name)
         plays = [Derivation(self.protocol.taken_as(form), self.tokenizer, self.limits, ranks) for form in forms]
 
-        def check(run: Trajectory) -> Iterator[Finding]:
-            first = [*plays[0].differences(run)]
-            if first and all(next(play.differences(run), None) is not None for play in plays[1:]):
+        def check(trajectory: Trajectory) -> Iterator[Finding]:
+            first = [*plays[0].differences(trajectory)]
+            if first and all(next(play.differences(trajectory), None) is not None for play in plays[1:]):
                 yield from first
 
         return check
@@ -352,11 +352,14 @@ class RunChecks:
         if corpus.digest != card.digest:
             raise DataError(f"the corpus of {name} has changed since")
 
-        def check(run: Trajectory) -> Iterator[Finding]:
-            met = [(hit.passage, f"search {at}") for at, one in enumerate(run.searches, 1) for hit in one.hits]
-            met += [(passage, f"a visit in turn {visit.turn}") for visit in run.visits for passage in visit.passages]
-            for passage, where in met:
-                if not _is_in(corpus, passage):
+        def check(trajectory: Trajectory) -> Iterator[Finding]:
+            read = [
+                (f"search {at}", hit.passage) for at, done in enumerate(trajectory.searches, 1) for hit in done.hits
+            ]
+            for visit in trajectory.visits:
+                read += [(f"a visit in turn {visit.turn}", passage) for passage in visit.passages]
+            for where, passage in read:
+                if not corpus.has(passage.id) or corpus.by_id(passage.id).to_json() != passage.to_json():
                     yield f"the passage {passage.id!r} of {where} is not that of the corpus", None
 
         return check
@@ -368,14 +371,16 @@ class RunChecks:
         retriever, protocol, limits = self.retriever, self.protocol, self.limits
         self._check_same("retriever", retriever.identity)
 
-        def check(run: Trajectory) -> Iterator[Finding]:
+        def check(trajectory: Trajectory) -> Iterator[Finding]:
             by_depth: dict[int, list[tuple[int, Query]]] = {}
-            for at, query in enumerate(replay_queries(run, protocol)):
-                if run.searches[at].fault is None:
-                    by_depth.setdefault(limits.passages_of(turn_number(run, at, protocol)), []).append((at, query))
-            for depth, asked in by_depth.items():
-                for (at, _), hits in zip(asked, retriever.search([query for _, query in asked], depth), strict=True):
-                    if not _alike(run.searches[at], hits):
+            for at, query in enumerate(replay_queries(trajectory, protocol)):
+                if trajectory.searches[at].fault is None:
+                    depth = limits.passages_of(turn_number(trajectory, at, protocol))
+                    by_depth.setdefault(depth, []).append((at, query))
+            for depth, numbered in by_depth.items():
+                again = retriever.search([query for _, query in numbered], depth)
+                for (at, _), hits in zip(numbered, again, strict=True):
+                    if not _alike(trajectory.searches[at], hits):
                         yield f"search {at + 1} finds other passages or scores now", None
 
         return check
@@ -393,33 +398,29 @@ class RunChecks:
         return reward
 
 
-def wrong_reward(reward: RewardFunction, run: Trajectory, data: TokenData) -> Iterator[str]:
+def wrong_reward(reward: RewardFunction, trajectory: Trajectory, data: TokenData) -> Iterator[str]:
     """What a reward has other than its parts make it. A training may add parts of its own, such as for length."""
-    paid = reward.compute(run)
-    if isinstance(paid, RewardFault):
-        yield f"it has a reward, and none follows ({paid.detail or paid.part})"
+    outcome = reward.compute(trajectory)
+    if isinstance(outcome, RewardFault):
+        yield f"it has a reward, and none follows ({outcome.detail or outcome.part})"
         return
-    follows = dict(zip(paid.parts, finite(paid.parts.values()), strict=True))
+    follows = dict(zip(outcome.parts, finite(outcome.parts.values()), strict=True))
     for name, value in follows.items():
         if data.parts.get(name) != value:
             yield f"the reward's part {name!r} is {data.parts.get(name)}, and {value} follows"
-    if data.parts.keys() == follows.keys() and (data.reward,) != (whole := finite([paid.value])):
+    if data.parts.keys() == follows.keys() and (data.reward,) != (whole := finite([outcome.value])):
         yield f"the reward is {data.reward}, and {whole[0]} follows"
-
-
-def _is_in(corpus: Corpus, passage: Passage) -> bool:
-    return corpus.has(passage.id) and corpus.by_id(passage.id).to_json() == passage.to_json()
 
 
 def _alike(search: Search, hits: Sequence[Hit]) -> bool:
     """Whether hits are those of a search. Passages whose scores differ by a rounding may change places."""
     if len(search.hits) != len(hits):
         return False
-    close = all(near(one.score, other.score) for one, other in zip(search.hits, hits, strict=True))
+    close = all(near(hit.score, again.score) for hit, again in zip(search.hits, hits, strict=True))
     lowest = hits[-1].score + NEAR * max(1.0, abs(hits[-1].score)) if hits else 0.0
-    kept = {hit.passage.id for hit in hits}
-    return close and all(hit.passage.id in kept or hit.score <= lowest for hit in search.hits)
+    idents = {hit.passage.id for hit in hits}
+    return close and all(hit.passage.id in idents or hit.score <= lowest for hit in search.hits)
 
 
-def near(one: float, other: float) -> bool:
-    return abs(one - other) <= NEAR * max(1.0, abs(one))
+def near(ours: float, theirs: float) -> bool:
+    return abs(ours - theirs) <= NEAR * max(1.0, abs(ours))

@@ -40,15 +40,7 @@ from coseek.data.question import load_questions
 from coseek.data.run import provenance
 from coseek.hardware.device import AUTO
 from coseek.hardware.placement import Place, Use, named, resolve_here, warning
-from coseek.hub.card import (
-    UNKNOWN,
-    ModelCard,
-    ModelKind,
-    base_model_of,
-    setting_words,
-    shared_text,
-    shown_table,
-)
+from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, base_model_of, setting_words, shared_text, shown_table
 from coseek.labels.label_folder import LabelFolder
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings
@@ -137,7 +129,7 @@ class TrainingRun(Generic[R]):
         versions = cast(dict[str, str | None], record.get("versions") or {"coseek": __version__})
         digests = {**cast(dict[str, str], record.get(KEY) or {}), **data}
         recipe, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
-        given = () if in_file else setting_words(recipe)
+        overrides = () if in_file else setting_words(recipe)
         opened = encoder_folder if kind == "encoder" else model_path
         return ModelCard(
             kind=kind,
@@ -151,7 +143,7 @@ class TrainingRun(Generic[R]):
                 **{name: version for name in ("torch", "transformers") if (version := versions.get(name))},
                 **{f"digest of {shared_text(name)}": identity for name, identity in digests.items()},
             },
-            command=shlex.join(["coseek", "train", *command.split(), *given, "--out", "OUT"]),
+            command=shlex.join(["coseek", "train", *command.split(), *overrides, "--out", "OUT"]),
             recipe=recipe if in_file else None,
             figures="" if table is None else shown_table(table),
             limits=limits,
@@ -190,40 +182,40 @@ def begin(
     """
     path, now = folder / FILE, dict(identities or {})
     check_output_folder(folder, FILE, own=(QUESTIONS,))
-    asked = recipe
+    unresolved = recipe
     if not path.exists() or is_failed_start(folder, FILE):
-        recipe = resolve_recipe(asked)
+        recipe = resolve_recipe(unresolved)
         tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**now}, **provenance()}
-        if own := plugin_digests(bound(recipe)):
-            tree[OWN] = own
+        if parts := plugin_digests(bound(recipe)):
+            tree[OWN] = parts
         write_yaml(path, tree)
-        _report_precisions(asked, recipe, say)
+        _report_precisions(unresolved, recipe, say)
         return recipe
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
     written = read_yaml(path, "record")
     began = resolve_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
-    recipe = resolve_recipe(asked, began)
+    recipe = resolve_recipe(unresolved, began)
     check_same_settings(folder, bound(began), bound(recipe), "take the same recipe")
     own_began = cast(JsonObject, written.get(OWN) or {})
     for name, source in plugin_digests(bound(recipe)).items():
-        part, what = (plugin_name(name), "function") if is_function(name) else (name, "file")
+        plugin, what = (plugin_name(name), "function") if is_function(name) else (name, "file")
         if not source:
             raise SettingError(
-                f"{folder} cannot be resumed: its source does not identify the function {part}; choose another --out"
+                f"{folder} cannot be resumed: its source does not identify the function {plugin}; choose another --out"
             )
         if own_began.get(name) != source:
             raise SettingError(
-                f"{part} is not the {what} that {folder} was begun with; put that one back, or choose another --out"
+                f"{plugin} is not the {what} that {folder} was begun with; put that one back, or choose another --out"
             )
     check_identities(path, written.get(KEY), now)
     if on_resume is not None:
         on_resume(began, recipe)
-    known = cast(dict[str, str], written.get(KEY) or {})
-    tree = {**written, "recipe": dump_settings(recipe), KEY: {**known, **now}}
+    recorded = cast(dict[str, str], written.get(KEY) or {})
+    tree = {**written, "recipe": dump_settings(recipe), KEY: {**recorded, **now}}
     if tree != written:
         write_yaml(path, tree)
-    _report_precisions(asked, recipe, say)
+    _report_precisions(unresolved, recipe, say)
     return recipe
 
 
@@ -237,17 +229,17 @@ def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:
 def resolve_recipe(recipe: R, began: R | None = None) -> R:
     """Replace every `auto` by a precision: that of `began`, else the fastest one on this machine."""
     old = dump_settings(began) if began is not None else None
-    return resolve_here(recipe, old, lambda place: _width_at(recipe, place))
+    return resolve_here(recipe, old, lambda path: _width_at(recipe, path))
 
 
-def _width_at(recipe: Settings, place: Place) -> int:
+def _width_at(recipe: Settings, path: Place) -> int:
     """Hidden size of the model that samples in the precision at this place; 0 without a model on this machine."""
     match recipe:
         case TogetherRecipe():
-            return _width_at(recipe.agent, place[1:])
-        case AgentRecipe() if place[0] == "graders":
+            return _width_at(recipe.agent, path[1:])
+        case AgentRecipe() if path[0] == "graders":
             graders = (recipe.graders.generator, recipe.graders.judge)
-            widths = [hidden_size(model_path(part.model)) for part in graders if part is not None]
+            widths = [hidden_size(model_path(grader.model)) for grader in graders if grader is not None]
             return min(filter(None, widths), default=0)
         case AgentRecipe():
             folder = recipe.policy.folder
@@ -256,12 +248,12 @@ def _width_at(recipe: Settings, place: Place) -> int:
     return laptop.hidden if isinstance(laptop, LaptopSettings) else 0
 
 
-def _report_precisions(asked: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
+def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
     """Report which precisions `auto` stands for, and warn of one that is slow on this machine."""
-    auto = {place for place, _, value in named(type(asked), dump_settings(asked)) if value == AUTO}
+    auto = {path for path, _, value in named(type(unresolved), dump_settings(unresolved)) if value == AUTO}
     taken: dict[Use, set[str]] = {}
-    for place, use, value in named(type(resolved), dump_settings(resolved)):
-        if place in auto:
+    for path, use, value in named(type(resolved), dump_settings(resolved)):
+        if path in auto:
             taken.setdefault(use, set()).add(value)
     if taken:
         say("auto precision: " + ", ".join(f"{use} in {' and '.join(sorted(taken[use]))}" for use in sorted(taken)))
@@ -287,14 +279,14 @@ NOT_READ = ("data.folder", "data.index")
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:
     """Setting → digest. `index` is what `data.index` names, opened."""
-    found = {**_named(recipe), **_tools(recipe)}
+    digests = {**_named(recipe), **_tools(recipe)}
     for text in _texts(dump_settings(recipe)):  # protocols, prompt templates and prompts
         if text.endswith((".yaml", ".yml")) and (path := Path(text).expanduser()).is_file():
-            found[text] = file_digest(path)
+            digests[text] = file_digest(path)
     if index is not None:
         with suppress(RetrieverError):  # a server that does not answer now: its searches will be faults
-            found["data.index"] = index.identity
-    return found
+            digests["data.index"] = index.identity
+    return digests
 
 
 def data_set_identities(setting: str, name: str) -> Identities:
@@ -306,26 +298,26 @@ def data_set_identities(setting: str, name: str) -> Identities:
 
 def retriever_identities(recipe: RetrieverRecipe) -> Identities:
     """Setting → digest."""
-    found = {f"labels {name}": file_digest(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
+    digests = {f"labels {name}": file_digest(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
     if recipe.encoder is not None:
-        found["encoder"] = fingerprint(encoder_folder(recipe.encoder))
+        digests["encoder"] = fingerprint(encoder_folder(recipe.encoder))
     if recipe.data is not None:
-        found |= data_set_identities("data.folder", recipe.data.folder)
+        digests |= data_set_identities("data.folder", recipe.data.folder)
     if recipe.held_out.corpus is not None:
         path = Path(recipe.held_out.corpus)
-        found["held_out.corpus"] = file_digest(path / "corpus.jsonl" if path.is_dir() else path)
-    return found
+        digests["held_out.corpus"] = file_digest(path / "corpus.jsonl" if path.is_dir() else path)
+    return digests
 
 
 def together_identities(recipe: TogetherRecipe) -> Identities:
     """Setting → digest, of what all rounds share. The agent and retriever trainings record their own."""
-    found = {f"agent.{name}": identity for name, identity in _named(recipe.agent).items()}
+    digests = {f"agent.{name}": identity for name, identity in _named(recipe.agent).items()}
     for setting, name in (("labels.scorer", recipe.labels.scorer), ("labels.likelihood", recipe.labels.likelihood)):
         if name is not None and (path := model_path(name)).exists():
-            found[setting] = content_of(path)
+            digests[setting] = content_of(path)
     if recipe.start.encoder is not None:
-        found["start.encoder"] = fingerprint(encoder_folder(recipe.start.encoder))
-    return found
+        digests["start.encoder"] = fingerprint(encoder_folder(recipe.start.encoder))
+    return digests
 
 
 def policy_identities(policy: Path, tokenizer: Path, temperature: float, precision: str) -> dict[str, str]:
@@ -339,22 +331,22 @@ def content_of(path: Path) -> str:
     if path.is_dir():
         return fingerprint(path)
     with suppress(DataError):
-        named = [model_path(text) for text in _texts(read_yaml(path, "file"))]
-        return digest("".join([file_digest(path), *(fingerprint(folder) for folder in named if folder.is_dir())]))
+        folders = [model_path(text) for text in _texts(read_yaml(path, "file"))]
+        return digest("".join([file_digest(path), *(fingerprint(folder) for folder in folders if folder.is_dir())]))
     return file_digest(path)
 
 
 def _named(recipe: AgentRecipe) -> dict[str, str]:
     """Digests of the paths that a recipe names; the index is opened once, elsewhere."""
-    return {named.setting: _identity(named) for named in paths_of(recipe) if named.setting not in NOT_READ}
+    return {entry.setting: _identity(entry) for entry in paths_of(recipe) if entry.setting not in NOT_READ}
 
 
-def _identity(named: RecipePath) -> str:
-    if named.holds == "data":
-        return questions_digest(load_questions(named.path))
-    if named.holds == "index":
-        return open_retriever(named.path).identity
-    return file_digest(named.path / "trajectories.jsonl") if named.holds == "run" else content_of(named.path)
+def _identity(entry: RecipePath) -> str:
+    if entry.holds == "data":
+        return questions_digest(load_questions(entry.path))
+    if entry.holds == "index":
+        return open_retriever(entry.path).identity
+    return file_digest(entry.path / "trajectories.jsonl") if entry.holds == "run" else content_of(entry.path)
 
 
 def _tools(recipe: AgentRecipe) -> dict[str, str]:
@@ -381,12 +373,12 @@ def bound(recipe: AgentRecipe) -> JsonObject:
     """The settings of a recipe and of its stages that must not change on resume."""
     tree = dump_settings(recipe)
     del tree["track"], tree["rollout"], tree["license"]
-    for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
+    for settings_tree in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
         for group, names in STEPS.items():
-            if isinstance(settings := part.get(group), dict):
-                part[group] = {name: value for name, value in settings.items() if name not in names}
-                if not part[group]:  # equals a stage that does not set the group
-                    del part[group]
+            if isinstance(settings := settings_tree.get(group), dict):
+                settings_tree[group] = {name: value for name, value in settings.items() if name not in names}
+                if not settings_tree[group]:  # equals a stage that does not set the group
+                    del settings_tree[group]
     return tree
 
 
@@ -403,19 +395,19 @@ class MoreSteps:
         """Check the changed stages, then move their policies aside. Raises `SettingError`."""
         pairs = list(zip(stages_of(began, self.folder), stages_of(self.recipe, self.folder), strict=True))
         changed = [
-            (place, old, new)
-            for place, (old, new) in enumerate(pairs)
+            (number, old, new)
+            for number, (old, new) in enumerate(pairs)
             if old.recipe.rl.steps != new.recipe.rl.steps and steps_done(new)
         ]
-        for place, old, new in changed:
-            self._check(old, new, [stage for _, stage in pairs[place + 1 :]])
+        for number, old, new in changed:
+            self._check(old, new, [stage for _, stage in pairs[number + 1 :]])
         for _, old, new in changed:
             policy = self.folder / "policy" / new.ends
             if policy.exists():
-                kept = policy.with_name(f"{new.ends}.{old.recipe.rl.steps}-steps")
-                if kept.exists():  # the steps were raised, lowered and raised again
-                    shutil.rmtree(kept)
-                os.replace(policy, kept)
+                aside = policy.with_name(f"{new.ends}.{old.recipe.rl.steps}-steps")
+                if aside.exists():  # the steps were raised, lowered and raised again
+                    shutil.rmtree(aside)
+                os.replace(policy, aside)
 
     def _check(self, old: Stage, new: Stage, later: list[Stage]) -> None:
         done, steps = steps_done(new), new.recipe.rl.steps

@@ -61,21 +61,23 @@ class TableRow:
 
 def rows_of(training: AgentTraining) -> list[TableRow]:
     """The rows of the table. `before` comes first, since the others are paired with it."""
-    own = training.recipe.protocol
+    protocol = training.recipe.protocol
     pair = tuple(zip(("before", "after"), training.compared, strict=True))
     temperatures = (0.0, 1.0) if training.recipe.table.sampled else (0.0,)
-    agents = [TableRow(name, policy, own, t) for t in temperatures for name, policy in pair]
-    agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
+    agents = [TableRow(name, policy, protocol, t) for t in temperatures for name, policy in pair]
+    agents += [TableRow(f"after {stage.name}", stage.ends, protocol, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
     shown_on_data = warm is not None and warm.demonstrator in ("rules", "evidence", "expert") and not warm.uses_worlds
     baselines = training.recipe.table.baselines
-    rules = [TableRow(RULES, "", own, 0.0)] if shown_on_data or RULES in baselines else []
-    taught = (folder_of(training, TableRow("", BASELINE, own, 0.0)) / CARD).is_file()
-    named = {name: f"{'start' if taught else 'untrained'} {name}" for name in baselines if name != RULES}
-    untrained = [TableRow(label, BASELINE, name, 0.0) for name, label in named.items()]
+    rules = [TableRow(RULES, "", protocol, 0.0)] if shown_on_data or RULES in baselines else []
+    taught = (folder_of(training, TableRow("", BASELINE, protocol, 0.0)) / CARD).is_file()
+    prefix = "start" if taught else "untrained"
+    untrained = [
+        TableRow(f"{prefix} {name}", BASELINE, name, 0.0) for name in dict.fromkeys(baselines) if name != RULES
+    ]
     if by_generator(training):
-        shown = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
-        agents += [TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None]
+        depths = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
+        agents += [TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in depths if k is not None]
         return [*agents, *untrained, *rules]
     if warm is None or warm.demonstrator == "gold":  # nobody taught the baselines' protocols
         return [*agents, *untrained, *rules]
@@ -102,14 +104,14 @@ def folder_of(training: AgentTraining, row: TableRow) -> Path:
     """The model folder of a row that has a policy."""
     if row.policy != BASELINE:
         return training.policy_folder(row.policy)
-    named = training.recipe.table.baseline_model
-    return training.policy_folder("start") if named is None else model_path(named)
+    name = training.recipe.table.baseline_model
+    return training.policy_folder("start") if name is None else model_path(name)
 
 
 def tokenizer_folder(training: AgentTraining, row: TableRow) -> Path:
     """The folder of the row's tokenizer: the policy's for all rows but those of a model of their own."""
-    own = row.policy == BASELINE and training.recipe.table.baseline_model is not None
-    return folder_of(training, row) if own else training.policy_folder("start")
+    has_own = row.policy == BASELINE and training.recipe.table.baseline_model is not None
+    return folder_of(training, row) if has_own else training.policy_folder("start")
 
 
 def framed(training: AgentTraining, row: TableRow) -> bool:
@@ -151,11 +153,11 @@ def metric_of(training: AgentTraining) -> str:
     recipe = training.stages[-1].recipe if training.stages else training.recipe
     if by_generator(training):
         return "gen_acc" if recipe.graders.judge is not None else "cover_em"
-    paid = {part.name for part in make_reward(recipe.reward).parts}
+    names = {term.name for term in make_reward(recipe.reward).parts}
     if answers_itself(recipe.protocol):
-        return "recall" if "gold_recall" in paid else "em"
+        return "recall" if "gold_recall" in names else "em"
     # Where the data names no gold passages, recall is undefined and found answers are paid.
-    return "answer_hit" if {"answer_hit", "rank_tiers"} & paid else "recall"
+    return "answer_hit" if {"answer_hit", "rank_tiers"} & names else "recall"
 
 
 # Agents that only search (s3): the recipe's generator answers from what each run found.
@@ -185,22 +187,23 @@ def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: 
     order = [question.id for question in questions]
     with run.open_for_append(rag_identities(retriever, questions, k, seed), order) as file:
         done = {ident for ident, _ in run.done()}
-        left = [question for question in questions if question.id not in done]
-        for batch in search_questions(retriever, left, k, BATCH):
-            for question, found in batch:
-                hits = tuple(Hit(*pair) for pair in zip(found.passages or (), found.scores, strict=True))
-                stop = StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR
-                search, own_seed = Search(question.searched, hits, found.fault, turn=0), row_seed(seed, question.id, 0)
-                Run.append(file, Trajectory(question, "rag", (), (search,), stop, None, valid=True, seed=own_seed))
+        unsearched = [question for question in questions if question.id not in done]
+        for batch in search_questions(retriever, unsearched, k, BATCH):
+            for question, result in batch:
+                hits = tuple(Hit(*pair) for pair in zip(result.passages or (), result.scores, strict=True))
+                stop = StopReason.COMPLETE if result.fault is None else StopReason.RETRIEVER_ERROR
+                searches = (Search(question.searched, hits, result.fault, turn=0),)
+                drawn = row_seed(seed, question.id, 0)
+                Run.append(file, Trajectory(question, "rag", (), searches, stop, None, valid=True, seed=drawn))
 
 
-def answers_to(graders: Graders, folder: Path, runs: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
+def answers_to(graders: Graders, folder: Path, trajectories: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
     """The generator's answers from these runs' passages, and the judge's verdicts on them; stored in `folder`."""
     assert graders.generator is not None
-    answers = generate_answers(graders.generator, runs, answer_cache(folder, graders.generator))
+    answers = generate_answers(graders.generator, trajectories, answer_cache(folder, graders.generator))
     if graders.judge is None:
         return answers, None
-    questions = {run.question.id: run.question for run in runs}
+    questions = {trajectory.question.id: trajectory.question for trajectory in trajectories}
     claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
     return answers, judge_claims(graders.judge, claims, verdict_cache(folder, graders.judge))
 
@@ -220,24 +223,24 @@ def scored_by_generator(graders: Graders, name: str, folder: Path, runs: Sequenc
     return component_run(name, runs, answers, verdicts)
 
 
-def with_answers(graders: Graders, folder: Path, runs: Sequence[Trajectory]) -> list[Trajectory]:
+def with_answers(graders: Graders, folder: Path, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """The runs with the generator's answers, for display; runs with a fault of the generator are left out."""
-    answers, _ = answers_to(graders, folder, runs)
-    known = {key: reply for key, reply in answers.items() if reply.fault is None}
-    asked = [(run, known.get((run.question.id, run.seed))) for run in runs]
-    return [replace(run, answer=reply.answer) for run, reply in asked if reply is not None]
+    answers, _ = answers_to(graders, folder, trajectories)
+    replies = {key: reply for key, reply in answers.items() if reply.fault is None}
+    pairs = [(trajectory, replies.get((trajectory.question.id, trajectory.seed))) for trajectory in trajectories]
+    return [replace(trajectory, answer=reply.answer) for trajectory, reply in pairs if reply is not None]
 
 
 def selection_table(generator: Generator, runs: Mapping[str, Sequence[Trajectory]], scores: Scores) -> Table:
     """Passages and tokens of the generator's context, beside those without the agent's selection."""
     rows = []
-    for name, found in runs.items():
-        given = [scores.of(name).metrics.get(column) for column in GIVEN]
-        worked = [run for run in found if not run.stop.is_fault]
-        retrieved = [[hit.passage for search in run.searches for hit in search.hits] for run in worked]
+    for name, trajectories in runs.items():
+        means = [scores.of(name).metrics.get(column) for column in GIVEN]
+        worked = [trajectory for trajectory in trajectories if not trajectory.stop.is_fault]
+        retrieved = [[hit.passage for search in trajectory.searches for hit in search.hits] for trajectory in worked]
         whole = [generator.budget.fill(passages) for passages in retrieved]
         if whole:
             cells = [fmean(len(passages) for passages, _ in whole), fmean(tokens for _, tokens in whole)]
-            rows.append((name, *(show(one, 1) for one in given), *(f"{cell:.1f}" for cell in cells)))
+            rows.append((name, *(show(mean, 1) for mean in means), *(f"{cell:.1f}" for cell in cells)))
     columns = ("run", "passages, selected", "tokens, selected", "passages, all", "tokens, all")
     return Table(columns, tuple(rows), ("Means over questions, within the generator's budget, equal passages once.",))

@@ -61,8 +61,8 @@ class StartSettings(Settings):
                 "start.encoder beside it, and leave start.recipe and start.index out"
             )
         if (self.encoder is None) == (self.recipe is None):
-            one = "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both"
-            raise SettingError(f"{one}; `start=!replace {{encoder: …}}` replaces what the recipe says")
+            need = "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both"
+            raise SettingError(f"{need}; `start=!replace {{encoder: …}}` replaces what the recipe says")
         return self
 
 
@@ -190,12 +190,12 @@ class TogetherRecipe(Settings):
     def _given_by_the_round(cls, tree: object) -> object:
         if not isinstance(tree, dict):
             return tree
-        given: dict[str, object] = {"labels": [GIVEN], "encoder": GIVEN, "synthetic": None}
-        for name, value in given.items():
-            said = tree.get(name, value)
-            if (list(said) if isinstance(said, tuple) else said) != value:
+        fixed: dict[str, object] = {"labels": [GIVEN], "encoder": GIVEN, "synthetic": None}
+        for name, value in fixed.items():
+            value_given = tree.get(name, value)
+            if (list(value_given) if isinstance(value_given, tuple) else value_given) != value:
                 raise SettingError(f"every round gives its retriever labels and encoder; leave retriever.{name} out")
-        return {**tree, **given}
+        return {**tree, **fixed}
 
     @model_validator(mode="after")
     def _every_round_trains(self) -> "TogetherRecipe":
@@ -237,28 +237,28 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
 
 def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
     """Read the recipes that are only named; paths are relative to the file. `preset` is the agent's."""
-    inside = {"agent": lambda given: recipe_tree(given, file, preset), "start": _start, "retriever": _retriever}
+    inside = {"agent": lambda value: recipe_tree(value, file, preset), "start": _start, "retriever": _retriever}
     return {
         name: inside[name](value) if name in inside and value is not None else value for name, value in tree.items()
     }
 
 
-def _start(given: Json) -> Json:
+def _start(value: Json) -> Json:
     """Replace a name, folder or YAML file by `{recipe: …}` or `{encoder: …}`."""
-    if is_url(given):
-        return {"url": given}
-    if isinstance(given, str):
-        is_recipe = (given in retriever_recipe_names() and not is_shipped(given)) or given.endswith((".yaml", ".yml"))
-        given = {"recipe" if is_recipe else "encoder": given}
-    if isinstance(given, dict) and isinstance(named := given.get("recipe"), str):
-        return {**given, "recipe": dump_settings(load_retriever_recipe(named))}
-    return given
+    if is_url(value):
+        return {"url": value}
+    if isinstance(value, str):
+        is_recipe = (value in retriever_recipe_names() and not is_shipped(value)) or value.endswith((".yaml", ".yml"))
+        value = {"recipe" if is_recipe else "encoder": value}
+    if isinstance(value, dict) and isinstance(name := value.get("recipe"), str):
+        return {**value, "recipe": dump_settings(load_retriever_recipe(name))}
+    return value
 
 
-def _retriever(given: Json) -> Json:
-    if not isinstance(given, str):
-        return given
-    return {**dump_settings(load_retriever_recipe(given, labels=[GIVEN])), "encoder": GIVEN}
+def _retriever(name: Json) -> Json:
+    if not isinstance(name, str):
+        return name
+    return {**dump_settings(load_retriever_recipe(name, labels=[GIVEN])), "encoder": GIVEN}
 
 
 def check_together(recipe: TogetherRecipe) -> None:
@@ -281,12 +281,12 @@ def terms_of(labels: LabellingSettings) -> MakerRequirements:
 def own_settings(labels: LabellingSettings) -> Settings:
     """The method's own settings; methods that roll out take `samples` from `labels.samples`."""
     module = maker_module(labels.method)
-    own = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
-    if not module.terms(own).rolls_out:
-        return own
+    settings = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
+    if not module.terms(settings).rolls_out:
+        return settings
     if "samples" in labels.settings:
         raise SettingError("labels.samples says how many runs a question has; leave labels.settings.samples out")
-    return own.model_copy(update={"samples": labels.samples})
+    return settings.model_copy(update={"samples": labels.samples})
 
 
 def check_labels(recipe: TogetherRecipe) -> None:

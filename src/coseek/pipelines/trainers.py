@@ -151,14 +151,14 @@ class AgentTrainer(_Trainer[TrainedAgent]):
         **settings: object,
     ) -> None:
         _check_names(AgentTrainer, AgentRecipe, settings)
-        self._given = GivenQuestions.of(questions)
+        self._question_source = GivenQuestions.of(questions)
         if isinstance(recipe, AgentRecipe):
             check_recipe(recipe)
             self.recipe = recipe
         else:
-            named: dict[str, object] = {
+            parameters: dict[str, object] = {
                 **({} if recipe is not None else _suited(model, protocol)),
-                **({} if self._given is None else self._given.settings()),
+                **({} if self._question_source is None else self._question_source.settings()),
                 "policy.folder": model and str(model),
                 "protocol": protocol and str(protocol),
                 "tools": [tool_name(tool) for tool in tools] or None,
@@ -169,7 +169,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
                 "rl.policy_loss": None if policy_loss is None else policy_loss_name(policy_loss),
                 "rl.steps": steps,
             }
-            typed = {name: value for name, value in named.items() if value is not None or name in _NULL}
+            typed = {name: value for name, value in parameters.items() if value is not None or name in _NULL}
             words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
@@ -177,8 +177,8 @@ class AgentTrainer(_Trainer[TrainedAgent]):
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedAgent:
         """The same, with advice in the words of the command line."""
         _check_offered(self._functions)
-        if self._given is not None and self._given.in_memory:
-            self.recipe = self._given.kept_in(out, self.recipe)
+        if self._question_source is not None and self._question_source.in_memory:
+            self.recipe = self._question_source.kept_in(out, self.recipe)
         with missing_extras("training an agent"):
             from coseek.pipelines.agent_results import train_and_measure  # torch
 
@@ -226,12 +226,12 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
     ) -> None:
         _check_names(RetrieverTrainer, RetrieverRecipe, settings)
         folders = [labels] if isinstance(labels, str | Path) else labels
-        named: dict[str, object] = {
+        parameters: dict[str, object] = {
             "encoder": encoder and str(encoder),
             "view": None if view is None else view_name(view),
             "training.steps": steps,
         }
-        typed = {name: value for name, value in named.items() if value is not None}
+        typed = {name: value for name, value in parameters.items() if value is not None}
         words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
         paths = [str(as_path(folder, "a label folder")) for folder in folders]
         self.recipe = load_retriever_recipe("" if recipe is None else str(recipe), words, paths)
@@ -270,14 +270,14 @@ class GivenQuestions:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     @classmethod
-    def of(cls, given: QuestionsLike | None) -> "GivenQuestions | None":
-        if given is None:
+    def of(cls, source: QuestionsLike | None) -> "GivenQuestions | None":
+        if source is None:
             return None
-        if isinstance(given, str | Path):
-            return cls(as_path(given, "a data-set folder"), "train")
-        if isinstance(given, QuestionSplit) and given.folder is not None:
-            return cls(given.folder, given.split or "train")
-        splits = given if isinstance(given, Mapping) else {"train": given}
+        if isinstance(source, str | Path):
+            return cls(as_path(source, "a data-set folder"), "train")
+        if isinstance(source, QuestionSplit) and source.folder is not None:
+            return cls(source.folder, source.split or "train")
+        splits = source if isinstance(source, Mapping) else {"train": source}
         checked = {split: _checked(questions) for split, questions in splits.items()}
         scratch = Path(mkdtemp(prefix="coseek-questions-"))
         for split, questions in checked.items():
@@ -291,21 +291,21 @@ class GivenQuestions:
     def kept_in(self, out: Path, recipe: AgentRecipe) -> AgentRecipe:
         """Keep questions of memory in a training folder; returns the recipe that reads them there. Raises
         `SettingError` where the folder has other questions."""
-        kept = out / QUESTIONS
-        if not kept.exists():
+        target = out / QUESTIONS
+        if not target.exists():
             out.mkdir(parents=True, exist_ok=True)
-            atomic_folder(kept, self._copy)
-        elif any(load_questions(path) != load_questions(kept / path.name) for path in self._files()):
+            atomic_folder(target, self._copy)
+        elif any(load_questions(path) != load_questions(target / path.name) for path in self._files()):
             raise SettingError(f"{out} was begun with other questions; give the same ones, or choose another --out")
-        self.folder = kept
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(kept)})})
+        self.folder = target
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(target)})})
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("questions.*.jsonl"))
 
-    def _copy(self, part: Path) -> None:
+    def _copy(self, folder: Path) -> None:
         for path in self._files():
-            save_questions(part / path.name, load_questions(path))
+            save_questions(folder / path.name, load_questions(path))
 
 
 _NULL = ("data.world", "data.unseen")
@@ -321,12 +321,12 @@ def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, o
 
 
 def _checked(questions: Iterable[object]) -> list[Question]:
-    found = list(questions)
-    odd = next((one for one in found if not isinstance(one, Question)), None)
-    if odd is not None or not found:
+    items = list(questions)
+    odd = next((item for item in items if not isinstance(item, Question)), None)
+    if odd is not None or not items:
         what = "none" if odd is None else repr(odd)
         raise SettingError(f"questions are a data-set folder, load_questions(…) or a list of Question, not {what}")
-    return [one for one in found if isinstance(one, Question)]
+    return [item for item in items if isinstance(item, Question)]
 
 
 def _suited(model: PathLike | None, protocol: PathLike | None) -> dict[str, object]:
@@ -346,25 +346,25 @@ def _suited(model: PathLike | None, protocol: PathLike | None) -> dict[str, obje
 
 def _functions_of(recipe: Settings) -> dict[str, OwnFunction]:
     """The Python functions that a recipe names. Warns of those with which a training cannot be resumed."""
-    found: dict[str, OwnFunction] = {}
+    functions: dict[str, OwnFunction] = {}
     for name in filter(is_function, plugin_digests(dump_settings(recipe))):
-        part = own_function(name)
-        assert part is not None  # it has a digest
-        found[name] = part
-        if part.problem:
+        function = own_function(name)
+        assert function is not None  # it has a digest
+        functions[name] = function
+        if function.problem:
             warnings.warn(
                 f"this training cannot be resumed, since {plugin_name(name)} is not identified by its source: "
-                f"{part.problem}",
+                f"{function.problem}",
                 CannotResume,
                 stacklevel=3,
             )
-    return found
+    return functions
 
 
 def _check_offered(functions: Mapping[str, OwnFunction]) -> None:
     """Raise `SettingError` where a function of the same name has been offered since a trainer was made."""
-    for name, part in functions.items():
-        if own_function(name) is not part:
+    for name, function in functions.items():
+        if own_function(name) is not function:
             raise SettingError(
                 f"{plugin_name(name)} was defined again after this trainer was made; make the trainer again"
             )

@@ -137,12 +137,9 @@ def run_step(step: StudyStep) -> None:
             program.wait()
             raise
     if code:
-        raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(last_lines(step.log)))
+        lines = step.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
+        raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
     write_json(step.record, {"command": step.line(), "seconds": round(time.monotonic() - before, 1)})
-
-
-def last_lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
 
 
 def trainings(steps: Sequence[StudyStep]) -> Iterator[StudyStep]:

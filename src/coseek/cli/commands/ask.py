@@ -96,7 +96,8 @@ def show_sources(trajectory: Trajectory, console: Console) -> None:
     if cited is not None and cited.dropped:
         console.print(f"citations of passages that were not found, left out: {cited.dropped}", markup=False)
     if cited is not None and cited.passages:
-        show_citations(cited.passages, console)
+        for number, passage in enumerate(cited.passages, start=1):
+            console.print(Text(f"  [{number}] {titled_place(passage)}"))
         return
     sources = sources_of(trajectory)
     if sources and not holds(sources[0], trajectory.answer or ""):
@@ -105,12 +106,6 @@ def show_sources(trajectory: Trajectory, console: Console) -> None:
         console.print("source:" if len(sources) == 1 else "sources:", markup=False)
     for passage in sources:
         console.print(Text(f"  {titled_place(passage)}"))
-
-
-def show_citations(passages: Sequence[Passage], console: Console) -> None:
-    """Print the passage of each citation."""
-    for number, passage in enumerate(passages, start=1):
-        console.print(Text(f"  [{number}] {titled_place(passage)}"))
 
 
 def titled_place(passage: Passage) -> str:

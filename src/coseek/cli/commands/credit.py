@@ -22,8 +22,7 @@ app = new_app()
 @app.command(epilog="Example: `coseek credit runs/sampled --continuations 32 --out runs/credit`")
 def credit(
     run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`."),
+        Path, typer.Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`.")
     ],
     out: Annotated[Path, typer.Option(help="The folder to write; the same command resumes it.")],
     continuations: Annotated[

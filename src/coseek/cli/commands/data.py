@@ -79,22 +79,16 @@ def import_(
     format_name: Annotated[
         str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES, LABELS])}.")
     ],
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SRC", help=SOURCES),
-    ],
+    sources: Annotated[list[str], typer.Argument(metavar="SRC", help=SOURCES)],
     out: Annotated[Path, typer.Option(help="The folder to write: a data set, a run of traces, or labels.")],
     split: Annotated[
-        str | None,
-        typer.Option(help="The split of all questions [default: test, unless the format has its own]."),
+        str | None, typer.Option(help="The split of all questions [default: test, unless the format has its own].")
     ] = None,
     shares: Annotated[
-        str | None,
-        typer.Option(help="Assign questions to splits by a hash of their ids: train=.7,dev=.1,test=.2."),
+        str | None, typer.Option(help="Assign questions to splits by a hash of their ids: train=.7,dev=.1,test=.2.")
     ] = None,
     train: Annotated[
-        str | None,
-        typer.Option(help="Published sets whose training questions to take, such as nq,hotpotqa."),
+        str | None, typer.Option(help="Published sets whose training questions to take, such as nq,hotpotqa.")
     ] = None,
     test: Annotated[
         str | None, typer.Option(help="The published sets whose test questions to take; dev where a set has no test.")
@@ -186,8 +180,7 @@ def collect(
         ),
     ],
     search: Annotated[
-        str | None,
-        typer.Option(help="Also fetch what this finds for each question: the YAML file of a web retriever."),
+        str | None, typer.Option(help="Also fetch what this finds for each question: the YAML file of a web retriever.")
     ] = None,
     generator: Annotated[
         str | None,

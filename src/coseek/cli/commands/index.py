@@ -6,16 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import ClusterName
-from coseek.cli.terminal import (
-    AsJson,
-    assignments,
-    new_app,
-    print_json,
-    progress_bar,
-    resumable,
-    shell_word,
-    tell,
-)
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, shell_word, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.plugins import is_plugin_path

@@ -7,17 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, cluster_of, takes_servers
-from coseek.cli.terminal import (
-    AsJson,
-    assignments,
-    new_app,
-    print_json,
-    progress_bar,
-    resumable,
-    say,
-    shell_word,
-    tell,
-)
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, shell_word, tell
 from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
 from coseek.data.digests import check_output_file

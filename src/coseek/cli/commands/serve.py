@@ -43,8 +43,7 @@ TOGETHER_CPU, TOGETHER_GPU = 8, 64
 Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen at.")]
 Port: TypeAlias = Annotated[int, typer.Option(help="The port; 0 takes a free one.")]
 TokenEnv: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="The environment variable with the token of requests; needed beyond loopback."),
+    str | None, typer.Option(help="The environment variable with the token of requests; needed beyond loopback.")
 ]
 Documents: TypeAlias = Annotated[
     Path | None, typer.Option(exists=True, help="The imported folder or file; the page links to its files.")
@@ -91,19 +90,10 @@ def serve_retriever(
     from coseek.serve.search_service import serve as run
 
     options = {
-        "host": host,
-        "port": port,
-        "token_env": token_env,
-        "topk": topk,
-        "batch": batch,
-        "wait_ms": wait_ms,
-        "queue": queue,
-        "most_wait_s": most_wait,
-        "max_queries": min(max_queries, queue),
-        "max_topk": max_topk,
-        "log": not quiet,
-        "log_queries": log_queries,
-    }
+        "host": host, "port": port, "token_env": token_env, "topk": topk, "batch": batch, "wait_ms": wait_ms,
+        "queue": queue, "most_wait_s": most_wait, "max_queries": min(max_queries, queue), "max_topk": max_topk,
+        "log": not quiet, "log_queries": log_queries,
+    }  # fmt: skip
     settings = make_settings(ServeSettings, options)
     openers = named(retrievers, [device.strip() for device in devices.split(",") if device.strip()])
     say(f"opening {', '.join(openers)} …")
@@ -174,8 +164,7 @@ def serve_agent(
 def serve_mcp(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     agent: Annotated[
-        str | None,
-        typer.Option(help="An agent for the tool `ask`: `rules`, a model folder, a URL, or a YAML file."),
+        str | None, typer.Option(help="An agent for the tool `ask`: `rules`, a model folder, a URL, or a YAML file.")
     ] = None,
     http: Annotated[
         int | None,

@@ -41,14 +41,8 @@ def make(
     generated.save(folder)
     if as_json:
         counts: JsonObject = {split: len(questions) for split, questions in generated.questions.items()}
-        print_json(
-            {
-                "folder": str(folder),
-                "passages": len(generated.corpus),
-                "questions": counts,
-                "settings": dump_settings(chosen),
-            }
-        )
+        tree: JsonObject = {"folder": str(folder), "passages": len(generated.corpus), "questions": counts}
+        print_json({**tree, "settings": dump_settings(chosen)})
         return
     questions = ", ".join(f"{len(questions):,} {split}" for split, questions in generated.questions.items())
     tell(f"{folder}: {len(generated.corpus):,} passages; questions: {questions}.")

@@ -72,80 +72,80 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
 
     Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
     """
-    place, workers = course.round(number), course.workers
-    if workers.agree(place.labelled.exists):
+    paths, workers = course.round(number), course.workers
+    if workers.agree(paths.labelled.exists):
         return
     settings = course.recipe.labels
     gc.collect()
     torch.cuda.empty_cache()  # the server needs what training has left
-    with serving(settings.serve if workers.first else None, str(settings.scorer), place.labels.parent):
+    with serving(settings.serve if workers.first else None, str(settings.scorer), paths.labels.parent):
         workers.wait()
         _label(course, number)
 
 
 def _label(course: CoTrainingPaths, number: int) -> None:
-    place, workers = course.round(number), course.workers
-    own = place.labels if workers.first else place.labels / PARTS / str(workers.rank)
+    paths, workers = course.round(number), course.workers
+    folder = paths.labels if workers.first else paths.labels / PARTS / str(workers.rank)
     if workers.first:
-        take_over_parts(place.labels)
+        take_over_parts(paths.labels)
     workers.wait()
     if not workers.first:
-        absorb_lines(place.labels / "scores", own / "scores")  # what is known so far
+        absorb_lines(paths.labels / "scores", folder / "scores")  # what is known so far
     workers.wait()  # until the others have copied the scores, to which the first appends
-    parts = parts_of(course, number, own)
+    parts = parts_of(course, number, folder)
     maker = maker_module(course.recipe.labels.method).open(own_settings(course.recipe.labels), parts)
-    made = rolled_out(course, number, maker, parts)
-    labels, told = _begin(course, number, maker, made, parts)
-    share = _share(workers, made, told)
+    rolled = rolled_out(course, number, maker, parts)
+    labels, shared = _begin(course, number, maker, rolled, parts)
+    share = _share(workers, rolled, shared)
     course.progress.stage(f"labels of round {number}", len(share))
-    turns = (turn for turn in made.turns if turn.id in share)
+    turns = (turn for turn in rolled.turns if turn.id in share)
     label_turns(labels, maker, turns, len(share), lambda over, _: course.progress.advance(over))
     parts.close()
     if not workers.first:
         labels.release()
     tally = CallCounts(sum(workers.gather(parts.tally.counts), Counter()))
     if workers.first:
-        _finish(course, number, labels, told.order, tally)
+        _finish(course, number, labels, shared.order, tally)
     workers.wait()
 
 
 def _begin(
-    course: CoTrainingPaths, number: int, maker: LabelMaker, made: RoundTurns, parts: LabelResources
+    course: CoTrainingPaths, number: int, maker: LabelMaker, rolled: RoundTurns, parts: LabelResources
 ) -> tuple[LabelFolder, RoundLabels]:
     """Begin the label folder, and in it the parts of the other workers."""
     settings, method = course.recipe.labels, course.recipe.labels.method
-    own = settings.model_copy(update={"serve": None})  # it changes no label
-    recorded: JsonObject = {**dump_settings(own), method: dump_settings(own_settings(settings))}
+    served_apart = settings.model_copy(update={"serve": None})  # it changes no label
+    recorded: JsonObject = {**dump_settings(served_apart), method: dump_settings(own_settings(settings))}
     begun: list[LabelFolder] = []
 
     def begin() -> RoundLabels:
-        order = check_distinct(made.turns)
+        order = check_distinct(rolled.turns)
         if not order:
             refuse_faults(number, 0, 0, parts.tally)
             raise DataError(
-                f"agent {number} searched in none of its {len(made.turns.question_ids)} runs "
-                f"({made.turns.run.folder}), so there is nothing to label; see to its training first"
+                f"agent {number} searched in none of its {len(rolled.turns.question_ids)} runs "
+                f"({rolled.turns.run.folder}), so there is nothing to label; see to its training first"
             )
         begun.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
-        left = unlabelled(begun[0], order, lambda: digests_of([made.turns.run]))
-        return RoundLabels(begun[0].record, tuple(order), left)
+        undone = unlabelled(begun[0], order, lambda: digests_of([rolled.turns.run]))
+        return RoundLabels(begun[0].record, tuple(order), undone)
 
-    told = course.workers.agree(begin)
+    shared = course.workers.agree(begin)
     if begun:
-        return begun[0], told
-    settings_of, identity = cast(JsonObject, told.record["settings"]), cast(str, told.record["identity"])
-    return LabelFolder.begin(parts.folder, settings_of, identity, resume=True), told
+        return begun[0], shared
+    settings_of, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
+    return LabelFolder.begin(parts.folder, settings_of, identity, resume=True), shared
 
 
-def _share(workers: Workers, made: RoundTurns, told: RoundLabels) -> frozenset[TurnId]:
+def _share(workers: Workers, rolled: RoundTurns, shared: RoundLabels) -> frozenset[TurnId]:
     """The turns that this worker labels: those of the runs that it has made, and of every W-th of the others."""
     by_run: dict[RowKey, list[TurnId]] = {}
-    for turn in told.left:
+    for turn in shared.left:
         by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
-    fresh = frozenset[RowKey]().union(*made.shares)
-    old = workers.mine([row for row in by_run if row not in fresh])
-    mine = (*old, *(made.shares[workers.rank] if made.shares else ()))
-    return frozenset(turn for row in mine for turn in by_run.get(row, ()))
+    fresh = frozenset[RowKey]().union(*rolled.shares)
+    old = workers.mine([key for key in by_run if key not in fresh])
+    mine = (*old, *(rolled.shares[workers.rank] if rolled.shares else ()))
+    return frozenset(turn for key in mine for turn in by_run.get(key, ()))
 
 
 def _finish(
@@ -160,8 +160,8 @@ def _finish(
     labels.release()
     refuse_faults(number, done.left, done.turns, tally)
     # Calls and seconds count this start only, so they are not stored.
-    kept = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
-    write_json(course.round(number).labelled, kept)
+    counts = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
+    write_json(course.round(number).labelled, counts)
     course.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
 
 
@@ -183,23 +183,23 @@ def take_over_parts(folder: Path) -> None:
             absorb_lines(path / "scores", folder / "scores")
             if labels is not None and (path / "labels.yaml").exists():
                 with lock_folder(path):
-                    part = LabelFolder(path)
-                    part.recover()
-                    labels.absorb(part)
+                    worker_labels = LabelFolder(path)
+                    worker_labels.recover()
+                    labels.absorb(worker_labels)
         shutil.rmtree(folder / PARTS)
 
 
-def take_over_run(folder: Path, part: Path) -> None:
+def take_over_run(folder: Path, worker_folder: Path) -> None:
     """Append the rows of a part's own run to that of the label folder, and remove it."""
-    if (part / OWN_RUN / "run.yaml").exists():
-        Run(folder / OWN_RUN).absorb(Run(part / OWN_RUN))
-        shutil.rmtree(part / OWN_RUN)
+    if (worker_folder / OWN_RUN / "run.yaml").exists():
+        Run(folder / OWN_RUN).absorb(Run(worker_folder / OWN_RUN))
+        shutil.rmtree(worker_folder / OWN_RUN)
 
 
 def refuse_faults(number: int, left: int, turns: int, tally: CallCounts) -> None:
     """Raise `RunError` where faults left search turns without a label: the round would train on a biased rest."""
     if left or tally.faults.get(RUN):
-        failed = ", ".join(f"{part} {count}" for part, count in sorted(tally.faults.items()) if count)
+        failed = ", ".join(f"{failure} {count}" for failure, count in sorted(tally.faults.items()) if count)
         raise RunError(
             f"round {number}: faults left {left} of {turns} search turns without a label (what failed, and how often: "
             f"{failed}); see that it answers, and go on with --resume, which tries them again"
@@ -223,34 +223,34 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
 
     Runs with a fault are repeated. All workers call this.
     """
-    place, settings, workers = course.round(number), course.recipe.labels, course.workers
+    paths, settings, workers = course.round(number), course.recipe.labels, course.workers
     questions, protocol = drawn(course, number), course.first.protocol
-    asked = frozenset(question.id for question in questions)
+    question_ids = frozenset(question.id for question in questions)
     course.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world))
     if isinstance(maker, RolloutMaker):
-        left = workers.agree(lambda: maker.left(questions))
-        shares = tuple(frozenset(left[rank :: workers.world]) for rank in range(workers.world))
+        missing = workers.agree(lambda: maker.left(questions))
+        shares = tuple(frozenset(missing[rank :: workers.world]) for rank in range(workers.world))
         maker.roll_out(questions, lambda ended, _: course.progress.advance(ended), shares[workers.rank])
         workers.wait()
-        run = Run(place.labels / OWN_RUN)
+        run = Run(paths.labels / OWN_RUN)
         if workers.first:
-            for path in part_folders(place.labels):
-                take_over_run(place.labels, path)
+            for path in part_folders(paths.labels):
+                take_over_run(paths.labels, path)
             run.arrange(question.id for question in questions)
         workers.wait()
-        return RoundTurns(StoredTurns(run, protocol, asked), shares)
-    if workers.first and not place.questions.exists():
-        save_questions(place.questions, questions)
+        return RoundTurns(StoredTurns(run, protocol, question_ids), shares)
+    if workers.first and not paths.questions.exists():
+        save_questions(paths.questions, questions)
 
     def begun() -> JsonObject:
-        if (place.run / "run.yaml").exists():  # of a folder that may have been moved since; its parts are compared
-            return Run(place.run).settings
-        about: JsonObject = {"questions": str(place.questions), "samples": settings.samples}
+        if (paths.run / "run.yaml").exists():  # of a folder that may have been moved since; its parts are compared
+            return Run(paths.run).settings
+        about: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
         return course.run_settings(number, number - 1, about, settings.temperature)
 
     run = share_run(
         workers,
-        place.run,
+        paths.run,
         workers.agree(begun),
         course.speaker(number, settings.temperature),
         course.search(number - 1),
@@ -262,8 +262,8 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
         tell=lambda ended, _: course.progress.advance(ended),
     )
     if workers.first:
-        parts.tally.add(FAULT + RUN, sum(one.fault is not None for one in run.trajectories()))
-    return RoundTurns(StoredTurns(run, protocol, asked))
+        parts.tally.add(FAULT + RUN, sum(trajectory.fault is not None for trajectory in run.trajectories()))
+    return RoundTurns(StoredTurns(run, protocol, question_ids))
 
 
 def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResources:

@@ -61,9 +61,9 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         for group, names in FREE.items():
             for name in names:
                 del agent[group][name]
-        for part in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
-            if isinstance(part, dict):
-                del part["track"], part["license"]
+        for recipe_tree in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
+            if isinstance(recipe_tree, dict):
+                del recipe_tree["track"], recipe_tree["license"]
         return tree
 
     def round(self, number: int) -> RoundPaths:
@@ -148,13 +148,13 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         """The recipe of retriever `number`; `None` for a retriever 0 that is not trained here."""
         recipe = self.recipe.start.recipe
         if number:
-            own, begins = self.recipe.retriever, number - 1 if self.recipe.retriever_begins == "previous" else 0
-            given = {
-                "seed": derive_seed(self.recipe.seed, "retriever", number, own.seed) % SHORT,
+            begins = number - 1 if self.recipe.retriever_begins == "previous" else 0
+            update = {
+                "seed": derive_seed(self.recipe.seed, "retriever", number, self.recipe.retriever.seed) % SHORT,
                 "labels": (str(self.round(number).labels),),
                 "encoder": self.encoder(begins),
             }
-            recipe = own.model_copy(update=given)
+            recipe = self.recipe.retriever.model_copy(update=update)
         if recipe is None:
             return None
         # A question is held out in every round or in none, since a retriever starts from the one before.
@@ -165,14 +165,14 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return recipe.model_copy(update={"held_out": held_out, "threads": threads})
 
     def index_settings(self, number: int) -> JsonObject:
-        own: JsonObject = {} if number else {**self.recipe.start.index}
-        given = cast(JsonObject, self.recipe.index.settings)
-        return {**given, **own, "encoder": self.encoder(number)}
+        start_settings: JsonObject = {} if number else {**self.recipe.start.index}
+        shared_settings = cast(JsonObject, self.recipe.index.settings)
+        return {**shared_settings, **start_settings, "encoder": self.encoder(number)}
 
     # --- runs
 
-    def run_settings(self, agent: int, retriever: int | None, asked: JsonObject, temperature: float) -> JsonObject:
-        """The settings in a run folder's `run.yaml`; `asked` names the questions."""
+    def run_settings(self, agent: int, retriever: int | None, source: JsonObject, temperature: float) -> JsonObject:
+        """The settings in a run folder's `run.yaml`; `source` names the questions."""
         recipe = self.recipe.agent
         who: JsonObject = {
             "name": str(self.policy(agent)),
@@ -181,6 +181,6 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             "chat_template": recipe.chat_template,
             "temperature": temperature,
         }
-        own = recipe.data.index or str(self.round(0).agent / "data.index")
-        searched = own if retriever is None else self.searched(retriever)
-        return {**asked, "retriever": searched, "agent": who, "limits": dump_settings(recipe.limits)}
+        recipe_retriever = recipe.data.index or str(self.round(0).agent / "data.index")
+        searched = recipe_retriever if retriever is None else self.searched(retriever)
+        return {**source, "retriever": searched, "agent": who, "limits": dump_settings(recipe.limits)}

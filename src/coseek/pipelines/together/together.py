@@ -97,8 +97,8 @@ class Pairs:
         """Run the unfinished pairs after round `rounds`."""
         deciding = [Pair(rounds, rounds, "dev")] if self.course.recipe.stop is not None else []
         wanted = [*self.of(rounds), *deciding]
-        self.course.progress.stage(f"pairs after round {rounds}", sum(len(self.questions(one.split)) for one in wanted))
-        done = 0
+        total, done = sum(len(self.questions(pair.split)) for pair in wanted), 0
+        self.course.progress.stage(f"pairs after round {rounds}", total)
         for pair in wanted:
             self._run(pair, done)
             done += len(self.questions(pair.split))
@@ -107,9 +107,9 @@ class Pairs:
         course, questions = self.course, self.questions(pair.split)
         data = course.recipe.agent.data
         split = data.test if pair.split == "test" else data.dev
-        named: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
-        asked: JsonObject = {**named, "select": {}, "seed": course.recipe.pairs.seed}
-        settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
+        data_settings: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
+        source: JsonObject = {**data_settings, "select": {}, "seed": course.recipe.pairs.seed}
+        settings = course.run_settings(pair.agent, pair.retriever, source, 0.0)
         training, turn_identities = course.agent(pair.agent), course.turn_identities(pair.agent, 0.0)
         protocol, framed = training.protocol, training.protocol.template.framed(training.tokenizer)
         retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
@@ -141,10 +141,10 @@ class Pairs:
         data = recipe.agent.data
         pairs, seed = recipe.pairs, recipe.pairs.seed
         test = draw(dataset.questions(data.test), pairs.questions, seed, pairs.per_set)
-        found: dict[Split, list[Question]] = {"test": test}
+        questions: dict[Split, list[Question]] = {"test": test}
         if recipe.stop is not None:
-            found["dev"] = draw(dataset.questions(data.dev), recipe.stop.questions, seed)
-        return found
+            questions["dev"] = draw(dataset.questions(data.dev), recipe.stop.questions, seed)
+        return questions
 
     def scored(self, pair: Pair) -> ScoredRun:
         """The scored run of a pair."""
@@ -154,10 +154,10 @@ class Pairs:
 
     def decided_by(self, rounds: int) -> list[float | None]:
         """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
-        asked, seed = [question.id for question in self.questions("dev")], self.course.recipe.pairs.seed
+        question_ids, seed = [question.id for question in self.questions("dev")], self.course.recipe.pairs.seed
         runs = [self.scored(Pair(number, number, "dev")) for number in range(rounds + 1)]
-        found = [summarise(run, "all", asked, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
-        return [None if one is None else one.mean for one in found]
+        intervals = [summarise(run, "all", question_ids, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
+        return [None if interval is None else interval.mean for interval in intervals]
 
     def helped(self, rounds: int) -> bool:
         """Whether the last round raised the headline metric by at least `stop.least`.
@@ -174,7 +174,7 @@ class Pairs:
 
     def _check_whole(self, pair: Pair) -> None:
         """Refuse a pair of which every run has a fault."""
-        if all(run.fault is not None for run in Run(self.path(pair)).trajectories()):
+        if all(trajectory.fault is not None for trajectory in Run(self.path(pair)).trajectories()):
             raise RunError(
                 f"every run in {self.path(pair)} has a fault, so round {pair.agent} cannot be judged; see to the "
                 "retriever and go on with --resume, which runs them again"
@@ -193,12 +193,12 @@ class Results:
 
     @classmethod
     def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
-        asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
+        questions, seed = list(pairs.questions("test")), course.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
         by = CHAIN_GROUPS if by_generator(course.first) else ("hops",)
         runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
-        compared = [(runs[one], runs[other]) for one, other in compared_pairs(rounds, course.recipe.pairs.beside)]
-        scored = summaries_of(list(runs.values()), asked, by, metrics, seed, pairs=compared)
+        compared = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, course.recipe.pairs.beside)]
+        scored = summaries_of(list(runs.values()), questions, by, metrics, seed, pairs=compared)
         return cls(course, pairs, rounds, scored)
 
     # --- tables
@@ -209,9 +209,9 @@ class Results:
     def grid(self, metric: str, decimals: int = 3) -> Table:
         """Agents by retrievers, in one metric."""
         columns = self.pairs.columns(self.rounds)
-        names = [self.pairs.beside if one is None else f"retriever {one}" for one in columns]
+        names = [self.pairs.beside if retriever is None else f"retriever {retriever}" for retriever in columns]
         rows = [
-            (f"agent {agent}", *(show(self.mean(Pair(agent, one), metric), decimals) for one in columns))
+            (f"agent {agent}", *(show(self.mean(Pair(agent, retriever), metric), decimals) for retriever in columns))
             for agent in range(self.rounds + 1)
         ]
         return Table((metric, *names), tuple(rows))
@@ -227,7 +227,7 @@ class Results:
 
     def claims(self) -> list[PairedClaim]:
         """Whether the last pair is better than the first, and than the last agent over the recipe's own retriever."""
-        steps = [Pair(*place).name(self.pairs.beside) for place in way(self.rounds)]
+        steps = [Pair(*numbers).name(self.pairs.beside) for numbers in way(self.rounds)]
         beside = [Pair(self.rounds, None).name(self.pairs.beside)] if self.course.recipe.pairs.beside else []
         return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *beside)], self.pairs.metric)
 
@@ -237,22 +237,22 @@ class Results:
         if recipe.stop is None:
             return [f"Rounds: {self.rounds}, without early stopping."]
         readings = self.pairs.decided_by(self.rounds)
-        shown = " → ".join("–" if one is None else f"{one:.3f}" for one in readings)
+        steps = " → ".join("–" if reading is None else f"{reading:.3f}" for reading in readings)
         dev = len(self.pairs.questions("dev"))
-        said = [f"On {dev} questions of the dev split, {self.pairs.metric} from round to round: {shown}."]
+        sentences = [f"On {dev} questions of the dev split, {self.pairs.metric} from round to round: {steps}."]
         if self.rounds < recipe.rounds:
-            said.append(
+            sentences.append(
                 f"Stopped early: round {self.rounds} did not raise it by {recipe.stop.least:g}, so there is no round "
                 f"{self.rounds + 1}."
             )
-        return [*said, f"The best round on the dev split: {self.best}."]
+        return [*sentences, f"The best round on the dev split: {self.best}."]
 
     @property
     def best(self) -> int:
         """The first round with the highest headline metric on dev; the last round without early stopping."""
         if self.course.recipe.stop is None:
             return self.rounds
-        readings = [float("-inf") if one is None else one for one in self.pairs.decided_by(self.rounds)]
+        readings = [float("-inf") if reading is None else reading for reading in self.pairs.decided_by(self.rounds)]
         return readings.index(max(readings))
 
     def label_table(self) -> Table:
@@ -260,10 +260,10 @@ class Results:
         columns = ("turns", "labelled", "sets")
         rows = []
         for number in range(1, self.rounds + 1):
-            found = labelled(self.course, number)
-            dropped = cast(dict[str, int], found["dropped"])
+            counts = labelled(self.course, number)
+            dropped = cast(dict[str, int], counts["dropped"])
             why = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-            rows.append((str(number), *(str(found[name]) for name in columns), why or "–"))
+            rows.append((str(number), *(str(counts[name]) for name in columns), why or "–"))
         return Table(("round", *columns, "without a label"), tuple(rows), ("Search turns of the round's runs.",))
 
     def retriever_table(self) -> Table | None:
@@ -274,24 +274,24 @@ class Results:
             path = self.course.round(number).retriever / "table.json"
             if not path.exists():
                 continue
-            found = cast(JsonObject, read_json(path))
-            searchers = cast(dict[str, dict[str, float]], found["searchers"])
+            stored = cast(JsonObject, read_json(path))
+            searchers = cast(dict[str, dict[str, float]], stored["searchers"])
             readings = readings or list(next(iter(searchers.values())))
             for name, values in searchers.items():
-                cells = (f"{values[one]:.3f}" if one in values else "–" for one in readings)
-                rows.append((str(number), name, str(found["turns"]), *cells))
+                cells = (f"{values[metric]:.3f}" if metric in values else "–" for metric in readings)
+                rows.append((str(number), name, str(stored["turns"]), *cells))
         return Table(("round", "searcher", "turns", *readings), tuple(rows)) if rows else None
 
     def tables(self) -> dict[str, Table]:
         """Heading → table."""
-        found = {"Every pair": self.headline(), "Searches a question": self.grid("searches", 2)}
+        tables = {"Every pair": self.headline(), "Searches a question": self.grid("searches", 2)}
         if self.pairs.metric != "recall":
-            found["Gold passages found"] = self.grid("recall")
+            tables["Gold passages found"] = self.grid("recall")
         if self.scores.by_dataset:
-            found["By data set"] = dataset_table(self.scores, self.pairs.metric)
-        found |= {**means_and_differences(self.course.first, self.scores), "Labels": self.label_table()}
+            tables["By data set"] = dataset_table(self.scores, self.pairs.metric)
+        tables |= {**means_and_differences(self.course.first, self.scores), "Labels": self.label_table()}
         held_out = self.retriever_table()
-        return found if held_out is None else {**found, "Held-out turns": held_out}
+        return tables if held_out is None else {**tables, "Held-out turns": held_out}
 
     # --- files
 
@@ -335,24 +335,24 @@ class Results:
             )
             for metric, text in captions.items()
         ]
-        shown: list[ReportSection] = [TableSection(name, table) for name, table in tables.items()]
+        sections: list[ReportSection] = [TableSection(name, table) for name, table in tables.items()]
         command = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
-        return [shown[0], *plots, *shown[1:], *closing_sections(self.course.recipe, self.files(), command)]
+        return [sections[0], *plots, *sections[1:], *closing_sections(self.course.recipe, self.files(), command)]
 
     def plot(self, metric: str) -> Svg:
         """One metric over (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
         points = [
-            (agent / 2 + retriever / 2, found)
+            (agent / 2 + retriever / 2, interval)
             for agent, retriever in way(self.rounds)
-            if (found := self.mean(Pair(agent, retriever), metric)) is not None
+            if (interval := self.mean(Pair(agent, retriever), metric)) is not None
         ]
-        banded = all(one.low is not None and one.high is not None for _, one in points)
+        banded = all(interval.low is not None and interval.high is not None for _, interval in points)
         line = Series(
             "agent and retriever as they stood",
             tuple(at for at, _ in points),
-            tuple(one.mean for _, one in points),
-            tuple(one.low or 0.0 for _, one in points) if banded else (),
-            tuple(one.high or 0.0 for _, one in points) if banded else (),
+            tuple(interval.mean for _, interval in points),
+            tuple(interval.low or 0.0 for _, interval in points) if banded else (),
+            tuple(interval.high or 0.0 for _, interval in points) if banded else (),
             markers=True,
         )
         return line_plot([line], "round", metric)
@@ -433,12 +433,12 @@ class CoTraining:
     def _retriever(self, number: int) -> None:
         """Train retriever `number`, index the corpus with it, and measure the new pairs."""
         course = self.course
-        recipe, place = course.retriever_recipe(number), course.round(number)
+        recipe, paths = course.retriever_recipe(number), course.round(number)
         if recipe is not None:
-            training = RetrieverTraining(recipe, place.retriever, course.progress, course.workers)
+            training = RetrieverTraining(recipe, paths.retriever, course.progress, course.workers)
             training.begin(resume=True)
             training.train()
-            if course.workers.first and not (place.retriever / "table.json").exists():
+            if course.workers.first and not (paths.retriever / "table.json").exists():
                 training.results()
         if course.workers.first:
             self._index(number)

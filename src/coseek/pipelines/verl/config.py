@@ -48,8 +48,8 @@ def check_verl(recipe: AgentRecipe) -> None:
         )
     if rl.policy_loss != "ppo-clip":
         wrong.say(f"verl is given PPO's clipped loss and not rl.policy_loss={rl.policy_loss}; leave it out")
-    for name, given in (("tools", recipe.tools), ("data.view", recipe.data.view)):
-        if given:
+    for name, value in (("tools", recipe.tools), ("data.view", recipe.data.view)):
+        if value:
             wrong.say(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
     if functions := [name for name in plugin_digests(dump_settings(recipe)) if is_function(name)]:
         wrong.say(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
@@ -76,14 +76,14 @@ def check_verl(recipe: AgentRecipe) -> None:
 
 
 def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> None:
-    one = learner.optimizer
-    if one.algorithm != "adamw":
-        wrong.say(f"verl has no {where}.optimizer.algorithm={one.algorithm}; set it to adamw")
-    if one.weight_decay > 0.0 and not one.decay_vectors:
+    optimizer = learner.optimizer
+    if optimizer.algorithm != "adamw":
+        wrong.say(f"verl has no {where}.optimizer.algorithm={optimizer.algorithm}; set it to adamw")
+    if optimizer.weight_decay > 0.0 and not optimizer.decay_vectors:
         wrong.say(f"verl decays vectors, too; set {where}.optimizer.decay_vectors=true, or weight_decay=0")
-    if one.clip_norm == 0.0:
+    if optimizer.clip_norm == 0.0:
         wrong.say(f"verl always clips gradients; set {where}.optimizer.clip_norm above 0")
-    if one.decay == "linear" or (one.decay == "cosine" and one.decay_from > 0.0):
+    if optimizer.decay == "linear" or (optimizer.decay == "cosine" and optimizer.decay_from > 0.0):
         wrong.say(
             f"verl's only decay is a cosine from the warm-up on; set {where}.optimizer.decay=constant, or cosine with "
             f"{where}.optimizer.decay_from=0"
@@ -191,7 +191,7 @@ def _critic(recipe: AgentRecipe, policy: Path) -> JsonObject:
 
 def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
     """What actor and critic have in common. A row is never longer than an episode, which must fit a micro-batch."""
-    rl, one = recipe.rl, learner.optimizer
+    rl, optimizer = recipe.rl, learner.optimizer
     return {
         "strategy": "fsdp2" if learner.workers == "fsdp2" else "fsdp",
         "ppo_mini_batch_size": rl.questions_per_step // rl.num_minibatches,
@@ -200,16 +200,16 @@ def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
         "data_loader_seed": rl.seed % 2**31,
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": max(learner.micro_batch_tokens, recipe.limits.max_tokens),
-        "grad_clip": one.clip_norm,
+        "grad_clip": optimizer.clip_norm,
         "optim": {
-            "lr": one.lr,
-            "betas": [*one.betas],
-            "weight_decay": one.weight_decay,
-            "clip_grad": one.clip_norm,
-            "lr_warmup_steps": one.warmup_of(rl.updates),
-            "lr_scheduler_type": one.decay,
-            "min_lr_ratio": one.floor,
-            "override_optimizer_config": {"eps": one.eps},
+            "lr": optimizer.lr,
+            "betas": [*optimizer.betas],
+            "weight_decay": optimizer.weight_decay,
+            "clip_grad": optimizer.clip_norm,
+            "lr_warmup_steps": optimizer.warmup_of(rl.updates),
+            "lr_scheduler_type": optimizer.decay,
+            "min_lr_ratio": optimizer.floor,
+            "override_optimizer_config": {"eps": optimizer.eps},
         },
     }
 

@@ -135,17 +135,17 @@ class EpisodeHost:
             await driver.__aenter__()
         return host
 
-    async def play(self, question: Question, place: Place, generate: Generate) -> EpisodeBatch:
+    async def play(self, question: Question, position: Place, generate: Generate) -> EpisodeBatch:
         """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
-        if self._schedule is not None and place.training:
-            tell_step(self._schedule, place.step, self.settings.rl.steps)
-        seed = place.seed(question, self.settings)
-        run = await self._drivers[place.training].run_episode(question, seed, generate)
-        batch = await asyncio.to_thread(score, [0], [run], self._scoring)  # graders are asked over the network
-        if place.training and self.settings.rl.overlong is not None:
+        if self._schedule is not None and position.training:
+            tell_step(self._schedule, position.step, self.settings.rl.steps)
+        seed = position.seed(question, self.settings)
+        trajectory = await self._drivers[position.training].run_episode(question, seed, generate)
+        batch = await asyncio.to_thread(score, [0], [trajectory], self._scoring)  # graders are asked over the network
+        if position.training and self.settings.rl.overlong is not None:
             batch = charge_overlong(batch, self.settings.rl.overlong)
-        if place.training:
-            self._kept.keep(run, place.step, [*batch.faults])
+        if position.training:
+            self._kept.keep(trajectory, position.step, [*batch.faults])
         return batch
 
 
@@ -164,15 +164,15 @@ class KeptEpisodes:
         """Bytes that this process may still write of a step."""
         self._runs: dict[int, Run] = {}
 
-    def keep(self, run: Trajectory, step: int, faults: list[str]) -> None:
+    def keep(self, trajectory: Trajectory, step: int, faults: list[str]) -> None:
         """Write an episode if its step is due and there is room, and its faults in any case."""
-        for part in faults:
-            said: JsonObject = {"step": step, "question": run.question.id, "seed": run.seed, "part": part}
+        key: JsonObject = {"step": step, "question": trajectory.question.id, "seed": trajectory.seed}
+        for fault in faults:
             with (self._folder / FAULTS).open("a", encoding="utf-8") as file:  # one short write: lines stay whole
-                file.write(json_line({**said, "detail": run.stop_detail[:500]}))
+                file.write(json_line({**key, "part": fault, "detail": trajectory.stop_detail[:500]}))
         if step not in self._left:
             return
-        line = json_line(run.to_json())
+        line = json_line(trajectory.to_json())
         self._left[step] -= len(line.encode())
         if self._left[step] >= 0.0:
             with self._run(step).trajectories_path.open("a", encoding="utf-8") as file:
@@ -180,11 +180,11 @@ class KeptEpisodes:
 
     def _run(self, step: int) -> Run:
         if step not in self._runs:
-            one = self._settings
-            agent: JsonObject = {"name": f"verl before the updates of step {step}", "protocol": one.protocol}
-            agent |= {"prompt_template": one.prompt_template, "chat_template": one.chat_template}
-            agent |= {"temperature": one.rl.temperature, "tokenizer": one.tokenizer}
-            tree = dump_settings(one)
+            settings = self._settings
+            agent: JsonObject = {"name": f"verl before the updates of step {step}", "protocol": settings.protocol}
+            agent |= {"prompt_template": settings.prompt_template, "chat_template": settings.chat_template}
+            agent |= {"temperature": settings.rl.temperature, "tokenizer": settings.tokenizer}
+            tree = dump_settings(settings)
             described: JsonObject = {"agent": agent, "step": step, "reward": tree["reward"], "limits": tree["limits"]}
             folder = self._folder / "rollouts" / f"step-{step:06d}" / f"{socket.gethostname()}-{os.getpid()}"
             self._runs[step] = Run.begin(folder, described, resume=True)
@@ -263,8 +263,8 @@ class VerlTraining(LoopTask):
         )
 
     def _episodes(self) -> EpisodeSettings:
-        one = self.recipe
-        tree = dump_settings(one)
+        recipe = self.recipe
+        tree = dump_settings(recipe)
         shared = ("protocol", "prompt_template", "chat_template", "limits", "reward", "graders", "rl", "seed")
         return make_settings(
             EpisodeSettings,
@@ -273,7 +273,7 @@ class VerlTraining(LoopTask):
                 "folder": str(self.folder),
                 "tokenizer": str(self.tokenizer),
                 "retriever": self.retriever,
-                "training_retriever": one.data.training_over(self.retriever, str(self.world or one.data.folder)),
+                "training_retriever": recipe.data.training_over(self.retriever, str(self.world or recipe.data.folder)),
                 "world": None if self.world is None else str(self.world),
                 "workers": self._settings.workers,
             },
@@ -290,31 +290,31 @@ def write_questions(path: Path, questions: Sequence[Question], split: str) -> No
 
     rows = [
         {
-            "data_source": one.dataset or "coseek",
-            "prompt": [{"role": "user", "content": one.question}],
+            "data_source": question.dataset or "coseek",
+            "prompt": [{"role": "user", "content": question.question}],
             "ability": "search",
-            "reward_model": {"style": "rule", "ground_truth": {"target": [*one.answers]}},
+            "reward_model": {"style": "rule", "ground_truth": {"target": [*question.answers]}},
             "extra_info": {"split": split, "index": index},
             "agent_name": AGENT,
-            "question": json.dumps(one.to_json()),
+            "question": json.dumps(question.to_json()),
         }
-        for index, one in enumerate(questions)
+        for index, question in enumerate(questions)
     ]
-    with atomic_path(path) as part:
-        write_table(Table.from_pylist(rows), part)
+    with atomic_path(path) as partial_path:
+        write_table(Table.from_pylist(rows), partial_path)
 
 
 def train_in_verl(task: LoopTask, say: Callable[[str], None]) -> Path:
     """Write the task's files, run verl unless it has ended, and return its last weights."""
-    run = VerlTraining(**vars(task))
-    script = run.write()
-    say(f"verl: its configuration, data and {script.name} are in {run.folder}")
-    if run.weights() is None:
-        run.start(script)
-    weights = run.weights()
+    training = VerlTraining(**vars(task))
+    script = training.write()
+    say(f"verl: its configuration, data and {script.name} are in {training.folder}")
+    if training.weights() is None:
+        training.start(script)
+    weights = training.weights()
     if weights is None:
         raise SettingError(
             f"verl ended before step {task.recipe.rl.steps}; start {script}, and go on here with --resume"
         )
-    say(f"verl: {run.faults} episodes had a fault, and are in no loss and no baseline")
+    say(f"verl: {training.faults} episodes had a fault, and are in no loss and no baseline")
     return weights
