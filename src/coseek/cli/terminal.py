@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -194,11 +194,19 @@ def stdout_console() -> Console:
     return _uncut(_Stdout(highlight=False))
 
 
-def show_tables(tables: Mapping[str, "Table"]) -> None:
+def show_tables(tables: Iterable["Table"]) -> None:
     """Print tables, without headings."""
     console = stdout_console()
-    for table in tables.values():
+    for table in tables:
         console.print(table.rich())
+
+
+def output(as_json: bool, tree: Json, tables: Iterable["Table"]) -> None:
+    """Print a result as JSON, or as its tables."""
+    if as_json:
+        print_json(tree)
+    else:
+        show_tables(tables)
 
 
 def print_tables(scores: "Scores", metrics: list[str], main: "Table | None" = None) -> None:
@@ -210,7 +218,7 @@ def print_tables(scores: "Scores", metrics: list[str], main: "Table | None" = No
     tables |= abstention_tables(scores)
     if scores.comparisons:
         tables["Run against run"] = comparison_table(scores, metrics)
-    show_tables(tables)
+    show_tables(tables.values())
 
 
 def stderr_console(quiet: bool = False) -> Console:

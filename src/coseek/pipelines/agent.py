@@ -263,7 +263,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if self.workers.agree((self.policy_folder("warm") / CARD).exists):
             return None
         searched = self.retrievers["data"], Dataset(self.data_folder)
-        runs = self.workers.agree(
+        demonstrations = self.workers.agree(
             lambda: demonstrate(self.recipe, self.protocol, self.tokenizer, *searched, self.progress)
         )
         policy = self._open_policy("start", settings.sft.learner)
@@ -272,7 +272,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         scoring = self._first_scoring(rewarded)
         outcome = train_sft(
             policy,
-            draw_by_hops(runs, settings.sft.curriculum),
+            draw_by_hops(demonstrations, settings.sft.curriculum),
             settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")}),
             self.folder / "warm-start",
             resume=True,

@@ -208,10 +208,10 @@ def _scores(
 def scored(training: AgentTraining, name: str, folder: Path, graders: Graders | None = None) -> ScoredRun:
     """A run folder scored by the answers of the generator of `graders`, else by its own, or by the recipe's generator's
     where that answers for the agent."""
-    runs = Run(folder).trajectories()
+    trajectories = Run(folder).trajectories()
     if graders is None and not by_generator(training):
-        return score_run(name, runs)
-    return scored_by_generator(graders or training.graders, name, folder, list(runs))
+        return score_run(name, trajectories)
+    return scored_by_generator(graders or training.graders, name, folder, list(trajectories))
 
 
 def answered_by_others(training: AgentTraining) -> dict[str, dict[str, Scores]]:
@@ -295,8 +295,8 @@ def tables_of(training: AgentTraining, column: QuestionSet, scores: Scores) -> d
         tables[f"Differences, {CHAIN}"] = comparison_table(scores, paired, CHAIN)
     tables |= grouped_tables(scores, metric_of(training), "By hops") | abstention_tables(scores)
     if by_generator(training) and training.graders.generator is not None:
-        runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
-        tables["What the generator is given"] = selection_table(training.graders.generator, runs, scores)
+        by_label = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
+        tables["What the generator is given"] = selection_table(training.graders.generator, by_label, scores)
     return tables
 
 

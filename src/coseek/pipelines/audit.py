@@ -167,7 +167,7 @@ class _Rows:
 
     audit: Audit
     tokenizer: Tokenizer | None
-    asked: Mapping[RowKey, Question] | None
+    questions: Mapping[RowKey, Question] | None
     """All rows of the run with their questions."""
     reward: RewardFunction | None
     checks: Sequence[Check]
@@ -196,8 +196,8 @@ class _Rows:
                 self.audit.add(path, what, number, trajectory.question.id, segment)
         for ident, seed in self.tokens:
             self.audit.add(data_path, f"the run holds no such question with seed {seed}", None, ident)
-        if self.asked is not None and (missing := sorted(self.asked.keys() - self.seen.keys())):
-            what = f"{len(missing)} of the run's {len(self.asked)} rows are missing; --resume makes them"
+        if self.questions is not None and (missing := sorted(self.questions.keys() - self.seen.keys())):
+            what = f"{len(missing)} of the run's {len(self.questions)} rows are missing; --resume makes them"
             self.audit.add(path, f"{what}; the first is that of seed {missing[0][1]}", None, missing[0][0])
 
     def _findings(self, number: int, row: JsonObject, trajectory: Trajectory) -> Iterator[Finding]:
@@ -219,9 +219,9 @@ class _Rows:
         if key in self.seen:
             yield f"seed {key[1]} of this question is on line {self.seen[key]} already", None
         self.seen.setdefault(key, number)
-        if self.asked is not None and key not in self.asked:
+        if self.questions is not None and key not in self.questions:
             yield f"the run asks no such question with seed {key[1]}", None
-        elif self.asked is not None and self.asked[key] != trajectory.question:
+        elif self.questions is not None and self.questions[key] != trajectory.question:
             yield "the question is not that of the questions file", None
         data = self.tokens.pop(key, None)
         if data is None:

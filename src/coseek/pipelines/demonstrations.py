@@ -117,7 +117,7 @@ def _native_in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: 
                 spelt = spelt.removeprefix(opened) if spelt.startswith(opened) else closing_of(opened) + spelt
             ids = (*protocol.template.text_ids(tokenizer, spelt), tokenizer.eos_id)
             text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), turns.read(ids)
-            row.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
+            episode.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
     return replace(trajectory, segments=tuple(episode.segments), exact=True, messages=())
 
 

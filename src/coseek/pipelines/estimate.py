@@ -312,10 +312,9 @@ def host_of(recipe: AgentRecipe, shape: Shape) -> float:
     if recipe.learn != "rl" or policy.shards == 1:
         return 0.0
     weights, later = _reference(recipe, policy) if policy.offloads("reference") else 0.0, 0.0
-    for learner in learners:
-        weights += learner.whole if learner.offloads("weights") else 0.0
-        gradients = 4.0 * learner.trained / learner.shards - learner.gradients
-        later += policy.shards * (gradients + learner.moments - learner.adam)
+    for model in learners:
+        weights += model.whole if model.offloads("weights") else 0.0
+        later += policy.shards * (4.0 * model.trained / model.shards - model.gradients + model.moments - model.adam)
     return weights + max(policy.shards * policy.whole, later)
 
 

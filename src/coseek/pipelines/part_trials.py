@@ -82,13 +82,13 @@ class Bench:
         _ = self.index
         return self.folder / "index"
 
-    def runs(self, agent: Agent) -> list[Trajectory]:
+    def roll_out(self, agent: Agent) -> list[Trajectory]:
         return rollout(agent, self.index, self.questions, [0] * RUNS, factory.limits_of(agent))
 
     @cached_property
-    def expert_runs(self) -> list[Trajectory]:
+    def expert_trajectories(self) -> list[Trajectory]:
         """Runs with deliberate mistakes, so that a reward has something to tell apart."""
-        return self.runs(factory.open_agent(factory.settings_for("faulty-expert")))
+        return self.roll_out(factory.open_agent(factory.settings_for("faulty-expert")))
 
 
 def check_part(path: str | Path) -> PartTrial:
@@ -135,13 +135,14 @@ def try_reward(name: str, bench: Bench) -> Iterator[str]:
     if needs := sorted({str(need) for term in function.parts for need in term.needs}):
         yield f"needs {', '.join(needs)} of a grader, which a trial has not: see `graders` of a recipe"
         return
-    rewards = [(done, value) for done in bench.expert_runs if isinstance(value := function.compute(done), reward.Reward)]
-    values = [value.value for _, value in rewards]
+    computed = [(done, function.compute(done)) for done in bench.expert_trajectories]
+    rewards = [(done, value.value) for done, value in computed if isinstance(value, reward.Reward)]
+    values = [value for _, value in rewards]
     low, mean, high = min(values), sum(values) / len(values), max(values)
     yield f"{len(values)} runs of a script with mistakes: mean {mean:.3f}, from {low:.3f} to {high:.3f}"
     if low == high:
         yield "all runs are paid the same, so this part alone teaches nothing here"
-    trajectory, value = rewards[0][0], values[0]
+    trajectory, value = rewards[0]
     yield f"{as_written(trajectory.question.question)} → {as_written(trajectory.answer or 'no answer')}: {value}"
 
 
@@ -201,10 +202,10 @@ def try_label_method(name: str, bench: Bench) -> Iterator[str]:
     index, expert = str(bench.index_path), factory.settings_for("expert")
     tree: dict[str, object] = {"questions": str(bench.world_path), "split": "train", "retriever": index}
     tree |= {"agent": dump_settings(expert), "limits": dump_settings(factory.limits_for(expert))}
-    runs = bench.folder / "run"
-    run_agent(make_settings(RunSettings, tree), runs, resume=False)
+    run_folder = bench.folder / "run"
+    run_agent(make_settings(RunSettings, tree), run_folder, resume=False)
     options: JsonObject = {"method": name, "scorer": "gold" if needs.scorer else None}
-    chosen, method_settings = label_settings([str(runs)], {}, options, index)
+    chosen, method_settings = label_settings([str(run_folder)], {}, options, index)
     summary = label_runs(chosen, method_settings, bench.folder / "labels")
     reasons = ", ".join(f"{count} {why}" for why, count in summary.dropped.items())
     yield f"{summary.turns} searches of a script: {summary.labelled} with a label, {summary.sets} label sets" + (
@@ -272,7 +273,9 @@ def check_hits(hits: Sequence[Hit]) -> None:
 
 
 def try_view(name: str, bench: Bench) -> Iterator[str]:
-    trajectory = next((done for done in bench.expert_runs if len(done.searches) > 1), bench.expert_runs[0])
+    trajectory = next(
+        (done for done in bench.expert_trajectories if len(done.searches) > 1), bench.expert_trajectories[0]
+    )
     turns = list(search_turns(trajectory, protocol.load_protocol(trajectory.protocol)))
     yield f"the query: {turns[-1].query.text.strip()}"
     yield f"is searched as: {views.render_view(views.load_view(name), turns[-1].query)}"
@@ -288,7 +291,7 @@ def try_protocol(name: str, bench: Bench) -> Iterator[str]:
 
 def transcript(bench: Bench, settings: factory.AgentSettings) -> Iterator[str]:
     """Counts of an agent's trajectories, and the text of the first."""
-    trajectories = bench.runs(factory.open_agent(settings))
+    trajectories = bench.roll_out(factory.open_agent(settings))
     answered = sum(trajectory.answer is not None for trajectory in trajectories)
     valid = sum(trajectory.valid for trajectory in trajectories)
     searches = sum(len(trajectory.searches) for trajectory in trajectories) / len(trajectories)
@@ -300,7 +303,7 @@ def transcript(bench: Bench, settings: factory.AgentSettings) -> Iterator[str]:
 
 def try_template(name: str, bench: Bench) -> Iterator[str]:
     agent = factory.open_agent(factory.settings_for("rules", prompt_template=name))
-    (trajectory, *_) = bench.runs(agent)
+    (trajectory, *_) = bench.roll_out(agent)
     yield from trajectory.segments[0].text.strip().splitlines()
     others = (segment.text.strip() for segment in trajectory.segments[1:] if segment.author != "agent")
     yield from next(others, "").splitlines()[:6]

@@ -85,7 +85,7 @@ class RetrieverData:
             range(len(corpus)), min(len(corpus), settings.sentences)
         )
         apart, passages = list[Passage](), list[Passage]()
-        for passage in (corpus[row] for row in sorted(rows)):
+        for passage in (corpus[position] for position in sorted(rows)):
             if not is_held_out(passage, held_out.share, split_seed):
                 passages.append(passage)
             elif passage.id not in golds:

@@ -112,31 +112,31 @@ class _Play:
 
     def __init__(self, environment: Environment, stored: Trajectory) -> None:
         self.environment, self.stored = environment, stored
-        self.row = Episode(0, stored.question, stored.seed, 0.0)
+        self.episode = Episode(0, stored.question, stored.seed, 0.0)
 
     def derived(self) -> Trajectory:
         """The trajectory that follows. Raises `_Parted` where the stored one has no more to play."""
-        step: Next | PendingCall = self.environment.reset(self.row)
+        step: Next | PendingCall = self.environment.reset(self.episode)
         while not isinstance(step, End):
             if isinstance(step, PendingCall):
                 step = self._result(step)
             else:
-                step = self.environment.step(self.row, self._turn(step))
-        return self.environment.finish(self.row, step, None)
+                step = self.environment.step(self.episode, self._turn(step))
+        return self.environment.finish(self.episode, step, None)
 
     def _turn(self, request: Request) -> Turn:
         """The turn that the agent wrote next; an empty one left no segment."""
-        stored, at = self.stored, len(self.row.segments)
+        stored, at = self.stored, len(self.episode.segments)
         if request.key < 0:
             return self._notes(request)
         mine = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
         last = at + len(mine) >= len(stored.segments)
         whole = stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_WHOLE_TURN)
         end = TurnEnd.STOP
-        noted = len(stored.side_contexts) > len(self.row.side_contexts)  # then it is the notes that failed
+        noted = len(stored.side_contexts) > len(self.episode.side_contexts)  # then it is the notes that failed
         if last and stored.stop is StopReason.MODEL_ERROR and not noted:
             end = TurnEnd.FAULT
-        elif last and (whole or (self.row.limit is not None and stored.truncated)):
+        elif last and (whole or (self.episode.limit is not None and stored.truncated)):
             end = TurnEnd.LENGTH
         elif mine and self._asks_last(at + 1) and (whole or not stored.truncated):
             end = TurnEnd.LENGTH  # a turn with an action is read the same
@@ -148,7 +148,7 @@ class _Play:
     def _notes(self, request: Request) -> Turn:
         """The notes that the model wrote in the side context that was opened last. They were shown: the searches that
         they are on would not be stored otherwise."""
-        stored, number = self.stored, len(self.row.side_contexts)
+        stored, number = self.stored, len(self.episode.side_contexts)
         if len(stored.side_contexts) < number:
             raise _Parted(f"it has {len(stored.side_contexts)} side contexts, and a further one follows")
         return self._as_turn(request, stored.side_contexts[number - 1][1:2], TurnEnd.STOP)
@@ -168,7 +168,7 @@ class _Play:
             result, took_s = self.environment.run_tool([call])[0]
             return self.environment.observe(call, self._opened(call, result), took_s)
         texts = cast(list[str], call.request.arguments["queries"])
-        done = len(self.row.searches) + len(self.row.turn_searches)
+        done = len(self.episode.searches) + len(self.episode.turn_searches)
         searches = self.stored.searches[done : done + len(texts)]
         if not searches and (end := self._unrecorded()) is not None:
             return end
@@ -201,7 +201,7 @@ class _Play:
 
     def _unrecorded(self) -> Next | None:
         """How a run ended whose last search is not stored, since its results were not shown."""
-        stored, episode = self.stored, self.row
+        stored, episode = self.stored, self.episode
         if self._asks_last(len(episode.segments)):
             return self.environment.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
         if len(episode.segments) < len(stored.segments):

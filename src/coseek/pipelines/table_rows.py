@@ -217,10 +217,10 @@ def asking(training: AgentTraining, model: str) -> Graders:
     return Graders(recipe.graders, folder, generator, training.graders.judge)
 
 
-def scored_by_generator(graders: Graders, name: str, folder: Path, runs: Sequence[Trajectory]) -> ScoredRun:
+def scored_by_generator(graders: Graders, name: str, folder: Path, trajectories: Sequence[Trajectory]) -> ScoredRun:
     """A run scored by the generator's answers."""
-    answers, verdicts = answers_to(graders, folder, runs)
-    return component_run(name, runs, answers, verdicts)
+    answers, verdicts = answers_to(graders, folder, trajectories)
+    return component_run(name, trajectories, answers, verdicts)
 
 
 def with_answers(graders: Graders, folder: Path, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -231,10 +231,10 @@ def with_answers(graders: Graders, folder: Path, trajectories: Sequence[Trajecto
     return [replace(trajectory, answer=reply.answer) for trajectory, reply in pairs if reply is not None]
 
 
-def selection_table(generator: Generator, runs: Mapping[str, Sequence[Trajectory]], scores: Scores) -> Table:
+def selection_table(generator: Generator, by_label: Mapping[str, Sequence[Trajectory]], scores: Scores) -> Table:
     """Passages and tokens of the generator's context, beside those without the agent's selection."""
     rows = []
-    for name, trajectories in runs.items():
+    for name, trajectories in by_label.items():
         means = [scores.of(name).metrics.get(column) for column in GIVEN]
         worked = [trajectory for trajectory in trajectories if not trajectory.stop.is_fault]
         retrieved = [[hit.passage for search in trajectory.searches for hit in search.hits] for trajectory in worked]

@@ -95,10 +95,17 @@ class _Trainer(ABC, Generic[T]):
     recipe: Settings
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in flat(self.recipe))})"
+        changed = flat(changed_settings(self.recipe))
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in changed)})"
 
     def _repr_html_(self) -> str:
-        return settings_html(type(self).__name__, self.recipe)
+        """The changed settings as a table for a notebook."""
+        rows = (
+            f"<tr><td><code>{escape(name)}</code></td><td>{escape(str(value))}</td></tr>"
+            for name, value in flat(changed_settings(self.recipe))
+        )
+        title = f"{type(self).__name__}; all other settings have their defaults"
+        return f"<table><tr><th colspan=2>{title}</th></tr>{''.join(rows)}</table>"
 
     def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> T:
         """Train into the folder `out`, then measure (`coseek train agent`, `coseek train retriever`).
@@ -378,25 +385,13 @@ def _evaluate(training: "AgentTraining", policy: str) -> dict[str, float]:
     return training.evaluate(agent, recipe, training.scoring(recipe))
 
 
-def flat(settings: Settings) -> list[tuple[str, Json]]:
-    """Name and value of every setting that differs from its default, groups as `rl.steps`."""
-    return list(_flat(changed_settings(settings), ""))
-
-
-def _flat(tree: JsonObject, above: str) -> Iterable[tuple[str, Json]]:
+def flat(tree: JsonObject, above: str = "") -> Iterable[tuple[str, Json]]:
+    """Name and value of every setting in a tree, groups as `rl.steps`."""
     for name, value in tree.items():
         if isinstance(value, dict) and name not in ("reward", "limits"):
-            yield from _flat(value, f"{above}{name}.")
+            yield from flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
-
-
-def settings_html(title: str, settings: Settings) -> str:
-    """The changed settings as a table for a notebook."""
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(str(value))}</td></tr>" for name, value in flat(settings)
-    )
-    return f"<table><tr><th colspan=2>{escape(title)}; all other settings have their defaults</th></tr>{rows}</table>"
 
 
 def table_html(table: "Table | None") -> str:

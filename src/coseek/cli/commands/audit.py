@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import Split
-from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
+from coseek.cli.terminal import AsJson, new_app, note, output, print_json, say, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
 from coseek.data.dataset import Dataset
@@ -68,10 +68,7 @@ def corpus(
         write_jsonl(out, (question.to_json() for question in coverage.unreachable))
     elif out is not None:
         write_json(out, coverage.to_json())
-    if as_json:
-        print_json(coverage.to_json())
-    else:
-        stdout_console().print(coverage.table().rich())
+    output(as_json, coverage.to_json(), [coverage.table()])
 
 
 def passages_of(dataset: Dataset) -> Iterator[Passage]:

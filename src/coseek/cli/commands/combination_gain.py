@@ -21,7 +21,7 @@ from coseek.cli.grader_options import (
     warn_of_cuts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, takes_servers, whole_numbers
-from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables
+from coseek.cli.terminal import AsJson, new_app, note, output
 from coseek.core.files import JsonObject, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.passage import Hit
@@ -76,10 +76,7 @@ def combination_gain(
         tree = {**gain.to_json(), **parts.to_json()}
         if out is not None:
             write_gain(out, gain, parts, tree)
-    if as_json:
-        print_json(tree)
-    else:
-        show_tables(gain.tables())
+    output(as_json, tree, gain.tables().values())
 
 
 def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
@@ -97,8 +94,8 @@ def measured(
 ) -> CombinationGain:
     """Search once, at the largest depth; answer from each cut-off, and from the agent's passages."""
     trajectories = list(run.trajectories())
-    asked = (*intended([run]), *(trajectory.question for trajectory in trajectories))
-    questions = list({question.id: question for question in asked}.values())
+    candidates = (*intended([run]), *(trajectory.question for trajectory in trajectories))
+    questions = list({question.id: question for question in candidates}.values())
     check_gold(questions, index, name)
     served: dict[str, int] = {}
     for trajectory in trajectories:

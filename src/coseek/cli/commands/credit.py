@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import Count, DeviceName, split_names
-from coseek.cli.terminal import AsJson, new_app, note, print_json, progress_bar, resumable, show_tables
+from coseek.cli.terminal import AsJson, new_app, note, output, progress_bar, resumable
 from coseek.core.lock import lock_folder
 from coseek.core.text import counted
 from coseek.measure.credit import DECISIVE, CreditScores
@@ -55,10 +55,7 @@ def credit(
             for name, aucs in result.within.items()
         }
         tree = write_values(out, rows, table, "credit.json")
-    if as_json:
-        print_json(tree)
-    else:
-        show_tables({"Credit of turns": table})
+    output(as_json, tree, [table])
 
 
 def table_of(result: CreditScores, decisive: float) -> Table:

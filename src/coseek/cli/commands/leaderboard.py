@@ -17,7 +17,7 @@ from coseek.cli.grader_options import (
     open_parts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
-from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
+from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json
 from coseek.core.lock import lock_if_named
@@ -68,15 +68,13 @@ def leaderboard(
     parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         board = make_leaderboard(scored_by(runs, parts), metric, split_names(in_domain), parts.notes(), seed)
+        tree = {**board.to_json(), **parts.to_json()}
         if out is not None:
-            write_json(out / BOARD, {**board.to_json(), **parts.to_json()})
+            write_json(out / BOARD, tree)
             for name, text in (("leaderboard.md", board.table().markdown()), ("leaderboard.html", board.html())):
                 with atomic_write(out / name) as file:
                     file.write(text)
-    if as_json:
-        print_json({**board.to_json(), **parts.to_json()})
-    else:
-        stdout_console().print(board.table().rich())
+    output(as_json, tree, [board.table()])
 
 
 def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], ScoredRun]:

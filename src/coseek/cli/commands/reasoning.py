@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from coseek.cli.options import at_servers, split_names, takes_servers
-from coseek.cli.terminal import AsJson, new_app, print_json, show_tables
+from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.core.lock import lock_if_named
 from coseek.core.text import counted
@@ -62,10 +62,7 @@ def reasoning(
     if out is not None:
         with lock_if_named(out):
             write_values(out, values, table, "reasoning.json")
-    if as_json:
-        print_json(table_json(table))
-    else:
-        show_tables({"Latest reasonings": table})
+    output(as_json, table_json(table), [table])
 
 
 def latest_of(text: str) -> list[int | None]:

@@ -33,7 +33,7 @@ from coseek.cli.options import (
     split_names,
     takes_servers,
 )
-from coseek.cli.terminal import AsJson, new_app, print_json, show_tables
+from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_if_named
@@ -120,10 +120,7 @@ def score(
         board = ScoreReport(scored, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
         if out is not None:
             write_scores(out, board.runs, board.to_json(), board.tables())
-    if as_json:
-        print_json(board.to_json())
-    else:
-        board.show()
+    output(as_json, board.to_json(), board.tables().values())
 
 
 def chosen_metrics(names: str | None, judged: bool) -> list[str]:
@@ -225,9 +222,6 @@ class ScoreReport:
             pairs = self.agreements.items()
             tree["agreement"] = [{"judges": list(pair), **agreement.to_json()} for pair, agreement in pairs]
         return tree
-
-    def show(self) -> None:
-        show_tables(self.tables())
 
 
 ANSWERED = ("em", "cover_em", "f1", *JUDGED)

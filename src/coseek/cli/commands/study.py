@@ -10,7 +10,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from coseek.cli.options import whole_numbers
-from coseek.cli.terminal import AsJson, new_app, note, print_json, show_tables, tell
+from coseek.cli.terminal import AsJson, new_app, note, output, print_json, show_tables, tell
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.measure.report import table_json
@@ -49,10 +49,7 @@ def study(
     road = road_named("smoke" if smoke else at)
     if names == [LIST]:
         table = listed(out)
-        if as_json:
-            print_json(table_json(table)["rows"])
-        else:
-            show_tables({"Studies": table})
+        output(as_json, table_json(table)["rows"], [table])
         return
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
@@ -125,7 +122,7 @@ def carried_out(name: str, study: Study, road: Road, seeds: Sequence[int], out: 
     typed = readable(name, study, road, seeds)
     result = StudyResult(name, study, road, seeds, values, findings, steps, typed)
     page = result.write(out)
-    show_tables({"Arms": result.means(), "Comparisons": result.comparisons()})
+    show_tables([result.means(), result.comparisons()])
     tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
     return result
 

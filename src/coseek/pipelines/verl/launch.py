@@ -125,7 +125,7 @@ class EpisodeHost:
         world = None if settings.world is None else Path(settings.world)
         graders = open_graders(settings.graders, Path(settings.folder), world) if reward.needs else None
         self._scoring = EpisodeScorer(reward) if graders is None else graders.scoring(reward)
-        self._kept = KeptEpisodes(settings)
+        self._writer = KeptEpisodes(settings)
 
     @classmethod
     async def open(cls, path: Path) -> "EpisodeHost":
@@ -145,7 +145,7 @@ class EpisodeHost:
         if position.training and self.settings.rl.overlong is not None:
             batch = charge_overlong(batch, self.settings.rl.overlong)
         if position.training:
-            self._kept.keep(trajectory, position.step, [*batch.faults])
+            self._writer.keep(trajectory, position.step, [*batch.faults])
         return batch
 
 
@@ -160,7 +160,7 @@ class KeptEpisodes:
         self._settings = settings
         self._folder = Path(settings.folder)
         due = [step for step in range(1, steps + 1) if step % keep.every == 0 or step == steps] if keep.every else []
-        self._left = dict.fromkeys(due, keep.mb * 1e6 / max(1, len(due)) / settings.workers)
+        self._bytes_left = dict.fromkeys(due, keep.mb * 1e6 / max(1, len(due)) / settings.workers)
         """Bytes that this process may still write of a step."""
         self._runs: dict[int, Run] = {}
 
@@ -170,11 +170,11 @@ class KeptEpisodes:
         for fault in faults:
             with (self._folder / FAULTS).open("a", encoding="utf-8") as file:  # one short write: lines stay whole
                 file.write(json_line({**key, "part": fault, "detail": trajectory.stop_detail[:500]}))
-        if step not in self._left:
+        if step not in self._bytes_left:
             return
         line = json_line(trajectory.to_json())
-        self._left[step] -= len(line.encode())
-        if self._left[step] >= 0.0:
+        self._bytes_left[step] -= len(line.encode())
+        if self._bytes_left[step] >= 0.0:
             with self._run(step).trajectories_path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
