@@ -83,14 +83,14 @@ class DataSettings(Settings):
     def training_over(self, index: str | JsonObject, folder: str) -> JsonObject | None:
         """The lines of `training_retriever`, where `noisy` and `gold` stand over `index` unless they name another
         retriever, and `gold` knows the questions of the data set `folder`."""
-        own = cast("JsonObject | None", self.training_retriever)
+        lines = cast("JsonObject | None", self.training_retriever)
         below: dict[object, JsonObject] = {"noisy": {"over": index}, "gold": {"over": index, "data": folder}}
-        return own and {**below.get(own.get("retriever"), {}), **own}
+        return lines and {**below.get(lines.get("retriever"), {}), **lines}
 
     @field_validator("world", "unseen", mode="before")
     @classmethod
-    def _named(cls, given: object) -> object:
-        return world_maker().chosen({}, given) if isinstance(given, str) else given
+    def _named(cls, source: object) -> object:
+        return world_maker().chosen({}, source) if isinstance(source, str) else source
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":
@@ -169,14 +169,10 @@ class WarmStartSettings(Settings):
 
     @model_validator(mode="after")
     def _shown_where_it_can_be(self) -> "WarmStartSettings":
-        if self.made is not None and (self.demonstrator != "expert" or self.worlds):
-            raise ValueError(
-                "made: only the expert demonstrates made questions, and not in throw-away worlds; set worlds=0"
-            )
-        if self.renamed and (self.demonstrator != "expert" or self.worlds):
-            raise ValueError(
-                "renamed: only the expert demonstrates renamed questions, and not in throw-away worlds; set worlds=0"
-            )
+        for name in ("made", "renamed"):
+            if getattr(self, name) and (self.demonstrator != "expert" or self.worlds):
+                only = f"only the expert demonstrates {name} questions, and not in throw-away worlds"
+                raise ValueError(f"{name}: {only}; set worlds=0")
         return self
 
     @property
@@ -340,8 +336,8 @@ class AgentRecipe(Placement):
 
     def load_protocol(self, name: str | None = None, *, run_files: bool = True) -> Protocol:
         """The agent's protocol, or another one, with the recipe's prompt template."""
-        named, more = name or self.protocol, self.tools if name in (None, self.protocol) else ()
-        return load_protocol(named, self.prompt_template, self.chat_template, run_files=run_files, tools=more)
+        protocol, more = name or self.protocol, self.tools if name in (None, self.protocol) else ()
+        return load_protocol(protocol, self.prompt_template, self.chat_template, run_files=run_files, tools=more)
 
     def stage(self, name: str) -> "AgentRecipe":
         """The recipe of one stage. Raises `SettingError` for a wrong name or setting."""
@@ -349,16 +345,16 @@ class AgentRecipe(Placement):
             raise SettingError(
                 f"a stage cannot be named {name!r}; take letters, digits and dashes, and none of {', '.join(TAKEN)}"
             )
-        own = cast(JsonObject, self.stages[name])
-        if odd := [setting for setting in own if setting not in STAGED]:
-            known = f"It may set: {', '.join(STAGED)}"
+        stage_settings = cast(JsonObject, self.stages[name])
+        if odd := [setting for setting in stage_settings if setting not in STAGED]:
+            allowed = f"It may set: {', '.join(STAGED)}"
             raise SettingError(
-                *(f"stage {name!r} cannot set {setting!r}{nearest(setting, STAGED)} {known}" for setting in odd)
+                *(f"stage {name!r} cannot set {setting!r}{nearest(setting, STAGED)} {allowed}" for setting in odd)
             )
         tree = dump_settings(self)
         del tree["stages"]
         try:
-            stage = make_settings(AgentRecipe, merge_settings(AgentRecipe, tree, own))
+            stage = make_settings(AgentRecipe, merge_settings(AgentRecipe, tree, stage_settings))
         except SettingError as error:
             raise SettingError(*(f"stage {name!r}: {sentence}" for sentence in error.sentences)) from None
         if stage.learn == "demonstrations":
@@ -411,18 +407,18 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
 
 def chosen_preset(overrides: Sequence[str]) -> JsonObject:
     """`{preset: NAME}` where the overrides choose one, else empty."""
-    return apply_overrides({}, [one for one in overrides if one.partition("=")[0] == "preset"])
+    return apply_overrides({}, [override for override in overrides if override.partition("=")[0] == "preset"])
 
 
-def recipe_tree(given: Json, file: Path, preset: JsonObject) -> JsonObject:
+def recipe_tree(source: Json, file: Path, preset: JsonObject) -> JsonObject:
     """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe. `preset`
     is that of the command line (`chosen_preset`)."""
-    if isinstance(given, str):
-        tree = _read(_base_path(given, file), ())
-    elif isinstance(given, dict):
-        tree = _laid_over_base({**given, **preset}, file, ())
+    if isinstance(source, str):
+        tree = _read(_base_path(source, file), ())
+    elif isinstance(source, dict):
+        tree = _laid_over_base({**source, **preset}, file, ())
     else:
-        raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {given!r}")
+        raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {source!r}")
     return _with_preset({**tree, **preset}, tree)
 
 
@@ -453,12 +449,14 @@ def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
     name, presets = chooser.get("preset"), cast(JsonObject, tree.get("presets") or {})
     if name is None or (tree.get("preset") == name and tree.get("presets") == {}):
         return tree
-    if name not in (known := {"paper": {}, **presets}):
-        raise SettingError(f"the recipe has no preset {name!r}{nearest(str(name), known)} Known: {', '.join(known)}")
-    chosen = dict(cast(JsonObject, known[str(name)]))
+    presets = {"paper": {}, **presets}
+    if name not in presets:
+        hint = nearest(str(name), presets)
+        raise SettingError(f"the recipe has no preset {name!r}{hint} Known: {', '.join(presets)}")
+    chosen = dict(cast(JsonObject, presets[str(name)]))
     if base := str(chosen.pop("extends", "")):
-        own = base in known and base != name  # another preset of this recipe
-        tree = _with_preset({"preset": base}, tree) if own else _laid_over(tree, _read(recipe_path(base), ()))
+        is_own_preset = base in presets and base != name  # another preset of this recipe
+        tree = _with_preset({"preset": base}, tree) if is_own_preset else _laid_over(tree, _read(recipe_path(base), ()))
     return {**_laid_over(tree, chosen), "preset": name, "presets": {}}
 
 

@@ -72,27 +72,27 @@ class CreditSignal(Settings):
 
 def load_signals(names: Sequence[str]) -> dict[str, CreditSignal]:
     """Signals by name; a YAML file of signals adds its own. All shipped ones for no name."""
-    known = _signals(SIGNALS)
+    shipped = _signals(SIGNALS)
     if not names:
-        return known
+        return shipped
     chosen: dict[str, CreditSignal] = {}
     for name in names:
         if name.endswith((".yaml", ".yml")):
             chosen |= _signals(Path(name))
-        elif name in known:
-            chosen[name] = known[name]
+        elif name in shipped:
+            chosen[name] = shipped[name]
         else:
-            raise UnknownName("signal", name, known)
+            raise UnknownName("signal", name, shipped)
     return chosen
 
 
 def _signals(path: Path) -> dict[str, CreditSignal]:
     tree = read_yaml(path, "file of signals", "`name: {algorithm: …}`")
     signals: dict[str, CreditSignal] = {}
-    for name, row in tree.items():
-        if not isinstance(row, dict):
-            raise SettingError(f"{path}: the signal {name!r} is {row!r}; write {name}: {{algorithm: …}}")
-        signals[name] = make_settings(CreditSignal, row, path)
+    for name, signal_tree in tree.items():
+        if not isinstance(signal_tree, dict):
+            raise SettingError(f"{path}: the signal {name!r} is {signal_tree!r}; write {name}: {{algorithm: …}}")
+        signals[name] = make_settings(CreditSignal, signal_tree, path)
     return signals
 
 
@@ -116,48 +116,49 @@ class Ruler:
         identity = digest_of("credit", self.agent_identity, self.retriever.identity)
         return GradeCache.beside(self.folder, StateOutcome, identity, {"agent": self.agent_identity})
 
-    def measure(self, runs: Sequence[Trajectory], tell: Tell = lambda *_: None) -> list[StateOutcome]:
+    def measure(self, trajectories: Sequence[Trajectory], tell: Tell = lambda *_: None) -> list[StateOutcome]:
         """Continue every state of the runs that the folder does not hold yet, and keep each continuation as it ends.
         Faults are tried again."""
-        known = {key: one for key, one in self.cache.entries().items() if one.fault is None}
-        wanted = [state for state in self._states(runs) if state.key not in known]
-        first = len(known)
+        outcomes = {key: outcome for key, outcome in self.cache.entries().items() if outcome.fault is None}
+        wanted = [state for state in self._states(trajectories) if state.key not in outcomes]
+        first = len(outcomes)
         with self.cache.appending() as file:
 
-            def keep(state: _State, run: Trajectory) -> None:
-                known[state.key] = state.ended(run)
-                self.cache.append(file, known[state.key])
-                tell(len(known) - first, len(wanted))
+            def keep(state: _State, trajectory: Trajectory) -> None:
+                outcomes[state.key] = state.ended(trajectory)
+                self.cache.append(file, outcomes[state.key])
+                tell(len(outcomes) - first, len(wanted))
 
             for start in range(0, len(wanted), AT_ONCE):
                 self._continue(wanted[start : start + AT_ONCE], keep)
-        return [*known.values()]
+        return [*outcomes.values()]
 
-    def _states(self, runs: Sequence[Trajectory]) -> "list[_State]":
+    def _states(self, trajectories: Sequence[Trajectory]) -> "list[_State]":
         states = [
-            _State(run.question, 0, 0, number, None, None)
-            for run in {run.question.id: run for run in runs}.values()
+            _State(trajectory.question, 0, 0, number, None, None)
+            for trajectory in {trajectory.question.id: trajectory for trajectory in trajectories}.values()
             for number in range(self.continuations)
         ]
-        for run in runs:
-            for turn, place in searches_by_turn(run, self.agent.protocol).items():
+        for done in trajectories:
+            for turn, position in searches_by_turn(done, self.agent.protocol).items():
                 states += [
-                    _State(run.question, run.seed, turn, number, run, place) for number in range(self.continuations)
+                    _State(done.question, done.seed, turn, number, done, position)
+                    for number in range(self.continuations)
                 ]
         return states
 
     def _continue(self, states: "Sequence[_State]", keep: "Callable[[_State, Trajectory], None]") -> None:
         """Continue states; `keep` is called as each continuation ends."""
-        fresh = {(state.question.id, state.continued_seed): state for state in states if state.run is None}
+        fresh = {(state.question.id, state.continued_seed): state for state in states if state.trajectory is None}
         rollout(
             self.agent, self.retriever, [state.question for state in fresh.values()], [seed for _, seed in fresh],
-            self.limits, on_done=lambda run: keep(fresh[run.question.id, run.seed], run), keep=False,
+            self.limits, on_done=lambda done: keep(fresh[done.question.id, done.seed], done), keep=False,
         )  # fmt: skip
-        begun = [(state.branch(), state) for state in states if state.run is not None]
-        state_of = {id(one): state for one, state in begun}
+        begun = [(state.branch(), state) for state in states if state.trajectory is not None]
+        state_of = {id(forked): state for forked, state in begun}
         branch(
-            self.agent, self.retriever, [one for one, _ in begun], self.limits,
-            on_done=lambda one, run: keep(state_of[id(one)], run),
+            self.agent, self.retriever, [forked for forked, _ in begun], self.limits,
+            on_done=lambda forked, trajectory: keep(state_of[id(forked)], trajectory),
         )  # fmt: skip
 
 
@@ -169,8 +170,8 @@ class _State:
     seed: int
     turn: int
     number: int
-    run: Trajectory | None
-    place: int | None
+    trajectory: Trajectory | None
+    position: int | None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -182,28 +183,28 @@ class _State:
 
     def branch(self) -> Branch:
         """The continuation from the search's own passages."""
-        assert self.run is not None and self.place is not None
-        passages = tuple(hit.passage for hit in self.run.searches[self.place].hits)
-        return Branch(self.run, self.place, passages, self.continued_seed)
+        assert self.trajectory is not None and self.position is not None
+        passages = tuple(hit.passage for hit in self.trajectory.searches[self.position].hits)
+        return Branch(self.trajectory, self.position, passages, self.continued_seed)
 
-    def ended(self, run: Trajectory) -> StateOutcome:
-        fault = None if run.fault is None else run.fault[1] or str(run.fault[0])
-        right = None if fault is not None else float(exact_match(run.answer, self.question.answers))
-        tokens = run.agent_tokens - (sum(end - start for start, end in run.turn_spans[: self.turn]))
+    def ended(self, trajectory: Trajectory) -> StateOutcome:
+        fault = None if trajectory.fault is None else trajectory.fault[1] or str(trajectory.fault[0])
+        right = None if fault is not None else float(exact_match(trajectory.answer, self.question.answers))
+        tokens = trajectory.agent_tokens - (sum(end - start for start, end in trajectory.turn_spans[: self.turn]))
         return StateOutcome(self.question.id, self.seed, self.turn, self.number, right, tokens, fault)
 
 
 # --- signals
 
 
-def credit_of(runs: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe | None) -> dict[TurnKey, float]:
+def credit_of(stored: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe | None) -> dict[TurnKey, float]:
     """The mean advantage that the signal gives the tokens of every turn. Raises `SettingError` where its reward cannot
     be paid."""
     by_question: dict[str, list[Trajectory]] = {}
-    for run in runs:
-        by_question.setdefault(run.question.id, []).append(run)
-    ordered = [run for group in by_question.values() for run in group]
-    groups = [place for place, group in enumerate(by_question.values()) for _ in group]
+    for trajectory in stored:
+        by_question.setdefault(trajectory.question.id, []).append(trajectory)
+    ordered = [trajectory for group in by_question.values() for trajectory in group]
+    groups = [number for number, group in enumerate(by_question.values()) for _ in group]
     size = max(map(len, by_question.values()), default=1)
     settings = make_settings(
         RlSettings, {"algorithm": signal.algorithm, "algorithm_settings": {**signal.settings}, "group_size": size}
@@ -214,9 +215,9 @@ def credit_of(runs: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe
     experience = make_experience(episodes, settings, open_algorithm(settings), None, probe)
     return {
         # in float64, where the mean of equal numbers is that number
-        (run.question.id, run.seed, turn): float(experience.advantages_BT[row, start:end].double().mean())
-        for row, run in enumerate(ordered)
-        for turn, (start, end) in enumerate(run.turn_spans, start=1)
+        (trajectory.question.id, trajectory.seed, turn): float(experience.advantages_BT[row, start:end].double().mean())
+        for row, trajectory in enumerate(ordered)
+        for turn, (start, end) in enumerate(trajectory.turn_spans, start=1)
     }
 
 
@@ -242,20 +243,20 @@ class CountingProbe:
         return self.probe(contexts)
 
 
-def measured_turns(runs: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
+def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
     """The turns that searched."""
-    return [(run.question.id, run.seed, turn) for run in runs for turn in searches_by_turn(run, agent.protocol)]
+    return [(done.question.id, done.seed, turn) for done in stored for turn in searches_by_turn(done, agent.protocol)]
 
 
 def values_of(
-    runs: Sequence[Trajectory], agent: Agent, found: Sequence[StateOutcome]
+    trajectories: Sequence[Trajectory], agent: Agent, outcomes: Sequence[StateOutcome]
 ) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
     """The values of the turns: by all continuations, and by each half of them. Raises `DataError` for none."""
-    turns = measured_turns(runs, agent)
-    whole = turn_values(turns, found)
+    turns = measured_turns(trajectories, agent)
+    whole = turn_values(turns, outcomes)
     if not whole:
         raise DataError("no turn has a value: none searched, or no continuation went through")
-    return whole, turn_values(turns, found, 0), turn_values(turns, found, 1)
+    return whole, turn_values(turns, outcomes, 0), turn_values(turns, outcomes, 1)
 
 
 def measure_credit(
@@ -275,16 +276,17 @@ def measure_credit(
     """
     stored = Run(folder)
     settings = sampling_agent(stored, device)
-    whole = [run for run in stored.trajectories() if run.fault is None]
-    kept = {question.id for question in draw([*{run.question.id: run.question for run in whole}.values()], count, 0)}
-    runs = [run for run in whole if run.question.id in kept]
+    whole = [trajectory for trajectory in stored.trajectories() if trajectory.fault is None]
+    questions = {trajectory.question.id: trajectory.question for trajectory in whole}
+    drawn = {question.id for question in draw([*questions.values()], count, 0)}
+    trajectories = [trajectory for trajectory in whole if trajectory.question.id in drawn]
     agent, retriever = open_agent(settings), open_retriever(retriever_of([stored], None))
     ruler = Ruler(agent, identity_of(settings), retriever, limits_of([stored], None, settings), continuations, out)
-    found = ruler.measure(runs, partial(tell, "continuations"))
-    values, even, odd = values_of(runs, agent, found)
+    outcomes = ruler.measure(trajectories, partial(tell, "continuations"))
+    values, even, odd = values_of(trajectories, agent, outcomes)
     scores: dict[str, SignalScore] = {}
     within: dict[str, dict[str, float]] = {}
-    tokens = {RULER: sum(one.tokens for one in found) / len(values)}
+    tokens = {RULER: sum(outcome.tokens for outcome in outcomes) / len(values)}
 
     def add(name: str, truth: Mapping[TurnKey, float], signal: Mapping[TurnKey, float]) -> None:
         scores[name] = score_signal(truth, signal, decisive=decisive)
@@ -294,25 +296,25 @@ def measure_credit(
     for name, signal in signals.items():
         counting = None if probe is None else CountingProbe(probe)
         try:
-            add(name, values, credit_of(runs, signal, counting))
+            add(name, values, credit_of(trajectories, signal, counting))
         except (SettingError, DataError) as error:
             say(f"{name} is left out: {error}")
             continue
         tokens[name] = 0.0 if counting is None else counting.tokens / len(values)
-    asked = within_questions(values, values, decisive)
+    rated = within_questions(values, values, decisive)
     add(RULER, even, odd)
-    within[RULER] = {question: value for question, value in within[RULER].items() if question in asked}
-    return CreditScores(values, scores, within, tokens, sum(one.fault is not None for one in found))
+    within[RULER] = {question: value for question, value in within[RULER].items() if question in rated}
+    return CreditScores(values, scores, within, tokens, sum(outcome.fault is not None for outcome in outcomes))
 
 
 def sampling_agent(run: Run, device: str | None) -> AgentSettings:
     """The agent of a run at the temperature it had. Raises `SettingError` for a greedy one: all continuations would be
     equal."""
     settings = agent_of([run], None, 1.0)
-    given = run.settings.get("agent")
-    if settings is None or not isinstance(given, dict):
+    agent = run.settings.get("agent")
+    if settings is None or not isinstance(agent, dict):
         raise SettingError(f"{run.folder} names no agent that could go on")
-    if not given.get("temperature") and not is_scripted(settings.name):
+    if not agent.get("temperature") and not is_scripted(settings.name):
         raise SettingError(f"{run.folder} was run greedily and has one continuation; run it with --temperature 1")
-    update = {"temperature": given.get("temperature"), **({} if device is None else {"device": device})}
+    update = {"temperature": agent.get("temperature"), **({} if device is None else {"device": device})}
     return settings.model_copy(update=update)

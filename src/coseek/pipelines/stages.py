@@ -117,7 +117,7 @@ def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
 
 def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[Question]:
     """The questions that pass the filters on data set, hops, type and yes/no answers."""
-    return [one for one in settings.apply(questions) if settings.yes_no or not is_closed(one)]
+    return [question for question in settings.apply(questions) if settings.yes_no or not is_closed(question)]
 
 
 def select(
@@ -134,9 +134,11 @@ def select(
     """
     chosen = candidates(questions, settings)
     if baselines is not None:
-        found = unsolved_by_rag(chosen, baselines, accuracy)
-        chosen = list(found.kept)
-        say(f"{len(chosen)} questions that naive RAG fails; it answers {found.solved}, and {found.failed} are unknown")
+        failed = unsolved_by_rag(chosen, baselines, accuracy)
+        chosen = list(failed.kept)
+        say(
+            f"{len(chosen)} questions that naive RAG fails; it answers {failed.solved}, and {failed.failed} are unknown"
+        )
     if not chosen:
         raise DataError(f"none of the {len(questions)} training questions is left; ask for less in `select`")
     return draw(chosen, settings.most, seed)
@@ -144,8 +146,8 @@ def select(
 
 def accuracy_of(recipe: AgentRecipe) -> Accuracy:
     """How the reward tells right generator answers; by default the judge's `gen_acc`, or `cover_match` without one."""
-    named = (getattr(part.settings, "accuracy", None) for part in make_reward(recipe.reward).parts)
-    return next((one for one in named if one is not None), "gen_acc" if recipe.graders.judge else "cover_match")
+    accuracies = (getattr(term.settings, "accuracy", None) for term in make_reward(recipe.reward).parts)
+    return next(filter(None, accuracies), "gen_acc" if recipe.graders.judge else "cover_match")
 
 
 def right_runs(
@@ -159,19 +161,19 @@ def right_runs(
     written = list(runs)
     for start in range(0, len(written), BATCH):
         batch = written[start : start + BATCH]
-        for run, paid in zip(batch, scoring(batch), strict=True):
-            if isinstance(paid, Reward) and paid.value >= settings.at_least:
-                by_question.setdefault((run.question.id, run.question.question), []).append(run)
-    kept: list[Trajectory] = []
-    for (ident, _), paid_runs in sorted(by_question.items(), key=lambda item: item[0]):
-        found = sorted(paid_runs, key=lambda run: run.seed)  # stored order is that of completion
-        random.Random(f"{seed}/{ident}").shuffle(found)
+        for trajectory, outcome in zip(batch, scoring(batch), strict=True):
+            if isinstance(outcome, Reward) and outcome.value >= settings.at_least:
+                by_question.setdefault((trajectory.question.id, trajectory.question.question), []).append(trajectory)
+    right: list[Trajectory] = []
+    for (ident, _), rewarded in sorted(by_question.items(), key=lambda item: item[0]):
+        chosen = sorted(rewarded, key=lambda trajectory: trajectory.seed)  # stored order is that of completion
+        random.Random(f"{seed}/{ident}").shuffle(chosen)
         if settings.prefer == "economical":
-            found.sort(key=lambda run: (len(run.searches), run.agent_tokens))
-        kept += found[: settings.keep]
-    if not kept:
+            chosen.sort(key=lambda trajectory: (len(trajectory.searches), trajectory.agent_tokens))
+        right += chosen[: settings.keep]
+    if not right:
         raise DataError(
             f"no run was paid {settings.at_least:g} or more, so there is nothing to learn from; "
             "lower at_least, or begin with a better agent"
         )
-    return kept
+    return right

@@ -16,6 +16,7 @@ from coseek.cli.terminal import (
     Bar,
     assignments,
     new_app,
+    output,
     print_json,
     resumable,
     shell_word,
@@ -24,7 +25,7 @@ from coseek.cli.terminal import (
     training_bar,
 )
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject, read_json
+from coseek.core.files import read_json
 from coseek.core.settings import dump_settings, make_settings
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe, ReaderRecipe, corpus_recipe
 from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
@@ -73,8 +74,8 @@ def one_of(names: Iterable[str]) -> ArgumentInfo:
 
 def overrides(example: str) -> ArgumentInfo:
     """The argument with settings over a recipe's."""
-    shown = f"Settings that override the recipe's, such as {example}."
-    argument: ArgumentInfo = typer.Argument(metavar="NAME=VALUE", help=shown)
+    text = f"Settings that override the recipe's, such as {example}."
+    argument: ArgumentInfo = typer.Argument(metavar="NAME=VALUE", help=text)
     return argument
 
 
@@ -154,10 +155,10 @@ def train_base(
     questions. Its folder is for `policy.folder` of a recipe and for `--answer-with`. It can be stopped at any time;
     --resume continues to the same result.
     """
-    given = words or []
-    data = [word for word in given[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
+    typed = words or []
+    data = [word for word in typed[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
     plain = corpus_recipe(data[0]) if data else BaseRecipe()
-    if (recipe := reader_recipe(plain, given[len(data) :], show, as_json)) is not None:
+    if (recipe := reader_recipe(plain, typed[len(data) :], show, as_json)) is not None:
         from coseek.lab.pipelines.base import BaseTraining  # torch
 
         way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
@@ -222,12 +223,12 @@ def train_retriever(
     OUT/encoder is a sentence-transformers folder for `coseek index DATA --retriever dense --encoder OUT/encoder`. A
     training can be stopped at any time; --resume continues to the same weights.
     """
-    given = [str(folder) for folder in labels or []]
+    folders = [str(folder) for folder in labels or []]
     if show:
         prefixes, typed = split_prefixes(settings, show)
-        print_settings(shown_retriever(recipe, typed, given), as_json, prefixes)
+        print_settings(shown_retriever(recipe, typed, folders), as_json, prefixes)
         return
-    trainer = RetrieverTrainer(recipe=recipe, labels=given, overrides=settings or [])
+    trainer = RetrieverTrainer(recipe=recipe, labels=folders, overrides=settings or [])
     if dry_run:
         if is_first():
             rehearse_retriever(trainer.recipe, as_json)
@@ -358,9 +359,9 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
     check_settings(recipe)
     from coseek.pipelines.dry_run import dry_run  # torch
 
-    found = dry_run(recipe)
-    print_estimate([found.table()], found.to_json(), as_json)
-    found.refuse()
+    findings = dry_run(recipe)
+    output(as_json, findings.to_json(), [findings.table()])
+    findings.refuse()
 
 
 def rehearse_retriever(recipe: RetrieverRecipe, as_json: bool) -> None:
@@ -369,8 +370,8 @@ def rehearse_retriever(recipe: RetrieverRecipe, as_json: bool) -> None:
     from coseek.pipelines.retriever_dry_run import retriever_dry_run  # torch
 
     with training_bar() as bar:
-        found = retriever_dry_run(recipe, bar)
-    print_estimate([found.table()], found.to_json(), as_json)
+        findings = retriever_dry_run(recipe, bar)
+    output(as_json, findings.to_json(), [findings.table()])
 
 
 def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
@@ -379,18 +380,9 @@ def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
     check_encoder_libraries()
     from coseek.pipelines.retriever_dry_run import together_dry_run  # torch
 
-    found = together_dry_run(recipe)
-    print_estimate(found.tables(), found.to_json(), as_json)
-    found.refuse()
-
-
-def print_estimate(tables: Iterable[Table], tree: JsonObject, as_json: bool) -> None:
-    """Print the tables of a dry run, or its JSON."""
-    if as_json:
-        print_json(tree)
-        return
-    for table in tables:
-        stdout_console().print(table.rich())
+    findings = together_dry_run(recipe)
+    output(as_json, findings.to_json(), findings.tables())
+    findings.refuse()
 
 
 def go(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:
