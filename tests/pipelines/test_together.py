@@ -101,6 +101,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
         ("retriever.training.step=3", "did you mean '.*training.steps'"),
         ("agent.rl.step=3", "did you mean 'agent.rl.steps'"),
         ("agent.learn=demonstrations", "learns nothing in a round"),
+        ("retriever.kind=late-interaction", "must both be late-interaction"),
         ("agent=quickstrat", "did you mean 'quickstart'"),
         ("start=!replace {}", "either start.encoder"),
         ("start=http://127.0.0.1:1", "retriever 1 needs weights to begin with"),

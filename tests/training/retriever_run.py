@@ -14,6 +14,7 @@ _LIKE_ONE = ("training.steps=3", "training.optimizer={lr: 0.01, eps: 0.0001}")
 SETTINGS = {
     "contrastive": (*_LIKE_ONE, "training.micro_batch_tokens=100000"),
     "cached": (*_LIKE_ONE, "training.micro_batch_tokens=40"),
+    "tokens": (*_LIKE_ONE, "training.micro_batch_tokens=40", "kind=late-interaction", "token_dimension=8"),
 }
 """What two workers must make of it as one does. Adam divides by the gradient's size: without `eps` the rounding of a
 gradient near 0 would be a whole step."""

@@ -24,6 +24,7 @@ from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
+from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard
@@ -126,6 +127,7 @@ def timeless_lines(out: Path) -> list[dict[str, float]]:
         (),
         ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best"),
         ("training.checkpoint_every=2", "held_out.keep=best"),
+        ("kind=late-interaction", "token_dimension=8", "training.dropout=0.1"),
     ],
 )
 def test_a_run_that_goes_on_ends_with_the_same_weights(
@@ -167,8 +169,37 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path) -> None:
-    more = ("loss={kind: kl, temperature: 0.1}", "training.steps=30", "training.optimizer.lr=0.003", "held_out.share=0")
+def test_late_interaction_learns_and_is_searched_as_it_was_measured(given_folders: Path, tmp_path: Path) -> None:
+    settings = ("kind=late-interaction", "training.steps=40", "training.optimizer.lr=0.003")
+    training = train(given_folders, tmp_path / "out", *settings)
+    training.results()
+    read = json.loads((tmp_path / "out" / "table.json").read_text())["searchers"]
+    assert read["trained"]["mrr"] > read["before"]["mrr"]
+    assert training.next_command.startswith("coseek index DATA --retriever late-interaction")
+    evaluator = training.evaluator
+    assert evaluator is not None
+    found = evaluator.evaluate(training.open(training.encoder_folder))
+    corpus, held_out = Corpus(evaluator.held_out.pool), evaluator.held_out.labels
+    built = build_index(corpus, "late-interaction", tmp_path / "index", {"encoder": str(training.encoder_folder)})
+    for one, hits, rank in zip(
+        held_out, built.search([one.query for one in held_out], len(corpus)), found.ranks.tolist(), strict=True
+    ):
+        texts = [hit.passage.text for hit in hits]
+        assert abs(texts.index(one.passage(one.positive).text) + 1 - rank) <= 1
+    # An encoder of token vectors goes on as it is, and is none of one vector per text.
+    again = train(
+        given_folders, tmp_path / "again", *settings[:1], "training.steps=1", f"encoder={tmp_path}/out/encoder"
+    )
+    assert not (tmp_path / "again" / "start-tokens").exists() and again.card.similarity == "maxsim"
+    with pytest.raises(DataError, match="kind=late-interaction"):
+        train(given_folders, tmp_path / "dense", f"encoder={tmp_path}/out/encoder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "late-interaction"])
+def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path, kind: str) -> None:
+    steps = ("training.steps=30", "training.optimizer.lr=0.003", "held_out.share=0")
+    more = ("loss={kind: kl, temperature: 0.1}", f"kind={kind}", *steps)
     training = train(given_folders, tmp_path / "out", *more, labels="targets")
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"] and lines[-1]["negatives"] == 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from tests.examples_drawn import at_most
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label
@@ -18,6 +18,7 @@ from coseek.core.errors import RunError
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.batch import Collator, EncoderBatch, FeatureBuilder
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
+from coseek.training.encoder.laptop_encoder import make_token_encoder
 from coseek.training.encoder.loss import (
     Features,
     RetrieverObjective,
@@ -25,6 +26,8 @@ from coseek.training.encoder.loss import (
     checkpoint_activations,
     contrastive,
     divergence,
+    similarities,
+    stacked,
 )
 from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.trainer.workers import Workers
@@ -178,7 +181,8 @@ def gradients(
     numbers: Sequence[int] = range(10),
 ) -> dict[str, torch.Tensor]:
     """Gradients of one batch of hand-made rows."""
-    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    kind = SentenceTransformer if EncoderCard.of(folder).similarity != "maxsim" else MultiVectorEncoder
+    model = kind(str(folder), device="cpu", local_files_only=True)
     if checkpointing:
         checkpoint_activations(model)
     for module in model.modules():
@@ -211,9 +215,13 @@ def gradients(
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
 
+@pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("loss", [RetrieverLoss(temperature=0.05), RetrieverLoss(kind="kl", temperature=0.1)])
-def test_cached_gradients_are_the_gradients(tmp_path: Path, loss: RetrieverLoss) -> None:
+def test_cached_gradients_are_the_gradients(tmp_path: Path, loss: RetrieverLoss, tokens: bool) -> None:
     folder = make_encoder(tmp_path / "encoder")
+    if tokens:
+        make_token_encoder(folder, 8, tmp_path / "tokens", seed=0)
+        folder = tmp_path / "tokens"
     whole = gradients(folder, tokens=10**6, cached=True, loss=loss, dropout=0.0)
     apart = gradients(folder, tokens=30, cached=False, loss=loss, dropout=0.0)
     cached = gradients(folder, tokens=30, cached=True, loss=loss, dropout=0.0)
@@ -222,6 +230,14 @@ def test_cached_gradients_are_the_gradients(tmp_path: Path, loss: RetrieverLoss)
     for name, gradient in whole.items():
         assert float((gradient - apart[name]).abs().max()) < 1e-6 * max(1.0, size), name
         assert float((gradient - cached[name]).abs().max()) < 1e-6 * max(1.0, size), name
+
+
+def test_the_loss_of_token_vectors_is_that_of_maxsim_over_the_querys_tokens() -> None:
+    queries = [torch.eye(4)[:2], torch.eye(4)[[3]]]
+    passages = [torch.eye(4)[[1]], torch.tensor([[0.5, -0.5, 0.5, -0.5]]), torch.eye(4)]
+    parts = [stacked([one[None] for one in vectors]) for vectors in (queries, passages)]
+    # A token that agrees with no token of a passage counts as it is: padding is no token with a product of 0.
+    assert similarities(*parts).tolist() == [[0.5, 0.0, 1.0], [0.0, -0.5, 1.0]]
 
 
 def test_cached_gradients_drop_the_same_activations_twice(tmp_path: Path) -> None:

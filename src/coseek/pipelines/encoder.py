@@ -1,7 +1,7 @@
 """Train a retriever: labels, or synthetic labels of throw-away worlds → an encoder folder and its retrieval metrics.
 
     OUT/recipe.yaml      the recipe, versions and commit
-    OUT/start            the untrained encoder, where one is made
+    OUT/start            the untrained encoder, where one is made; OUT/start-tokens that of token vectors
     OUT/checkpoints      optimizer and data state
     OUT/metrics.jsonl    one line every few updates, one for each evaluation
     OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
@@ -18,7 +18,7 @@ from shlex import quote
 from typing import NamedTuple, cast
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import set_seed
@@ -40,7 +40,15 @@ from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, retriever_identities, threads_and_trackers, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
-from coseek.retrieval.vectors.encoder import EncoderCard, check_prompts, encoder_folder, load_encoder, most_read
+from coseek.retrieval.vectors.encoder import (
+    EncoderCard,
+    check_prompts,
+    encoder_folder,
+    load_encoder,
+    most_read,
+    require_one_vector,
+)
+from coseek.retrieval.vectors.token_vectors import load_token_encoder
 from coseek.training.encoder.batch import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import (
     BEFORE,
@@ -56,7 +64,7 @@ from coseek.training.encoder.evaluation import (
     results_table,
 )
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
-from coseek.training.encoder.laptop_encoder import make_laptop_encoder
+from coseek.training.encoder.laptop_encoder import make_laptop_encoder, make_token_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe, synthetic_labels
 from coseek.training.encoder.trainer import (
@@ -74,8 +82,8 @@ from coseek.training.trainer.policy import attach
 from coseek.training.trainer.workers import workers_here
 
 ABOUT = {
-    "start": "A text encoder for dense search with random weights, not trained yet.",
-    "encoder": "A text encoder for dense search, trained by coseek.",
+    "start": "A text encoder for search with random weights, not trained yet.",
+    "encoder": "A text encoder for search, trained by coseek.",
 }
 LIMITS = (
     "The figures hold for held-out turns of the same labels or worlds; other text, languages and corpora were not "
@@ -115,7 +123,22 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     @cached_property
     def start_folder(self) -> Path:
-        """The encoder that training starts from; made here where the recipe names none."""
+        """The encoder that training starts from."""
+        given = self._given_folder
+        if self.recipe.kind == "dense":
+            require_one_vector(given)
+            return given
+        if EncoderCard.of(given).similarity == "maxsim":
+            return given
+        folder = self.folder / "start-tokens"
+        if not folder.exists():
+            make_token_encoder(given, self.recipe.token_dimension, folder, self.recipe.seed)
+            self._write_card(folder, "start")
+        return folder
+
+    @cached_property
+    def _given_folder(self) -> Path:
+        """The encoder that the recipe names; made here where it names none."""
         if self.recipe.encoder is not None:
             return encoder_folder(self.recipe.encoder)
         folder = self.folder / "start"
@@ -259,15 +282,17 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 self._save(model)
             self.workers.wait()
 
-    def open(self, folder: Path) -> SentenceTransformer:
+    def open(self, folder: Path) -> SentenceTransformer | MultiVectorEncoder:
         """Open an encoder on the training device in float32, with the recipe's pooling."""
+        if self.recipe.kind == "late-interaction":
+            return load_token_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
         model = load_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
         for place, module in enumerate(model):
             if isinstance(module, Pooling) and self.recipe.pooling not in (None, module.pooling_mode):
                 model[place] = Pooling(module.embedding_dimension, self.recipe.pooling, module.include_prompt)
         return model
 
-    def _prepare(self, model: SentenceTransformer) -> None:
+    def _prepare(self, model: SentenceTransformer | MultiVectorEncoder) -> None:
         """Attach adapters, set dropout and gradient checkpointing."""
         settings = self.recipe.training
         body: nn.Module = model[0]
@@ -281,7 +306,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                     module.p = settings.dropout
 
     def _trainer(
-        self, model: SentenceTransformer, order: ExampleOrder, steps: int, began: Path | None
+        self, model: SentenceTransformer | MultiVectorEncoder, order: ExampleOrder, steps: int, began: Path | None
     ) -> EncoderTrainer:
         recipe, settings, notes = self.recipe, self.recipe.training, CheckpointNotes.of(began)
         evaluator = self.evaluator
@@ -305,7 +330,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             progress=self.progress,
         )
 
-    def _objective(self, model: SentenceTransformer, notes: CheckpointNotes) -> RetrieverObjective:
+    def _objective(self, model: SentenceTransformer | MultiVectorEncoder, notes: CheckpointNotes) -> RetrieverObjective:
         settings = self.recipe.training
         objective = RetrieverObjective(
             model,
@@ -320,7 +345,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         objective.sums |= notes.sums
         return objective
 
-    def _save(self, model: SentenceTransformer) -> None:
+    def _save(self, model: SentenceTransformer | MultiVectorEncoder) -> None:
         """Write the encoder folder atomically. Raises `RunError` for weights that are not finite."""
         merge_adapters(model)
         if share := self.recipe.training.start_share:  # (1 − share) · trained + share · start
@@ -406,7 +431,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.data is not None and kept in indexes:
             return f"coseek ask 'YOUR QUESTION' --retriever {quote(str(self.folder / indexes[kept]))}"
         encoder = self.start_folder if kept == BEFORE else self.encoder_folder
-        return f"coseek index DATA --retriever dense --encoder {quote(str(encoder))} --out INDEX"
+        return f"coseek index DATA --retriever {self.recipe.kind} --encoder {quote(str(encoder))} --out INDEX"
 
 
 def train_and_measure(

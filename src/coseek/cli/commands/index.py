@@ -29,7 +29,8 @@ def index(
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings of the retriever, such as k1=0.9.")
     ] = None,
     retriever: Annotated[
-        str | None, typer.Option(help="Which retriever: bm25 (the default), dense, hnsw, ivf-pq, random.")
+        str | None,
+        typer.Option(help="Which retriever: bm25 (the default), dense, hnsw, ivf-pq, late-interaction, random."),
     ] = None,
     encoder: Annotated[
         str | None,

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import threading
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -46,7 +47,17 @@ from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, VectorWrit
 
 Encode = Callable[[Sequence[str]], Vectors]
 """Texts of a window → float32 vectors, W × D."""
+Counted = Callable[[int], None]
+"""Called with the number of vectors of every batch."""
 S = TypeVar("S", bound=EmbeddingSettings)
+
+
+class Opener(Protocol):
+    """Opens the encoder of settings."""
+
+    def __call__(self, settings: EmbeddingSettings, each: Counted | None = None) -> Encode: ...
+
+
 _AHEAD = 2
 """Windows per process that are sent before the first of them is back."""
 
@@ -138,10 +149,20 @@ WINDOW_BATCHES = 32
 """Batches per window. With 64 passages each: 2,048 rows, which MiniLM encodes in about ten seconds on two cores."""
 
 
-def encode_corpus(corpus: Sequence[Passage], settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
+def encode_corpus(
+    corpus: Sequence[Passage],
+    settings: EmbeddingSettings,
+    folder: Path,
+    report: Report,
+    ends_N: Sequence[int] | None = None,
+    opener: "Opener | None" = None,
+) -> VectorStore:
     """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
-    id."""
-    progress = _Progress(report, len(corpus))
+    id. Of a passage with several vectors, `ends_N` says behind which row they end, and `opener` opens its encoder, here
+    or on `devices`."""
+    what = "passages encoded" if ends_N is None else "tokens encoded"
+    ends_N, opener = ends_N or range(1, len(corpus) + 1), opener or window_encoder
+    progress = _Progress(report, ends_N[-1], what)
 
     if settings.cluster is not None:
         job = WindowJob(settings, fingerprint(encoder_folder(settings.encoder)))
@@ -149,15 +170,17 @@ def encode_corpus(corpus: Sequence[Passage], settings: EmbeddingSettings, folder
             assert cluster is not None
             found = partial(cluster.map, job, ordered=True)
             return _write(
-                corpus, settings, folder, progress, lambda windows: progress.counted(one for _, one in found(windows))
+                *(corpus, ends_N, settings, folder, progress),
+                lambda windows: progress.counted(one for _, one in found(windows)),
             )
     if devices := settings.spread:
-        with EncodingProcesses.running(settings, devices, window_encoder) as processes:
+        with EncodingProcesses.running(settings, devices, opener) as processes:
             return _write(
-                corpus, settings, folder, progress, lambda windows: progress.counted(processes.encode(windows))
+                *(corpus, ends_N, settings, folder, progress),
+                lambda windows: progress.counted(processes.encode(windows)),
             )
-    encode = window_encoder(settings, progress.add)
-    return _write(corpus, settings, folder, progress, lambda windows: map(encode, windows))
+    encode = opener(settings, progress.add)
+    return _write(corpus, ends_N, settings, folder, progress, lambda windows: map(encode, windows))
 
 
 @dataclass(frozen=True)
@@ -230,10 +253,11 @@ class _Part(Sequence[Passage]):
 
 @dataclass
 class _Progress:
-    """Reports the number of passages that are encoded."""
+    """Reports the number of vectors that are written."""
 
     report: Report
     total: int
+    what: str
     done: int | None = None
 
     def begin(self, done: int) -> None:
@@ -241,10 +265,10 @@ class _Progress:
         self.add(done)
 
     def add(self, count: int) -> None:
-        """Count passages, from `begin` on."""
+        """Count vectors, from `begin` on."""
         if self.done is not None:
             self.done += count
-            self.report("passages encoded", self.done, self.total)
+            self.report(self.what, self.done, self.total)
 
     def counted(self, windows: Iterable[Vectors]) -> Iterator[Vectors]:
         """The same windows, each counted when it is there."""
@@ -255,6 +279,7 @@ class _Progress:
 
 def _write(
     corpus: Sequence[Passage],
+    ends_N: Sequence[int],
     settings: EmbeddingSettings,
     folder: Path,
     progress: _Progress,
@@ -262,13 +287,13 @@ def _write(
 ) -> VectorStore:
     """Write the vectors of the windows that are missing, in order."""
     (blank_1D,) = encode([[""]])
-    writer = VectorWriter(folder, len(corpus), blank_1D.shape[1], settings.dtype)
+    writer = VectorWriter(folder, ends_N[-1], blank_1D.shape[1], settings.dtype)
     progress.begin(writer.written)
-    starts = range(writer.written, len(corpus), settings.batch_size * WINDOW_BATCHES)
+    starts = range(bisect_right(ends_N, writer.written), len(corpus), settings.batch_size * WINDOW_BATCHES)
     windows = ([passage_text(one) for one in corpus[start : start + starts.step]] for start in starts)
     for vectors_WD in encode(windows):
         for row in np.flatnonzero(~np.isfinite(vectors_WD).all(axis=1)).tolist():
-            ident = corpus[writer.written + row].id
+            ident = corpus[bisect_right(ends_N, writer.written + row)].id
             raise DataError(
                 f"the encoder {settings.encoder} gave a vector that is not finite for the passage {ident!r}"
             )
@@ -276,7 +301,7 @@ def _write(
     return writer.finish()
 
 
-def window_encoder(settings: EmbeddingSettings, each: Callable[[int], None] | None = None) -> Encode:
+def window_encoder(settings: EmbeddingSettings, each: Counted | None = None) -> Encode:
     """Open the encoder; returns a function that encodes the texts of a window, batch by batch, the longest first.
     `each` is called with the number of texts of every batch."""
     source = encoder_folder(settings.encoder)
@@ -341,8 +366,9 @@ def begin(settings: EmbeddingSettings, folder: Path) -> None:
         write_json(folder / NOTE, note)
 
 
-def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
-    """Open the encoder of an index for queries. A changed encoder is an `IndexMismatch` that names the difference."""
+def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEncoder] = QueryEncoder) -> QueryEncoder:
+    """Open the encoder of an index for queries, as `kind`. A changed encoder is an `IndexMismatch` that names the
+    difference."""
     note, name = _encoder_of(folder)
     source = encoder_folder(name)
     with shaped(folder / NOTE, WAY_OUT):
@@ -356,7 +382,7 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
             f"{folder} was made with another version of the encoder {name}, which now has {difference}; "
             "rebuild it with `coseek index`"
         )
-    return QueryEncoder(settings, source, now)
+    return kind(settings, source, now)
 
 
 def same_encoder(folder: Path, settings: E) -> E:

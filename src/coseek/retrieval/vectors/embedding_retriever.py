@@ -20,7 +20,15 @@ from coseek.hardware.device import AUTO, all_devices
 from coseek.hardware.placement import DevicePlacement, Placement, Use, resolve_here
 from coseek.models.model_folder import library_reads
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
-from coseek.retrieval.vectors.encoder import MOST_TOKENS, Encoder, EncoderCard, Vectors, check_prompts, encoder_folder
+from coseek.retrieval.vectors.encoder import (
+    MOST_TOKENS,
+    Encoder,
+    EncoderCard,
+    Vectors,
+    check_prompts,
+    encoder_folder,
+    require_one_vector,
+)
 from coseek.retrieval.views import View, find_view, render_view
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -85,11 +93,13 @@ EMBEDDING_SEARCH_TIME = frozenset(
 E = TypeVar("E", bound=EmbeddingSettings)
 
 
-def settled(settings: E) -> E:
-    """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`, and a prompt
-    that the folder leaves open a `DataError`."""
+def settled(settings: E, *, tokens: bool = False) -> E:
+    """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`; a prompt that
+    the folder leaves open, or without `tokens` an encoder of token vectors, is a `DataError`."""
     folder = encoder_folder(settings.encoder)
     card = EncoderCard.of(folder)
+    if not tokens:
+        require_one_vector(folder)
     check_prompts(folder, {"query_prompt": settings.query_prompt, "passage_prompt": settings.passage_prompt})
     if card.view is not None and settings.view not in (None, card.view):
         raise SettingError(
@@ -159,7 +169,16 @@ class QueryEncoder:
         return self._render(view, asked)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Encode texts to float32 vectors, Q × D. A vector that is not finite is a `RetrieverError`."""
+        """Encode texts to float32 vectors, Q × D (Q × T × D of T tokens, then zeros). A vector that is not finite is a
+        `RetrieverError`."""
+        found = self._vectors(texts)
+        for place in np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(axis=1)).tolist():
+            raise RetrieverError(
+                f"the encoder {self.settings.encoder} gave a vector that is not finite for {texts[place]!r}"
+            )
+        return found
+
+    def _vectors(self, texts: Sequence[str]) -> Vectors:
         settings = self.settings
         if self._encoder is None:
             self._encoder = Encoder.open(self._folder, settings, trust=settings.trust_remote_code)
@@ -170,12 +189,7 @@ class QueryEncoder:
         for start in range(0, len(texts), together):
             batch = [texts[place] for place in order[start : start + together]]
             found.append(self._encoder.encode(batch, prompt, tokens, together, normalise=self._card.normalise))
-        vectors_QD = np.concatenate(found)[np.argsort(order)]
-        for place in np.flatnonzero(~np.isfinite(vectors_QD).all(axis=1)).tolist():
-            raise RetrieverError(
-                f"the encoder {settings.encoder} gave a vector that is not finite for {texts[place]!r}"
-            )
-        return vectors_QD
+        return np.concatenate(found)[np.argsort(order)]
 
 
 class Nearest(Protocol):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,10 +28,11 @@ from coseek.models.model_folder import fetch_command, library_reads, missing, mo
 from coseek.retrieval.views import View
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
     from coseek.models.pretrained import Load
 
+    M = TypeVar("M", SentenceTransformer, MultiVectorEncoder)
 
 # Encoder card: prompts, lengths, pooling and similarity of an encoder, stored in its folder as `coseek.yaml`.
 #
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 CARD = "coseek.yaml"
 KIND = "SentenceTransformer"
 """What sentence-transformers calls a model that maps a text to one vector."""
+TOKENS_KIND = "MultiVectorEncoder"
+"""What it calls a model that maps a text to a vector per token (late interaction)."""
 MOST_TOKENS = 512
 """The default token limit. Some encoders could read 32,768 tokens at a high cost."""
 
@@ -83,8 +86,8 @@ class EncoderCard(Settings):
     """Pooling of token vectors: `mean`, `cls`, `lasttoken`, …; `a+b` concatenates two."""
     normalise: bool = True
     """Scale vectors to length 1."""
-    similarity: Literal["cosine", "dot"] = "cosine"
-    """Similarity of a query and a passage."""
+    similarity: Literal["cosine", "dot", "maxsim"] = "cosine"
+    """Similarity of a query and a passage; `maxsim` of their token vectors."""
 
     @classmethod
     def of(cls, folder: Path) -> "EncoderCard":
@@ -126,24 +129,28 @@ class EncoderCard(Settings):
             )
 
 
-def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
+def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
     """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = _prompts(folder, config)
     kind = config.get("model_type") or KIND
-    if kind != KIND:  # sentence-transformers would put a pooling of its own on it
+    if kind not in (KIND, TOKENS_KIND):  # sentence-transformers would put a pooling of its own on it
         raise DataError(
             f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
         )
-    similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
-    if similarity not in ("cosine", "dot"):
-        raise DataError(f"{folder}: its similarity is {similarity!r}, and only cosine and dot can be searched")
+    possible = ("maxsim",) if kind == TOKENS_KIND else ("cosine", "dot")
+    similarity = said.get("similarity") or config.get("similarity_fn_name") or possible[0]
+    if similarity not in possible:
+        raise DataError(
+            f"{folder}: its similarity is {similarity!r}, and only {' and '.join(possible)} can be searched"
+        )
     pooling, normalises = _modules(folder)
     tokens = min(_longest(folder), MOST_TOKENS)
+    lengths = _object(folder / "sentence_bert_config.json")  # of one side, in encoders of token vectors
     return {
         **{f"{side}_prompt": prompts[names[0]] if len(names) == 1 else "" for side, names in _chosen(config, prompts)},
-        "query_tokens": tokens,
-        "passage_tokens": tokens,
+        "query_tokens": lengths.get("query_length") or tokens,
+        "passage_tokens": lengths.get("document_length") or tokens,
         "pooling": pooling,
         "normalise": normalises or similarity == "cosine",
         "similarity": similarity,
@@ -215,7 +222,18 @@ def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, l
     return found
 
 
+def require_one_vector(folder: Path) -> None:
+    """Raise `DataError` for an encoder of token vectors, which only late interaction reads."""
+    if EncoderCard.of(folder).similarity == "maxsim":
+        raise DataError(
+            f"{folder} gives a vector per token; index it with --retriever late-interaction, train it with "
+            "kind=late-interaction, or take an encoder of one vector per text"
+        )
+
+
 def _way_out(kind: Json) -> str:
+    if kind == "ColBERT":
+        return f"save it once as a {TOKENS_KIND}: sentence_transformers.{TOKENS_KIND}('FOLDER').save('NEW')"
     rerank = "name it as the model of a `rerank` retriever, or "
     return f"{rerank if kind == 'CrossEncoder' else ''}take the folder of a {KIND}"
 
@@ -361,12 +379,17 @@ def load_encoder(
     """Load a folder onto its device; the result is not shared."""
     from sentence_transformers import SentenceTransformer
 
+    return load_as(SentenceTransformer, folder, placement, precision, trust=trust)
+
+
+def load_as(kind: "type[M]", folder: Path, placement: DevicePlacement, precision: Precision, *, trust: bool) -> "M":
+    """Load a folder as a model of sentence-transformers. Missing weights are a `DataError`."""
     from coseek.models.pretrained import DTYPES, check_whole, kernel_of, quiet, recorded_loads
 
     kwargs = {"dtype": DTYPES[precision], "attn_implementation": kernel_of(placement)}
     with library_reads(folder, "encoder"), quiet(), remote_code_asked(folder):
         with recorded_loads() as loads:
-            model = SentenceTransformer(
+            model = kind(
                 str(folder),
                 device=str(placement.torch_device()),
                 local_files_only=True,
@@ -379,7 +402,7 @@ def load_encoder(
     return model
 
 
-def _unread_poolers(model: "SentenceTransformer", loads: "Sequence[Load]") -> list[str]:
+def _unread_poolers(model: "SentenceTransformer | MultiVectorEncoder", loads: "Sequence[Load]") -> list[str]:
     """Names of missing pooler weights on which no vector depends, as in a masked language model that became an encoder;
     they are set to 0. Whether a vector depends on them shows when they are NaN."""
     import torch
@@ -391,7 +414,7 @@ def _unread_poolers(model: "SentenceTransformer", loads: "Sequence[Load]") -> li
         return []
     for tensor in missing.values():
         tensor.fill_(torch.nan)
-    vector = model.encode("text", show_progress_bar=False)
+    vector = model.encode("text", show_progress_bar=False, convert_to_numpy=True)
     for tensor in missing.values():
         tensor.zero_()
     return list(missing) if np.isfinite(vector).all() else []

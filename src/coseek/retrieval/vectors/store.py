@@ -139,6 +139,11 @@ class VectorStore:
             for start in range(0, len(shard), rows):
                 yield first + start, shard[start : start + rows]
 
+    def rows(self, first: int, last: int) -> Floats:
+        """The vectors from row `first` up to `last`; a view where one shard holds them."""
+        found = self.part(first, last)._shards
+        return found[0] if len(found) == 1 else cast(NDArray[np.float32], np.concatenate(found))
+
     @property
     def fingerprint(self) -> str:
         """A digest of the shape and of up to 1,024 rows spread over the store."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -119,13 +119,15 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
 
 Side: TypeAlias = Literal["query", "passage"]
 Features: TypeAlias = "dict[str, Tensor | int | dict[str, Tensor]]"
+TASKS: dict[Side, Literal["query", "document"]] = {"query": "query", "passage": "document"}
+"""What sentence-transformers calls the sides."""
 
 
 @dataclass(frozen=True)
 class FeatureBuilder:
     """Turns queries and passages into tensors."""
 
-    model: SentenceTransformer
+    model: SentenceTransformer | MultiVectorEncoder
     card: EncoderCard
 
     def features(self, side: Side, texts: Sequence[str]) -> dict[str, Tensor | int]:
@@ -133,8 +135,11 @@ class FeatureBuilder:
         cut it off there, and neither pooling nor positions depend on it."""
         prompt = self.card.query_prompt if side == "query" else self.card.passage_prompt
         self.model.max_seq_length = self.card.query_tokens if side == "query" else self.card.passage_tokens
-        encoded = self.model.preprocess([*texts], prompt=prompt or None)
+        task = TASKS[side] if isinstance(self.model, MultiVectorEncoder) else None
+        encoded = self.model.preprocess([*texts], prompt=prompt or None, task=task)
         mask_NT = encoded["attention_mask"].bool()
+        if "query_expansion_positions" in encoded:  # padding that is scored
+            mask_NT = mask_NT | encoded["query_expansion_positions"].bool()
         fill = {"input_ids": self.model.tokenizer.pad_token_id or 0}
         padded: dict[str, Tensor | int] = {}
         for name, value in encoded.items():

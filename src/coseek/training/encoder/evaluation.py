@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.model import BaseModel
 
@@ -34,6 +34,8 @@ from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors
+from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.token_vectors import MaxSimSearch, TokenEncoder, padded
 from coseek.training.encoder.examples import Seen
 from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
 
@@ -157,8 +159,10 @@ class EncoderEvaluator:
         self._row = {text: row for row, text in enumerate(self._texts)}
         self._rows_by_id: dict[str, int] = {passage.id: row for row, passage in enumerate(held_out.pool)}
 
-    def evaluate(self, model: SentenceTransformer) -> EvaluationResult:
+    def evaluate(self, model: SentenceTransformer | MultiVectorEncoder) -> EvaluationResult:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
+        if isinstance(model, MultiVectorEncoder):
+            return self._result(self._maxsim(TokenEncoder(model)))
         card, encoder = self._card, Encoder(model)
         passages_UD = encoder.encode(
             self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
@@ -167,6 +171,14 @@ class EncoderEvaluator:
             self._queries, card.query_prompt, card.query_tokens, BATCH, normalise=card.normalise
         )
         return self._result(queries_QD @ passages_UD.T)
+
+    def _maxsim(self, encoder: TokenEncoder) -> Vectors:
+        card = self._card
+        passages_U = encoder.encode(self._texts, "document", card.passage_prompt, card.passage_tokens, BATCH)
+        queries_Q = encoder.encode(self._queries, "query", card.query_prompt, card.query_tokens, BATCH)
+        ends_U = np.cumsum([len(one_TD) for one_TD in passages_U])
+        store = VectorStore.of(np.concatenate(passages_U))
+        return MaxSimSearch(store, ends_U, str(encoder.model.device)).scores(padded(queries_Q))
 
     def bm25(self) -> EvaluationResult:
         """Evaluate BM25, which reads the query alone. Passages that it does not return rank last."""
@@ -213,7 +225,7 @@ class HeldOutEvaluator(BaseEvaluator):
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        assert isinstance(model, SentenceTransformer)
+        assert isinstance(model, SentenceTransformer | MultiVectorEncoder)
         return self._evaluator.evaluate(model).metrics(self._evaluator.held_out, self._k)
 
 

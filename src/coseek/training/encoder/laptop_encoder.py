@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from coseek.core.errors import SettingError
 from coseek.core.files import atomic_folder
+from coseek.hardware.placement import Placement
+from coseek.retrieval.vectors.encoder import EncoderCard, load_encoder
+from coseek.retrieval.vectors.token_vectors import TOKENS, with_head
 from coseek.training.encoder.recipe import LaptopEncoderSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, FIRST, LAST = "[PAD]", "[CLS]", "[SEP]"
-TOKENS = "token_embeddings"
-"""What the library calls the vectors of the tokens."""
 
 
 def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], folder: Path, seed: int) -> None:
@@ -62,6 +63,37 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
         modules += [Pooling(settings.dimension or settings.hidden, settings.pooling), Normalize()]
         model = SentenceTransformer(modules=modules, device="cpu")
         model.save(str(folder), create_model_card=False)
+
+
+def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int) -> None:
+    """Write an encoder of token vectors, atomically: the language model of another encoder and an untrained layer."""
+    import torch
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    from coseek.models.pretrained import quiet
+
+    whole = load_encoder(start, Placement(device="cpu"), "float32")
+    body = whole[0]
+    assert isinstance(body, Transformer)
+    head = Dense(
+        body.get_embedding_dimension(),
+        dimension,
+        bias=False,
+        activation_function=torch.nn.Identity(),
+        module_input_name=TOKENS,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.nn.init.orthogonal_(head.linear.weight)
+    card = EncoderCard.of(start).model_copy(update={"pooling": "none", "normalise": True, "similarity": "maxsim"})
+
+    def fill(part: Path) -> None:
+        with quiet():
+            with_head(whole, [head], start).save(str(part), create_model_card=False)
+        card.save(part)
+
+    atomic_folder(folder, fill)
 
 
 def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokenizerFast":

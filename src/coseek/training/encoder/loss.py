@@ -1,6 +1,7 @@
 """Loss: the losses of a bi-encoder, exact over all workers.
 
-Contrastive (Agentic-R, eq. 5; also AgentIR). With s(q, p) the inner product of the vectors and τ the temperature,
+Contrastive (Agentic-R, eq. 5; also AgentIR). With s(q, p) the inner product of the vectors (of token vectors: MaxSim,
+divided by the query's tokens) and τ the temperature,
 
     L = −mean over rows b of  log  exp(s(q_b, p_b⁺)/τ) / Σ over slots of b  exp(s(q_b, p)/τ)
 
@@ -19,20 +20,22 @@ gradients over W workers (DDP), so the loss is multiplied by W.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.losses import CachedLossMixin, RandContext
-from sentence_transformers.base.losses.gradcache import _minibatch_ranges
+from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
+from sentence_transformers.util.similarity import mean_maxsim
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.core.errors import RunError, SettingError
+from coseek.training.encoder.batch import TASKS
 from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.trainer.logprobs import bfloat16_autocast
 from coseek.training.trainer.workers import ALONE, Workers
@@ -46,7 +49,7 @@ TARGET_FLOOR = 1e-8
 """Lower bound of targets: a target of 0, which a float32 softmax can give, would make the divergence infinite."""
 
 
-def checkpoint_activations(model: SentenceTransformer) -> None:
+def checkpoint_activations(model: nn.Module) -> None:
     """Recompute the activations of the encoder's layers in the backward pass. A model that cannot is a
     `SettingError`."""
     for module in model.modules():
@@ -73,12 +76,26 @@ def divergence(scores_BS: Tensor, allowed_BS: Tensor, targets_BS: Tensor) -> Ten
     return torch.where(allowed_BS, apart_BS, torch.zeros(()).to(apart_BS)).sum(dim=1)
 
 
+def similarities(queries: Tensor, passages: Tensor) -> Tensor:
+    """The score of every query and passage, V × U: the inner product of vectors (V × D, U × D), or the mean over a
+    query's tokens of the largest inner product with a token of the passage (V × T × D, U × T × D)."""
+    if queries.ndim == 2:
+        return queries @ passages.T
+    return mean_maxsim(queries, passages, queries.any(dim=2), passages.any(dim=2))
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate vectors of texts, and those of tokens with zeros up to the longest text."""
+    most = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, 0, 0, most - part.shape[1])) if part.ndim == 3 else part for part in parts])
+
+
 class RetrieverObjective(CachedLossMixin, nn.Module):
     """The loss as the trainer calls it: token ids in, scalar out."""
 
     def __init__(
         self,
-        model: SentenceTransformer,
+        model: SentenceTransformer | MultiVectorEncoder,
         settings: RetrieverLoss,
         *,
         micro_batch_tokens: int,
@@ -90,6 +107,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._tokens = isinstance(model, MultiVectorEncoder)
         self.mini_batch_size = 1  # unused: micro-batches are limited by tokens
         self.mini_batch_num_tokens = micro_batch_tokens
         self._settings, self._cached, self._workers = settings, cached, workers
@@ -100,6 +118,10 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
     def forward(self, sentence_features: Iterable[Features], labels: Target) -> Tensor:
         """The loss of a batch: its queries, its passages, and how they belong together."""
         features = list(sentence_features)
+        if self._tokens:
+            features = [
+                cast(Features, each | {"task": task}) for each, task in zip(features, TASKS.values(), strict=True)
+            ]
         self._add({"tokens": float(sum(int(each["attention_mask"].sum()) for each in features))})
         parts = [len(_minibatch_ranges(each, 1, self.mini_batch_num_tokens)) for each in features]
         if self._cached and max(parts) > 1:
@@ -124,20 +146,33 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         """Encode some texts; normalise the vectors if the encoder's card says so."""
         device = sentence_feature["input_ids"].device
         with bfloat16_autocast(device, checkpointing=self._checkpointing) if self._bfloat16 else nullcontext():
-            reps_ND, state = super().embed_minibatch(
-                sentence_feature, begin, end, with_grad, copy_random_state, random_state
-            )
+            if self._tokens:
+                some = _create_minibatch(sentence_feature, begin, end)
+                with random_state or nullcontext(), torch.set_grad_enabled(with_grad):
+                    reps_ND, state = self._embed_tokens(some, copy_random_state)
+            else:
+                reps_ND, state = super().embed_minibatch(
+                    sentence_feature, begin, end, with_grad, copy_random_state, random_state
+                )
         reps_ND = reps_ND.float()
-        return (F.normalize(reps_ND, dim=1) if self._normalise else reps_ND), state
+        return (F.normalize(reps_ND, dim=-1) if self._normalise else reps_ND), state
+
+    def _embed_tokens(self, features: Features, copy_random_state: bool) -> tuple[Tensor, RandContext | None]:
+        """Vectors of tokens, N × T × D; tokens that are not scored are zeros, by which `similarities` knows them."""
+        tensors = [value for value in features.values() if isinstance(value, Tensor)]
+        state = RandContext(*tensors) if copy_random_state else None
+        out = self.model(features, task=features["task"])
+        return out["token_embeddings"] * out["attention_mask"].bool()[..., None], state
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | Target | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """Return the whole batch's loss times the number of workers (see the module's docstring)."""
         assert isinstance(labels, dict)
-        queries_VD, passages_UD = (self._gather(torch.cat(parts)) for parts in reps)
+        queries_VD, passages_UD = (self._gather(stacked(parts)) for parts in reps)
         query_B, passage_S, allowed_BS = labels["query_B"], labels["passage_S"], labels["allowed_BS"]
-        scores_BS = (queries_VD[query_B] @ passages_UD.T)[:, passage_S] / self._settings.temperature
+        scores_VU = similarities(queries_VD, passages_UD)
+        scores_BS = scores_VU[query_B][:, passage_S] / self._settings.temperature
         if self._settings.kind == "kl":
             loss = divergence(scores_BS, allowed_BS, labels["targets_BS"]).mean()
         else:
@@ -154,9 +189,12 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         world, rank = self._workers.world, self._workers.rank
         if world == 1:
             return mine_MD
+        if mine_MD.ndim == 3:
+            most = max(self._workers.gather(mine_MD.shape[1]))
+            mine_MD = F.pad(mine_MD, (0, 0, 0, most - mine_MD.shape[1]))
         counts = self._workers.gather(len(mine_MD))
         most, total = max(counts), sum(counts)
-        padded_KD = F.pad(mine_MD.detach(), (0, 0, 0, most - len(mine_MD)))
+        padded_KD = F.pad(mine_MD.detach(), (0, 0) * (mine_MD.ndim - 1) + (0, most - len(mine_MD)))
         gathered = [torch.empty_like(padded_KD) for _ in range(world)]
         dist.all_gather(gathered, padded_KD)
         parts = [mine_MD if other == rank else gathered[other][: counts[other]] for other in range(world)]

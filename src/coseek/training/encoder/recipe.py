@@ -202,6 +202,13 @@ class RetrieverRecipe(DevicePlacement):
     """Run the Python code in that folder, for encoders that are no architecture of transformers."""
     laptop: LaptopEncoderSettings = LaptopEncoderSettings()
     """Shape of a created encoder (`encoder: null`)."""
+    kind: Literal["dense", "late-interaction"] = "dense"
+    """The retriever that is trained. `late-interaction` compares the vectors of tokens by MaxSim; the loss divides it
+    by the query's tokens, so that a temperature fits both kinds. It starts from the language model of an encoder of one
+    vector per text, or from an encoder of token vectors."""
+    token_dimension: int = Field(default=128, ge=1)
+    """Dimension of the token vectors where late interaction starts from an encoder of one vector per text: a linear
+    layer with random orthogonal weights is put on its language model."""
     view: View | None = None
     """Query view in training and in searches. None: the query alone, and the encoder records no view."""
     query_prompt: str | None = None
@@ -256,6 +263,11 @@ class RetrieverRecipe(DevicePlacement):
         if self.loss.kind == "kl" and not self.labels:
             raise SettingError(
                 "these labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
+            )
+        if self.kind == "late-interaction" and (self.data is not None or self.pooling is not None):
+            raise SettingError(
+                "kind=late-interaction pools nothing, and is trained on label folders or synthetic labels; leave "
+                "`data` and `pooling` out"
             )
         return self
 

@@ -14,6 +14,7 @@ from typing import Annotated, cast
 import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.model import BaseModel
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
@@ -96,7 +97,7 @@ class EncoderTrainer(SentenceTransformerTrainer):
 
     def __init__(
         self,
-        model: SentenceTransformer,
+        model: BaseModel,
         args: SentenceTransformerTrainingArguments,
         objective: RetrieverObjective,
         updates: UpdateDataset,
@@ -107,7 +108,9 @@ class EncoderTrainer(SentenceTransformerTrainer):
         progress: Progress,
     ) -> None:
         self._updates, self._collator, self._objective, self.metrics = updates, collator, objective, metrics
-        super().__init__(model=model, args=args, loss=objective, evaluator=evaluator, optimizers=optimizer)
+        super().__init__(
+            model=cast(SentenceTransformer, model), args=args, loss=objective, evaluator=evaluator, optimizers=optimizer
+        )
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         self.add_callback(_MetricsCallback(objective, metrics, progress))
@@ -279,7 +282,7 @@ def arguments(
     return args
 
 
-def optimizer_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
+def optimizer_of(model: nn.Module, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
     """Return AdamW, with weight decay on matrices (and vectors, if set), and our schedule."""
     settings = updates.optimizer
     on_vectors = settings.weight_decay if settings.decay_vectors else 0.0

@@ -1,0 +1,76 @@
+"""Late interaction: ranks passages by the MaxSim of token vectors (ColBERT; Khattab and Zaharia, SIGIR 2020).
+
+The search is exact, for corpora whose token vectors fit into memory: one per token of every passage.
+"""
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from pydantic import model_validator
+
+from coseek.core.errors import DataError, SettingError
+from coseek.data.corpus_file import read_array
+from coseek.data.passage import Corpus
+from coseek.retrieval.index_files import Report
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, open_encoder
+from coseek.retrieval.vectors.embedding_retriever import (
+    EMBEDDING_SEARCH_TIME,
+    EmbeddingRetriever,
+    EmbeddingSettings,
+    Rows,
+    passage_text,
+    settled,
+)
+from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.token_vectors import MaxSimSearch, TokenQueries, token_ends, token_windows
+
+VECTORS, ENDS = "vectors", "ends.npy"
+
+
+class LateInteractionSettings(EmbeddingSettings):
+    """The encoder: a `MultiVectorEncoder` folder, or one of one vector per text, whose token vectors are taken."""
+
+    @model_validator(mode="after")
+    def _encoded_here(self) -> "LateInteractionSettings":
+        if self.cluster is not None or self.vectors is not None:
+            raise SettingError("late-interaction takes neither `cluster` nor `vectors`; leave them out")
+        return self
+
+
+class LateInteraction(EmbeddingRetriever):
+    """The late-interaction retriever."""
+
+    name = "late-interaction"
+
+
+SETTINGS = LateInteractionSettings
+SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster"}
+
+
+def settle(settings: LateInteractionSettings) -> LateInteractionSettings:
+    """Fill in the values of the encoder's card."""
+    return settled(settings, tokens=True)
+
+
+def resume(corpus: Corpus, settings: LateInteractionSettings, folder: Path, report: Report) -> None:
+    """Count the tokens of every passage, then encode the corpus."""
+    begin(settings, folder)
+    if not (folder / ENDS).exists():
+        unfinished = folder / f"new-{ENDS}"
+        np.save(unfinished, token_ends(settings, [passage_text(passage) for passage in corpus]))
+        unfinished.replace(folder / ENDS)
+    encode_corpus(corpus, settings, folder / VECTORS, report, _ends(folder, corpus).tolist(), token_windows)
+
+
+def _ends(folder: Path, corpus: Corpus) -> Rows:
+    ends_N = cast(Rows, read_array(folder / ENDS, "i"))
+    if len(ends_N) != len(corpus):
+        raise DataError(f"{folder / ENDS} is of {len(ends_N)} passages, not {len(corpus)}; rebuild the index")
+    return ends_N
+
+
+def load(folder: Path, corpus: Corpus, settings: LateInteractionSettings) -> LateInteraction:
+    """Open an index; the vectors stay on disk. A changed encoder is an `IndexMismatch`."""
+    search = MaxSimSearch(VectorStore.open(folder / VECTORS), _ends(folder, corpus), str(settings.torch_device()))
+    return LateInteraction(corpus, settings, open_encoder(folder, settings, TokenQueries), search)
