@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import ModelError
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.text_model import Output, texts_of
 from coseek.models.tokenizer import ByteTokenizer
 
 
@@ -22,7 +23,13 @@ class Scripted:
         if self.fault:
             raise ModelError(self.fault)
         self.calls.append(list(prompts))
-        return [self.says(prompt) for prompt in prompts]
+        return texts_of(list(map(self._output, prompts)))
+
+    def _output(self, prompt: str) -> Output:
+        try:
+            return self.says(prompt)
+        except ModelError as error:
+            return error
 
 
 Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[EpisodeState], str]

@@ -16,8 +16,8 @@ The cache key of a text is everything that was sent for it. Failures are not cac
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future, as_completed
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
@@ -92,25 +92,16 @@ def texts_of(outputs: Sequence[Output]) -> list[str]:
 
 
 def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[Output]:
-    """One text or error per prompt, in order. Equal prompts are sent once. No prompt is sent again because another one
-    failed, except to a model that cannot tell which one did: it gets the batch in halves."""
+    """One text or error per prompt, in order. Equal prompts are sent once."""
     unique = list(dict.fromkeys(prompts))
-    written = dict(zip(unique, _each(model, unique, max_tokens), strict=True))
-    return [written[prompt] for prompt in prompts]
-
-
-def _each(model: TextModel, prompts: list[str], max_tokens: int) -> list[Output]:
-    if not prompts:
-        return []
     try:
-        return list(model.write(prompts, max_tokens))
+        outputs: Sequence[Output] = model.write(unique, max_tokens) if unique else []
     except PartialFailure as error:
-        return error.outputs
+        outputs = error.outputs
     except ModelError as error:
-        if len(prompts) == 1:
-            return [error]
-    middle = len(prompts) // 2
-    return _each(model, prompts[:middle], max_tokens) + _each(model, prompts[middle:], max_tokens)
+        outputs = [error] * len(unique)
+    written = dict(zip(unique, outputs, strict=True))
+    return [written[prompt] for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -170,7 +161,6 @@ class RemoteTextModel:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[str, Future[str]] = {}
         self._speech = dialect_of(self.settings.dialect)
         self._path = self.served.paths.path(self._speech.PATH)
         optional = {"temperature": self.settings.temperature, "seed": self.settings.seed}
@@ -196,81 +186,48 @@ class RemoteTextModel:
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         """One text per prompt, in order, each of at most `max_tokens` tokens. Failures are a `PartialFailure`.
 
-        Equal prompts are sent once, also by several threads. Each text is cached as soon as it arrives.
+        Equal prompts are sent once. Each text is cached as soon as it arrives.
         """
-        sent = max_tokens + self.settings.reasoning_tokens
-        neutral = self.served.neutral
-        asks = (self._ask(prompt, sent) for prompt in prompts)
-        bodies = [with_changes({**neutral, **self._speech.body(ask)}, self._send) for ask in asks]
-        keys = [_digest([self.calls.base, self._path, body]) for body in bodies]
-        texts, mine = self._claim(keys)
+        most = max_tokens + self.settings.reasoning_tokens
+        asks = [{**self.served.neutral, **self._speech.body(self._ask(prompt, most))} for prompt in prompts]
+        sent = [with_changes(body, self._send) for body in asks]
+        keys = [_digest([self.calls.base, self._path, body]) for body in sent]
+        bodies = dict(zip(keys, sent, strict=True))
+        stored = {} if self.store is None else self.store.read(list(bodies))
+        # Older caches hold empty replies.
+        outputs: dict[str, Output] = {key: text for key, text in stored.items() if visible(text).strip()}
+        with self._lock:
+            self.usage.remembered += len(outputs)
+        calls = {self.calls.submit("POST", self._path, bodies[key]): key for key in bodies if key not in outputs}
         try:
-            self._fill(dict(zip(keys, bodies, strict=True)), mine, sent)
+            for call in as_completed(calls):
+                key = calls[call]
+                try:
+                    outputs[key] = self._text(call.result(), most)
+                except HttpFailure as error:
+                    outputs[key] = ModelError(f"{error}{refused_field(error, bodies[key])}")
+                except (ValueError, CancelledError) as error:
+                    outputs[key] = ModelError(str(error) or "the connection to the server was closed")
+                if self.store is not None and isinstance(text := outputs[key], str):
+                    self.store.write({key: text})
         finally:
-            with self._lock:
-                for key in mine:
-                    del self._under_way[key]
-            for text in mine.values():
-                if not text.done():
-                    text.set_exception(ModelError("the call was interrupted"))
-        return texts_of([_output(texts[key]) for key in keys])
+            for call in calls:
+                call.cancel()
+        return texts_of([outputs[key] for key in keys])
 
     def _ask(self, prompt: str, max_tokens: int) -> TurnRequest:
         segments = (RowSegment(False, (), prompt),)
         return TurnRequest(self.served.model, segments, max_tokens, (), self.temperature, self.settings.seed or 0)
 
-    def _claim(self, keys: Sequence[str]) -> tuple[dict[str, "Future[str]"], dict[str, "Future[str]"]]:
-        """The texts to come by key, and those among them that this thread has to fetch."""
+    def _text(self, answer: JsonObject, max_tokens: int) -> Output:
+        """The text in an answer. A reply without words is a failure."""
         with self._lock:
-            mine = {key: Future[str]() for key in keys if key not in self._under_way}
-            self._under_way |= mine
-            return {key: self._under_way[key] for key in keys}, mine
-
-    def _fill(self, bodies: Mapping[str, JsonObject], texts: Mapping[str, "Future[str]"], max_tokens: int) -> None:
-        """Fetch texts from the cache or the server. A text is cached before it leaves `_under_way`, and claimed before
-        the cache is read, so that no thread misses it in both."""
-        stored = {} if self.store is None else self.store.read(list(texts))
-        known = {key: text for key, text in stored.items() if visible(text).strip()}  # older caches hold empty replies
-        for key, text in known.items():
-            texts[key].set_result(text)
-        sent = {self.calls.submit("POST", self._path, bodies[key]): key for key in texts if key not in known}
-        with self._lock:
-            self.usage.remembered += len(known)
-        try:
-            for future in as_completed(sent):
-                key = sent[future]
-                try:
-                    self._keep(key, future, texts[key], max_tokens)
-                except HttpFailure as error:
-                    texts[key].set_exception(ModelError(f"{error}{refused_field(error, bodies[key])}"))
-                except (ValueError, CancelledError) as error:
-                    texts[key].set_exception(ModelError(str(error) or "the connection to the server was closed"))
-        finally:
-            for future in sent:
-                future.cancel()
-
-    def _keep(self, key: str, answer: "Future[JsonObject]", text: "Future[str]", max_tokens: int) -> None:
-        """Read and cache one answer. A reply without words is a failure, which is not cached."""
-        counted = read_usage(answer.result())
-        with self._lock:
-            self.usage.add(counted)
-        turn = self._speech.read(answer.result())
-        if not visible(turn.text).strip():
-            why = why_wordless(turn, max_tokens)
-            more = OutOfTokens(f"{why}; raise reasoning_tokens of its server")
-            text.set_exception(more if turn.cut_off else ModelError(why))
-            return
-        if self.store is not None:
-            self.store.write({key: turn.text})
-        text.set_result(turn.text)
-
-
-def _output(text: "Future[str]") -> Output:
-    """The text when it is there, or its error."""
-    try:
-        return text.result()
-    except ModelError as error:
-        return error
+            self.usage.add(read_usage(answer))
+        turn = self._speech.read(answer)
+        if visible(turn.text).strip():
+            return turn.text
+        why = why_wordless(turn, max_tokens)
+        return OutOfTokens(f"{why}; raise reasoning_tokens of its server") if turn.cut_off else ModelError(why)
 
 
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
