@@ -9,12 +9,11 @@ process.
 import contextlib
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary, finalize
+from weakref import finalize
 
 from coseek.core.errors import InUse
 from coseek.core.files import RECORDS, make_folder, real_path
@@ -29,32 +28,13 @@ PATIENCE_S = 0.2
 """Seconds to try: a holder that is just releasing removes the lock file first."""
 
 
-class _Hold:
-    """The system's lock on one file, until its last lock is released or nothing refers to it."""
+class Lock:
+    """A lock, held until `release`, until nothing refers to it, or until the process ends. Other locks of this process
+    on the same place stay."""
 
     def __init__(self, lock: "BaseFileLock", path: Path, made: Path | None) -> None:
-        self.key = os.getpid(), path
-        self.locks = 0
-        self.let_go = finalize(self, _let_go, lock, path, made, os.getpid())
-
-
-class Lock:
-    """A lock, held until `release`, until nothing refers to it, or until the process ends."""
-
-    def __init__(self, hold: _Hold) -> None:
-        self._hold: _Hold | None = hold
-        hold.locks += 1
-
-    def release(self) -> None:
-        """Release this lock; other locks of this process on the same place stay."""
-        with _taking:
-            hold, self._hold = self._hold, None
-            if hold is None:
-                return
-            hold.locks -= 1
-            if hold.locks == 0:  # called, not left to Python, which would ignore a stop (Ctrl-C) that arrives in it
-                _holds.pop(hold.key, None)
-                hold.let_go()
+        self.is_first = lock.lock_counter == 1
+        self.release = finalize(self, _let_go, lock, path, made, os.getpid())
 
     def __enter__(self) -> "Lock":
         return self
@@ -63,16 +43,10 @@ class Lock:
         self.release()
 
 
-_holds: WeakValueDictionary[tuple[int, Path], _Hold] = WeakValueDictionary()
-"""Locks of this process. The key has the process id, since a fork copies the table but not the locks."""
-_taking = threading.Lock()
-
-
 def lock_folder(folder: Path) -> Lock:
     """Make and lock a folder. Raises `InUse` where another process holds the lock."""
-    free = not _is_held(folder / NAME)
     lock = _lock(folder / NAME, folder, True, "wait until it ends, or choose another folder")
-    if free and any((folder / record).exists() for record in RECORDS):
+    if lock.is_first and any((folder / record).exists() for record in RECORDS):
         sweep(folder)
     return lock
 
@@ -101,29 +75,16 @@ def kept_lock(folder: Path) -> Iterator[Lock]:
         raise
 
 
-def _is_held(path: Path) -> bool:
-    """Whether this process has the lock."""
-    return (os.getpid(), real_path(path.parent) / path.name) in _holds
-
-
 def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:
-    path = real_path(path.parent) / path.name  # one lock for all links to a place
-    with _taking:
-        hold = _holds.get((os.getpid(), path))
-        if hold is not None and not again:
-            raise InUse(f"{place} is being written by this process ({os.getpid()}) already; {way_out}")
-        hold = hold or _take(path, place, way_out)
-        _holds[os.getpid(), path] = hold
-        return Lock(hold)
-
-
-def _take(path: Path, place: Path, way_out: str) -> _Hold:
     from filelock import FileLock, Timeout  # here and not above: most commands only read
 
+    path = real_path(path.parent) / path.name  # one lock for all links to a place
     while True:
         made = None if path.parent.is_dir() else path.parent
         make_folder(path.parent)
-        lock = FileLock(path, timeout=PATIENCE_S, thread_local=False)
+        lock = FileLock(path, timeout=PATIENCE_S, thread_local=False, is_singleton=True)
+        if lock.is_locked and not again:
+            raise InUse(f"{place} is being written by this process ({os.getpid()}) already; {way_out}")
         try:
             lock.acquire()
         except Timeout:
@@ -132,7 +93,7 @@ def _take(path: Path, place: Path, way_out: str) -> _Hold:
             continue  # the process that made the folder has just removed it
         if os.name == "posix" and type(lock) is FileLock:  # elsewhere a locked file is not writable
             path.write_text(f"{os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        return _Hold(lock, path, made)
+        return Lock(lock, path, made)
 
 
 def is_being_written(folder: Path) -> bool:
@@ -174,7 +135,7 @@ def _let_go(lock: "BaseFileLock", path: Path, made: Path | None, pid: int) -> No
     # Removed before the release: a process that opened it meanwhile sees that it is unlinked and retries.
     try:
         with contextlib.suppress(OSError):
-            if os.name == "posix":
+            if os.name == "posix" and lock.lock_counter == 1:
                 path.unlink()
     finally:
         lock.release()
