@@ -46,19 +46,12 @@ class RankingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedOrder:
-    """Output of a ranker for one request."""
+class RankedOrder(ParsedOutput[tuple[int, ...]]):
+    """Output of a ranker for one request: `found` are indices of the passages from 0, best first; `None` where there is
+    no order."""
 
-    places: tuple[int, ...] | None
-    """Indices of the passages from 0, best first; `None` where there is no order."""
     scores: tuple[float, ...] | None = None
     """One score per passage, in the given order, from rankers that score."""
-    texts: tuple[str, ...] = ()
-    """Outputs of the model."""
-    unreadable: str = ""
-    """Why the output could not be parsed."""
-    fault: str | None = None
-    """Why there is no output."""
 
 
 class Ranker(Grader, Protocol):
@@ -211,8 +204,8 @@ class _RankingState:
 
     def order(self, places: Sequence[int]) -> RankedOrder:
         if self.failed is not None:
-            return RankedOrder(None, None, self.texts, self.failed.unreadable, self.failed.fault)
-        return RankedOrder(tuple(places), None, self.texts)
+            return RankedOrder(None, self.texts, self.failed.unreadable, self.failed.fault)
+        return RankedOrder(tuple(places), self.texts)
 
 
 def read_order(text: str, count: int, lenient: bool = False) -> tuple[int, ...] | Unreadable:

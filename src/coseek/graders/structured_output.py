@@ -178,7 +178,7 @@ class ParsedOutput(Generic[T]):
     """Result of one request."""
 
     found: T | None
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = ()
     """Outputs of the model."""
     unreadable: str = ""
     """Why parsing failed, or that the prompt is too long for the model."""

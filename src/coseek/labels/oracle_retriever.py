@@ -160,7 +160,7 @@ def _ranking(question_id: str, asked: str, pool: Sequence[Candidate], order: Ran
     if order.scores is not None:
         scored = zip(pool, order.scores, strict=True)
         pool = [replace(candidate, scores={**candidate.scores, RELEVANCE: score}) for candidate, score in scored]
-    ordered = pool if order.places is None else [pool[index] for index in order.places]
+    ordered = pool if order.found is None else [pool[index] for index in order.found]
     return OracleRanking(question_id, asked, tuple(ordered), order.texts, order.unreadable, order.fault)
 
 

@@ -22,7 +22,6 @@ _LABELS = frozenset(
 _QUOTES = "\"'“”‘’`"
 _MARKS = " \t\n*_.!()[]-✅❌✓✔"
 _QUOTED = re.compile(f"[{_QUOTES}][^{_QUOTES}]*[{_QUOTES}]")
-_FENCE = re.compile(r"```[\w-]*+")
 _HEADING = re.compile(
     r"^((?:#++\s?)?[A-Za-z][A-Za-z_ ]{0,30}):[ \t]*+\n\s*+|^(#++\s?[A-Za-z][A-Za-z_ ]{0,30}+)\n\s*+", re.MULTILINE
 )
@@ -33,6 +32,7 @@ _BOXED = re.compile(
     re.I,
 )
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
+_FENCE = re.compile(r"```[\w-]*+")
 _WORD_END = re.compile(r"[\s,.;]")
 _FIRST = re.compile(r"(yes|no)(?:[.!,;:\u2013\u2014]|[ \t]++[-\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I)
 _SENTENCE = re.compile(r"(?<=[.!?\n])\s+")

@@ -250,13 +250,14 @@ def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Disable the library's progress bars inside the block."""
-    shown = library_logging.is_progress_bar_enabled()
+    if not library_logging.is_progress_bar_enabled():
+        yield
+        return
     library_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            library_logging.enable_progress_bar()
+        library_logging.enable_progress_bar()
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

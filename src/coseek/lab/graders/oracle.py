@@ -96,4 +96,4 @@ class OracleRanker:
     def _order(self, asked: RankingRequest) -> RankedOrder:
         hop = self.oracle.hop_of(asked.question, asked.query.text)
         scores = [float(self.oracle.relevance(asked.question, passage, hop)) for passage in asked.passages]
-        return RankedOrder(tuple(sorted(range(len(scores)), key=lambda place: -scores[place])), tuple(scores))
+        return RankedOrder(tuple(sorted(range(len(scores)), key=lambda place: -scores[place])), scores=tuple(scores))
