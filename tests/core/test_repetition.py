@@ -1,25 +1,15 @@
 """Fears about repetition: that a loop is shown, and that text without one is shortened."""
 
-import random
-
-from coseek.core.text import RepetitionFilter, has_loop, without_repetition
+from coseek.core.text import has_loop, without_repetition
 
 LOOP = "<think> Julenta , mayor" + " painter Seminary" * 48
 
 
 def test_a_loop_is_shortened_and_what_follows_it_is_not() -> None:
     assert len(without_repetition(LOOP)) < 100 and has_loop(LOOP)
-    assert without_repetition(f"{LOOP}</think><search> x</search>").endswith("…</think><search> x</search>")
-
-
-def test_pieces_are_shortened_as_the_whole_is() -> None:
-    rng = random.Random(0)
-    for _ in range(20):
-        shown, text, said = RepetitionFilter(), f"{LOOP} and an end", ""
-        while text:
-            size = rng.randint(1, 6)
-            said, text = said + shown.add(text[:size]), text[size:]
-        assert said + shown.end() == without_repetition(f"{LOOP} and an end")
+    assert without_repetition(f"{LOOP}</think><search> x</search>").endswith(
+        "…painter Seminary</think><search> x</search>"
+    )
 
 
 def test_lists_tables_and_emphasis_are_no_loops() -> None:

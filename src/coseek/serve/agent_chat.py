@@ -1,7 +1,7 @@
 """Agent chat: requests and answers of `/v1/chat/completions` where an agent answers. Knows neither HTTP nor agents.
 
 The fields are OpenAI's. `content` is the answer as people write it, or a sentence where there is none;
-`reasoning_content` holds all that the agent wrote, loops shortened; `coseek` what no field of the API has: the searches
+`reasoning_content` holds all that the agent wrote; `coseek` what no field of the API has: the searches
 with their passages, the evidence with the sentences used, and why the run ended.
 """
 
@@ -18,7 +18,7 @@ from coseek.agents.sources import MOST, cited_answer, reply_in_words, served_con
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, make_settings
-from coseek.core.text import as_written, without_repetition
+from coseek.core.text import as_written
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.models.chat import Message
@@ -203,8 +203,8 @@ def finish_of(run: Trajectory) -> str:
 
 
 def reasoning(run: Trajectory) -> str:
-    """All that the agent wrote, its answer last, with loops shortened turn by turn."""
-    return "".join(without_repetition(part.text) for part in run.segments if part.author is Author.AGENT)
+    """All that the agent wrote, its answer last."""
+    return "".join(part.text for part in run.segments if part.author is Author.AGENT)
 
 
 def usage(run: Trajectory) -> JsonObject:

@@ -15,7 +15,7 @@ from coseek.agents.prompt_template import EARLIER
 from coseek.core.errors import CoseekError, RetrieverError
 from coseek.core.files import Json, JsonObject, parse_rows
 from coseek.core.settings import dump_settings
-from coseek.core.text import RepetitionFilter, as_written
+from coseek.core.text import as_written
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
@@ -230,9 +230,9 @@ class _Turns:
         elif self._hear is None or self._engine.model is None:
             turn = await self._engine.turn(request)
         else:
-            stream, hear, shown = TextStream(self._engine.model.tokenizer), self._hear, RepetitionFilter()
-            turn = await self._engine.turn(request, lambda ids: _say(hear, shown.add(stream.add(ids))))
-            _say(hear, shown.add(stream.rest(turn.ids)) + shown.end())
+            stream, hear = TextStream(self._engine.model.tokenizer), self._hear
+            turn = await self._engine.turn(request, lambda ids: _say(hear, stream.add(ids)))
+            _say(hear, stream.rest(turn.ids))
         return Sampled(turn.ids, turn.logprobs, turn.end, turn.version, turn.exact, turn.cost_usd, turn.fault)
 
     def close(self) -> None:
