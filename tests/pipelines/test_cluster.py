@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import pytest
 from tests.pipelines.test_shared_run import rows
+from tests.this_process import ThisProcess
 
 from coseek.agents.factory import limits_for, settings_for
-from coseek.core.cluster import Job, ThisProcess, check_cluster, shares_of
+from coseek.core.cluster import Job, check_cluster, shares_of
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject
 from coseek.data.run import Run, RunRows

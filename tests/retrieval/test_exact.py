@@ -20,8 +20,8 @@ from tests.retrieval.brute import (
     near_ties,
     unit_rows,
 )
+from tests.this_process import ThisProcess
 
-from coseek.core.cluster import ThisProcess
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.exact import ClusterSearch, ExactSearch, ShardedSearch, product_error
 from coseek.retrieval.vectors.shortlist import peaks_of, reaching, reaching_on_device, score_error, scores_of

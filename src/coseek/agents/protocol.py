@@ -16,7 +16,8 @@ from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.agents.tools.visit import VisitSettings
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.plugins import file_digest, find_yaml, is_function, is_plugin_path, own_function, plugin_name
+from coseek.core.fingerprint import file_digest
+from coseek.core.plugins import find_yaml, is_function, is_plugin_path, own_function, plugin_name
 from coseek.core.settings import Settings, make_settings
 from coseek.data.digests import digest
 from coseek.data.trajectory import Author

@@ -15,7 +15,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
@@ -71,21 +70,6 @@ class Cluster(Protocol):
         Raises what the job's function raises, and `RunError` for an item over which `TRIES` processes died.
         """
         ...
-
-
-@dataclass(frozen=True)
-class ThisProcess:
-    """A cluster of this process alone."""
-
-    nodes: int = 1
-    workers: int = 1
-
-    def map(
-        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, B]]:
-        work = job.open()
-        for number, item in enumerate(items):
-            yield number, work(item)
 
 
 class ClusterSettings(Settings):

@@ -1,7 +1,6 @@
 """Plugins: a part's name is its file's name in a package, the path of a user's Python file, or a Python function."""
 
 import dis
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -19,7 +18,7 @@ from typing import TypeAlias, cast
 
 from coseek.core.errors import CoseekError, DataError, SettingError, UnknownName
 from coseek.core.files import Json
-from coseek.core.fingerprint import digest_of
+from coseek.core.fingerprint import digest_of, file_digest
 from coseek.core.settings import Settings
 
 # Own functions: Python functions of the user as parts (a reward, an algorithm, a tool …), without a file.
@@ -213,7 +212,7 @@ def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(f"there is no {kind} file {path} (seen from {Path.cwd()}); check the path")
-    known = f"coseek_own_part_{file_digest(path, str(path.resolve()))[:16]}"
+    known = f"coseek_own_part_{digest_of(file_digest(path), str(path.resolve()))[:16]}"
     module = sys.modules.get(known) or _run(path, kind, known)
     for needed, what in offers.items():
         _check(module, path, kind, needed, what, offers)
@@ -294,11 +293,6 @@ def _texts(tree: Json) -> Iterator[str]:
         for name, value in tree.items():
             yield name
             yield from _texts(value)
-
-
-def file_digest(path: Path, *also: str) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal digits."""
-    return hashlib.sha256(path.read_bytes() + "".join(also).encode()).hexdigest()
 
 
 # Registry of parts: a part's name is its file's name in a package, or the path of a plugin (`own_part.py`).
