@@ -33,10 +33,6 @@ R = TypeVar("R")
 
 REMEMBERED = 10_000
 """Passages that `fetch` knows of a retriever without a corpus here: the last ones that searches found."""
-MOST_WAITING = 256
-"""Calls that may wait for the one under way; more fail."""
-LONGEST = 32_768
-"""Characters of a query or question, at most."""
 ABOUT = "Search a collection of passages, and read a passage whole by its id."
 ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
 
@@ -179,8 +175,6 @@ def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> No
 
 async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
     """Run a call in a thread; its `CoseekError` becomes an error of the tool. One that waits can be cancelled."""
-    if (waiting := limiter.statistics().tasks_waiting) >= MOST_WAITING:
-        raise ToolError(f"{waiting} calls are waiting already; retry later")
     try:
         return await anyio.to_thread.run_sync(call, limiter=limiter)
     except CoseekError as error:
@@ -190,8 +184,6 @@ async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
 def _asked(text: str, name: str) -> str:
     if not text.strip():
         raise DataError(f"the {name} is empty")
-    if len(text) > LONGEST:
-        raise DataError(f"the {name} has {len(text)} characters, and at most {LONGEST} are taken")
     return text
 
 
