@@ -45,11 +45,6 @@ _RST_SIGN = r"[=\-`:.'\"~^*+#<>]"
 _RST_TITLE = re.compile(
     rf"^(?:({_RST_SIGN})\1{{2,}}[ \t]*\n)?[ \t]*(\S[^\n]*)\n(({_RST_SIGN})\4{{2,}})[ \t]*$", re.MULTILINE
 )
-_RST_TABLE = re.compile(
-    r"^[ \t]*(?:=+(?:[ \t]+=+)+[ \t]*\n(?:.*\S.*\n)+?[ \t]*=+(?:[ \t]+=+)+[ \t]*(?:\n(?=[ \t]*$)|\Z)"
-    r"|(?:[|+].*(?:\n[ \t]*|\Z)){2,})",
-    re.MULTILINE,
-)
 _RST_GONE = re.compile(
     r":[a-zA-Z][\w:.+-]{0,60}:(?=`)|``?|(?<=`)_{1,2}\b"  # the names of roles
     r"|^[ \t]*(?:[=-]{2,}[ \t]*)+$|^[ \t]*\+[-=+]+$"  # rulers of tables
@@ -232,8 +227,8 @@ def _plain(value: object) -> str | int | bool | None:
 
 
 def read_rst(text: str, name: str = "") -> Document:
-    """reStructuredText, as Markdown: titles by their underlines. Directives and roles keep their text; no file is
-    included."""
+    """reStructuredText, as Markdown: titles by their underlines. Directives, roles and tables keep their text; no file
+    is included."""
     styles: list[str] = []
 
     def titled(match: re.Match[str]) -> str:
@@ -245,18 +240,7 @@ def read_rst(text: str, name: str = "") -> Document:
         return f"\n{'#' * min(6, styles.index(style) + 1)} {title}\n"
 
     meta: JsonObject = {key.lower(): value.strip()[:1000] for key, value in _RST_FIELD.findall(text)}
-    text = _RST_TABLE.sub(_as_cells, _RST_TITLE.sub(titled, _RST_FIELD.sub("", text)))
+    text = _RST_TITLE.sub(titled, _RST_FIELD.sub("", text))
     text = _RST_GONE.sub("", _RST_DIRECTIVE.sub(r"\n\1\n", text)).replace("<", "&lt;")
     document = read_markdown("\n".join(re.sub(r"^[ \t]+(?:\.\. )?|^\.\. ", "", line) for line in text.split("\n")))
     return Document(document.title, document.sections, meta)
-
-
-def _as_cells(table: re.Match[str]) -> str:
-    """A table, whose cells blanks or lines set apart, as one of Markdown."""
-    rows = [
-        re.split(r"[ \t]*\|[ \t]*|[ \t]{2,}", row.strip(" \t|"))
-        for row in table[0].split("\n")
-        if re.search(r"\w", row)
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(["", *lines[:1], "|" + "---|" * max(map(len, rows), default=1), *lines[1:], ""])
