@@ -1,4 +1,4 @@
-"""A server with a real small network that returns log-probabilities of prompts, in the formats of three servers."""
+"""A server with a real small network that returns log-probabilities of prompts, in the formats of two servers."""
 
 from collections.abc import Callable
 from typing import cast
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from coseek.core.files import Json, JsonObject
 from coseek.models.tokenizer import HfTokenizer
 
-DIALECTS = ("vllm", "sglang", "completions")
+DIALECTS = ("vllm", "sglang")
 
 
 def serving(model: PreTrainedModel, tokenizer: HfTokenizer) -> Callable[[Asked], Said]:
@@ -39,9 +39,6 @@ def serving(model: PreTrainedModel, tokenizer: HfTokenizer) -> Callable[[Asked],
                 row: JsonObject = {str(best[at - 1]): {"logprob": likeliest, "decoded_token": "likeliest"}}
                 rows.append(row | {str(ids[at]): {"logprob": nats[at], "decoded_token": texts[at]}})
             return Said({"choices": [{"text": "!", "finish_reason": "length", "prompt_logprobs": rows}]})
-        if body.get("echo"):
-            said: JsonObject = {"tokens": [*texts, "!"], "token_logprobs": [*nats, -3.0]}
-            return Said({"choices": [{"text": "", "finish_reason": "length", "logprobs": said}]})
         return Said({"choices": [{"text": "!", "finish_reason": "length", "logprobs": None}]})
 
     return answer

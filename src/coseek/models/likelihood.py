@@ -7,8 +7,8 @@ adds special tokens. A model behind HTTP is named by
     url: http://127.0.0.1:8000
     tokenizer: models/policy          # the folder of the served model's tokenizer
 
-Prompts are sent as ids, encoded as for a local model, so that equal weights give equal likelihoods. vLLM, SGLang, and
-completion servers that take ids with `echo` can do this.
+Prompts are sent as ids, encoded as for a local model, so that equal weights give equal likelihoods. vLLM and SGLang
+can do this.
 """
 
 import inspect
@@ -218,7 +218,7 @@ def open_local_likelihood(folder: Path, settings: LikelihoodSettings | None = No
     )
 
 
-_ABLE = "vLLM, SGLang, or with `dialect: completions` a server that takes ids with `echo` and `logprobs`"
+_ABLE = "vLLM or SGLang"
 _PROBE = Continuation("Which city is the capital of France?", " The capital of France is Paris.")
 """Plain letters, whose tokens have the same texts alone and together."""
 
@@ -228,8 +228,8 @@ class RemoteLikelihoodSettings(ServerSettings):
 
     url: str
     """The server's URL."""
-    dialect: Literal["auto", "vllm", "sglang", "completions"] = "auto"
-    """The server's dialect; `auto` asks the server. `completions` is a server that takes ids with `echo`."""
+    dialect: Literal["auto", "vllm", "sglang"] = "auto"
+    """The server's dialect; `auto` asks the server."""
     tokenizer: str | None = None
     """The folder of the served model's tokenizer; default: the model's name, where it is a folder here."""
 

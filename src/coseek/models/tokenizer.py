@@ -240,16 +240,13 @@ class StopStrings:
     contain the end of one, so that the text must be checked. A stop string may span tokens and end inside one; that
     token is kept whole."""
 
-    def __init__(
-        self, stops: Sequence[str], tokenizer: Tokenizer, vocabulary: int, texts: Sequence[str] | None = None
-    ) -> None:
-        """`texts`: those of all tokens, where they are known (`token_texts`)."""
+    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, vocabulary: int) -> None:
         if not all(stops):
             raise ValueError("a stop string is empty; every turn would end before it began")
         self._stops = tuple(stops)
         self._tokenizer = tokenizer
         self._reach = max((len(stop.encode()) for stop in stops), default=0)
-        texts = token_texts(tokenizer, vocabulary) if texts is None else texts
+        texts = [tokenizer.decode((ident,)) for ident in range(vocabulary)]
         ends = {stop[-1] for stop in stops}
         self.at_once = np.array([any(stop in text for stop in stops) for text in texts], dtype=np.bool_)
         # A token of a partial character decodes to U+FFFD, so its end is visible only in context.
@@ -266,11 +263,6 @@ class StopStrings:
         # A token has at least one byte, so a stop string spans at most its length in tokens.
         text = self._tokenizer.decode(list(ids[-self._reach :]))
         return any(stop in text for stop in self._stops)
-
-
-def token_texts(tokenizer: Tokenizer, vocabulary: int) -> list[str]:
-    """The text of each token alone."""
-    return [tokenizer.decode((ident,)) for ident in range(vocabulary)]
 
 
 def stopped_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> int | None:
