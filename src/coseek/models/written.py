@@ -61,7 +61,6 @@ _NAMESPACE = re.compile(r"(?:functions|default_api|tools)[.:]")
 _CALL_PARTS = ("tool_use", "tool_call", "function_call")
 """Types of the parts of a content that are tool calls."""
 _JSON_LIKE = re.compile(r'^\s*["\[{]|["\]}]\s*$|":')
-_CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
 _BARE_CHANNELS = re.compile(r"\A\s*+(?:(?:analysis(.*))?assistantfinal|analysis(?=[A-Z][a-z' ])(.*)\Z)", re.DOTALL)
 """Harmony's channels where the server dropped the special tokens; the token limit may have cut the first."""
@@ -119,22 +118,11 @@ def _joined(pieces: list[str]) -> str:
 
 
 def _split_channels(text: str) -> tuple[str, str]:
-    """Harmony: the last `final` channel is the text, all other channels are reasoning."""
-    reasoning: list[str] = []
-    shown = ""
-    heads = list(_CHANNEL.finditer(text))
-    if not heads:
+    """Harmony: the last `final` channel is the text, all other channels but calls are reasoning."""
+    if not _HEAD.search(text):
         return text.strip(), ""
-    ends = [*(head.start() for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=True):
-        message = text[head.end() : end]
-        if closed := CHANNEL_END.search(message):
-            message = message[: closed.start()]
-        if head[1] == "final":
-            shown = message
-        else:
-            reasoning.append(message)
-    return "\n".join(filter(None, map(str.strip, reasoning))), shown.strip()
+    message = _harmony(text)
+    return str(message.get("reasoning_content", "")), str(message.get("content", ""))
 
 
 def visible(text: str) -> str:
@@ -346,7 +334,7 @@ def _harmony(text: str) -> JsonObject:
         before = head.end() + len(body)
         if recipient := _RECIPIENT.search(head[1]) or _RECIPIENT.search(between):
             calls += _read_call({"name": recipient[1], "arguments": body}) or [unread(body)]
-        elif head[1].split()[:1] == ["final"]:
+        elif re.match(r"\s*final\b", head[1]):
             content = body
         else:
             reasoning.append(body.strip())
