@@ -51,8 +51,7 @@ def test_questions_are_true_and_need_their_hops(world: World, made: tuple[Datase
     questions, truth = everything(made[0]), Truth(world)
     assert {question.hops for question in questions} == {1, 2, 3, 4}
     assert len(questions) > 40
-    assert sum(map(truth.is_true, questions)) >= 0.95 * len(questions)
-    assert sum(map(truth.needs_all, questions)) >= 0.95 * len(questions)
+    assert all(map(truth.is_true, questions)) and all(map(truth.needs_all, questions))
 
 
 def test_the_check_of_truth_finds_a_wrong_answer_and_a_wrong_path(
@@ -61,10 +60,11 @@ def test_the_check_of_truth_finds_a_wrong_answer_and_a_wrong_path(
     questions, truth = [one for one in everything(made[0]) if one.hops == 2], Truth(world)
     for one, other in pairwise(questions):
         path = cast(list[JsonObject], one.meta["path"])
-        crossed = [path[0], cast(list[JsonObject], other.meta["path"])[1]]
+        last = cast(list[JsonObject], other.meta["path"])[1]
         assert not truth.is_true(replace(one, answers=("Nobody At All",)))
         assert not truth.is_true(replace(one, gold_ids=one.gold_ids[::-1]))
-        assert not truth.is_true(replace(one, meta={**one.meta, "path": [*crossed]}))
+        if last["from"] != path[1]["from"]:
+            assert not truth.is_true(replace(one, meta={**one.meta, "path": [path[0], last]}))
 
 
 def test_no_passage_of_a_test_path_is_in_a_path_of_another_split(made: tuple[Dataset, SynthesisSummary]) -> None:

@@ -137,8 +137,7 @@ def question_of(graph: HopGraph, chain: Chain) -> str:
         new = f"{_ORDER[met[kind]]}{kind}"
         vowel = new[0] in "aeiou" and not new.startswith(("uni", "use", "eu", "one"))
         article = "an" if met[kind] == 1 else "an " if vowel else "a "
-        subject = f"{known}'s" if hop.phrase.startswith("whose ") else known
-        said.append(f"{subject} {hop.copula} {hop.phrase.removeprefix('whose ')} {article}{new}.")
+        said.append(f"{known} {hop.copula} {hop.phrase} {article}{new}.")
         known = f"this {new}"
         met[kind] += 1
     said.append(_asked(chain[-1], graph.type_of(chain[-1]), known))
@@ -151,8 +150,6 @@ def _asked(hop: Statement, kind: str, known: str) -> str:
     copula = {"is": "was", "are": "were"}.get(hop.copula, hop.copula) if hop.kind != "name" else hop.copula
     joins = last in PREPOSITIONS.split("|")
     what = f"which {kind or hop.kind}" if kind not in ("", "place", "person or body") or hop.kind != "name" else "what"
-    if hop.phrase.startswith("whose "):
-        return f"{what} {last} {known}'s {rest.removeprefix('whose ')}?"
     if hop.kind != "name" and not joins and copula:
         return f"when {copula} {known} {hop.phrase}?"
     auxiliary, rest = (copula, rest) if copula else ("does", _infinitive(rest if joins else hop.phrase))

@@ -267,8 +267,3 @@ def proposal_steps(graph: HopGraph, proposal: Proposal) -> tuple[JsonObject, ...
         }
         for place, row in enumerate(proposal.rows)
     )  # fmt: skip
-
-
-def by_hops(questions: Sequence[Question]) -> dict[int, int]:
-    """Hops → questions."""
-    return dict(sorted(Counter(question.hops or 0 for question in questions).items()))

@@ -1,9 +1,8 @@
-"""Statements: what English passages say of their subjects, as (subject, phrase, name), by four forms of clauses.
+"""Statements: what English passages say of their subjects, as (subject, phrase, name), by three forms of clauses.
 
     born in Ulm, born 4 May 1901     a participle with a preposition, or with a date
     a member of the Reichstag        a noun with a preposition
     works for Siemens, stars Ada     a verb in the present
-    whose mayor is Ada Stone         what belongs to the subject
 
 A sentence is about the subject where it begins with its name, a pronoun or its type (`the film`). Clauses on the past
 (`until 1926`) and on several names (`starring A, B and C`) state nothing. In `…, the wife of Otto, born in Ulm` the
@@ -57,7 +56,7 @@ _FORMS = re.compile(
     rf"\s*(?P<relative>(?:who|which|that)\s)?(?:(?P<copula>is|was|are|were)\s)?(?P<phrase>"
     rf"(?P<participle>{_PARTICIPLE}(?:\s(?!(?:{PREPOSITIONS})\b)[a-z]+){{0,3}}(?:\s(?:{PREPOSITIONS}))?)"
     rf"|(?P<noun>(?:an?|the)\s(?:[a-z-]+\s){{1,3}}(?:of|in|to))"
-    rf"|(?P<whose>whose\s(?:[a-z]+\s){{1,2}}(?:is|was))|(?P<verb>(?!(?:is|was|has|his|its|this|as|does|whose)\b)"
+    rf"|(?P<verb>(?!(?:is|was|has|his|its|this|as|does|whose)\b)"
     rf"[a-z]+[a-rt-z]s(?:\s[a-z]+){{0,2}}))(?:\sthe)?\s+"
 )
 """What may stand between a break and a name."""
@@ -93,7 +92,7 @@ class Statement:
     subject: str
     """The key of the subject."""
     copula: str
-    """What stands between subject and phrase: `is`, `was` …; empty before a verb and before `whose`."""
+    """What stands between subject and phrase: `is`, `was` …; empty before a verb."""
     phrase: str
     name: str
     """The value as the passage writes it."""
@@ -240,7 +239,7 @@ class _Passage:
                 copula = form["copula"] or (verb if verb in ("is", "was", "are", "were") else "is")
                 follows = before and before.kind == "name" and [one.strip() for one in breaks] == ["", ","]
                 yield Statement(
-                    self.row, self.subject, copula if form["noun"] or form["participle"] else "",
+                    self.row, self.subject, "" if form["verb"] else copula,
                     " ".join(form["phrase"].split()), name.text,
                     "" if _LISTED.match(sentence, name.end) else name.key, name.kind,
                     before.key if before and follows and not form["copula"] else "",
@@ -262,7 +261,7 @@ def _states(form: re.Match[str], name: Name, behind: str, joint: str, *, is_desc
         goes = not joint or (is_described and joint == ",")
     near = _NEAR.match(behind)
     past = _PAST.search(f"{form[0]} {near[0] if near else ''}") or _CALLED.search(form[0])
-    return bool((joins and goes) or form["whose"]) and not past and bool(_FOLLOWS.match(behind))
+    return bool(joins and goes) and not past and bool(_FOLLOWS.match(behind))
 
 
 def _subject_end(sentence: str, plain: str, kind: str, is_first: bool) -> int:

@@ -7,6 +7,7 @@ synthesis.json                                     settings, counts, what each g
 
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from coseek.data.question import Question, save_questions, twins, withhold
 from coseek.graders.generator import Generator
 from coseek.lab.synthesis.gates import Solver
 from coseek.lab.synthesis.graph import HopGraph
-from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell, by_hops
+from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell
 from coseek.lab.synthesis.proposals import QuestionProposer
 from coseek.lab.synthesis.settings import SynthesisSettings
 
@@ -103,7 +104,10 @@ def synthesize(
         pairs = twins(split_questions, withheld)
         summary = SynthesisSummary(
             len(corpus),
-            {split: by_hops(asked) for split, asked in questions.items()},
+            {
+                split: dict(sorted(Counter(len(one.gold_ids) for one in asked).items()))
+                for split, asked in questions.items()
+            },
             dict(maker.dropped.most_common()),
             sum(not question.answerable for asked in pairs.values() for question in asked),
             settings.count,
