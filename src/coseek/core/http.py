@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
 
 from pydantic import Field
@@ -171,16 +172,21 @@ class HttpClient:
         self._sleep = sleep
         self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
         own = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(
+        # A client for each slot: a pool looks at all of its connections for each call, which costs milliseconds at 64.
+        self._new_client = partial(
+            httpx.AsyncClient,
             headers={"accept-encoding": "identity", "user-agent": "coseek", **own},
-            verify=base.startswith("https:"),  # loading certificates is slow and needless without TLS
+            # Loading certificates is slow and needless without TLS.
+            verify=httpx.create_ssl_context(verify=base.startswith("https:")),
             timeout=httpx.Timeout(None, connect=self.patience.connect_s),
-            limits=httpx.Limits(keepalive_expiry=_KEEP_S),
+            limits=httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_S),
             trust_env=not is_local(base),  # its proxies
         )
+        self._clients: list[httpx.AsyncClient] = []
+        self._idle: list[httpx.AsyncClient] = []
         self._open: set[Future[object]] = set()
         self._loop = _loop_of_calls()
-        self._end = weakref.finalize(self, _end, self._loop, self._http, self._open)
+        self._end = weakref.finalize(self, _end, self._loop, self._clients, self._open)
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
         """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`. Among the calls that wait
@@ -275,10 +281,14 @@ class HttpClient:
     async def _once(self, request: "_Request") -> "_Answer":
         import httpx
 
+        if not self._idle:
+            self._idle.append(self._new_client())
+            self._clients.append(self._idle[-1])
+        client = self._idle.pop()
         try:
             async with (
                 asyncio.timeout(self.patience.timeout_s),
-                self._http.stream(
+                client.stream(
                     request.method, request.url, headers=dict(request.headers), content=request.content
                 ) as response,
             ):
@@ -296,6 +306,8 @@ class HttpClient:
         except httpx.RequestError as error:
             said = self.quoted(str(error)) or type(error).__name__
             raise _TransientFault(f"the connection failed: {said}; is it running?") from None
+        finally:
+            self._idle.append(client)
         text, status = bytes(body), response.status_code
         if 200 <= status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
@@ -430,11 +442,16 @@ def _status(value: Json) -> int | None:
     return number if type(number) is int and 400 <= number < 600 else None
 
 
-def _end(loop: asyncio.AbstractEventLoop, http: "httpx.AsyncClient", calls: "set[Future[object]]") -> None:
+def _end(loop: asyncio.AbstractEventLoop, clients: "Sequence[httpx.AsyncClient]", calls: "set[Future[object]]") -> None:
     """Cancel the calls and close the connections. The garbage collector may call this in any thread."""
+
+    async def close() -> None:
+        for client in clients:
+            await client.aclose()
+
     for call in list(calls):
         call.cancel()
-    closing = asyncio.run_coroutine_threadsafe(http.aclose(), loop)
+    closing = asyncio.run_coroutine_threadsafe(close(), loop)
     if threading.current_thread().name != _THREAD:
         with suppress(TimeoutError):
             closing.result(5.0)
