@@ -29,7 +29,7 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import templated
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.demonstrations import in_tokens_of
+from coseek.pipelines.demonstrations import retokenised
 from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import Query
 from coseek.retrieval.views import render_view
@@ -313,7 +313,7 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
     assert (again.answer, [search.hits for search in again.searches]) == ("1815", [one.hits for one in run.searches])
     for style in (STYLES["thinking"], STYLES["opened"], STYLES["glm"]):  # what a policy of another family learns of it
         policy = tokenizer_of(style)
-        learnt = in_tokens_of(run, PROTOCOL, policy, WIDE)
+        learnt = retokenised(run, PROTOCOL, policy, WIDE)
         assert [one.message for one in learnt.segments] == [one.message for one in run.segments]
         stored = replace(learnt, evidence=run.evidence)
         assert list(Derivation(PROTOCOL, policy, WIDE, own_ranking=False).differences(stored)) == []

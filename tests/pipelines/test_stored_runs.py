@@ -22,7 +22,7 @@ from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.demonstrations import in_tokens_of, stored_demonstrations
+from coseek.pipelines.demonstrations import retokenised, stored_demonstrations
 from coseek.training.sft.settings import KeptRunsSettings
 
 FAST = train_tokenizer(
@@ -65,7 +65,7 @@ def test_only_right_runs_in_a_valid_form_are_kept_one_for_each_question(tmp_path
 def test_another_agents_run_is_written_in_the_policys_tokens_with_the_policys_prompt(name: str) -> None:
     protocol = load_protocol(name)
     run = right(name)
-    ours = in_tokens_of(run, protocol, STUDENT, WIDE)
+    ours = retokenised(run, protocol, STUDENT, WIDE)
     own = rollout(Agent(protocol, Typist(STUDENT, script(name))), Shelf(), [QUESTION], [7], WIDE)[0]
     assert [segment.author for segment in ours.segments] == [segment.author for segment in run.segments]
     first = next(place for place, segment in enumerate(own.segments) if segment.author is Author.AGENT)
@@ -85,7 +85,7 @@ def test_a_thought_that_one_agents_template_opened_is_whole_in_anothers(name: st
         run = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
         assert run.valid, run.format_error
         for policy in turns:
-            ours = in_tokens_of(run, protocol, policy, WIDE)
+            ours = retokenised(run, protocol, policy, WIDE)
             spans, before = protocol.grammar.spans(ours.segments), protocol.grammar.spans(run.segments)
             assert not protocol.grammar.format_error(spans)
             assert [one.tag for one in spans if one.tag] == [one.tag for one in before if one.tag]
@@ -93,7 +93,7 @@ def test_a_thought_that_one_agents_template_opened_is_whole_in_anothers(name: st
 
 
 def test_a_mark_of_the_protocol_is_the_policys_one_token_and_a_role_mark_in_a_passage_is_none() -> None:
-    ours = in_tokens_of(right(), load_protocol("search-r1"), STUDENT, WIDE)
+    ours = retokenised(right(), load_protocol("search-r1"), STUDENT, WIDE)
     mark, role = STUDENT.encode("<search>")[0], STUDENT.encode("<|user|>")[0]
     assert ours.segments[1].ids.count(mark) == 1 and ours.ids.count(role) == 1  # the chat template's own
 
@@ -105,7 +105,7 @@ def test_a_turn_that_nothing_stopped_ends_with_the_policys_own_end_and_not_with_
     run = right("search-o1")
     last = run.segments[-1]
     told = replace(run, segments=(*run.segments[:-1], replace(last, text=last.text + end)))
-    ours = in_tokens_of(told, load_protocol("search-o1"), STUDENT, WIDE)
+    ours = retokenised(told, load_protocol("search-o1"), STUDENT, WIDE)
     assert ours.segments[-1].text == last.text + END and ours.segments[-1].ids[-1] == STUDENT.eos_id
     assert STUDENT.eos_id not in [ident for one in ours.segments[1:-1] for ident in one.ids]
 
@@ -113,8 +113,8 @@ def test_a_turn_that_nothing_stopped_ends_with_the_policys_own_end_and_not_with_
 def test_a_run_in_the_policys_own_tokens_keeps_what_was_sampled() -> None:
     protocol = load_protocol("search-r1")
     own = rollout(Agent(protocol, Typist(STUDENT, script("search-r1"))), Shelf(), [QUESTION], [7], WIDE)[0]
-    assert in_tokens_of(own, protocol, STUDENT, WIDE) == own
-    assert in_tokens_of(own, protocol, ByteTokenizer(), WIDE).ids != own.ids
+    assert retokenised(own, protocol, STUDENT, WIDE) == own
+    assert retokenised(own, protocol, ByteTokenizer(), WIDE).ids != own.ids
 
 
 def test_runs_and_their_demonstrator_are_named_together_and_the_outcome_asks_no_grader() -> None:

@@ -191,7 +191,7 @@ GROUPS = ("Start here", "Data and indexes", "Agents", "Training", "Results", "Yo
 
 def overview() -> str:
     """Return what `coseek --help` prints: commands by group, each with the first line of its file."""
-    commands = {name: described(name) for name in plugin_names(COMMANDS)}
+    commands = {name: command_about(name) for name in plugin_names(COMMANDS)}
     width = max(map(len, commands))
     lines = []
     for group in dict.fromkeys([*GROUPS, *(group for group, _ in commands.values())]):
@@ -210,7 +210,7 @@ def overview() -> str:
     )
 
 
-def described(name: str) -> tuple[str, str]:
+def command_about(name: str) -> tuple[str, str]:
     """Return a command's group and the first line of its docstring, read without importing it."""
     spec = importlib.util.find_spec(f"{COMMANDS}.{name.replace('-', '_')}")
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")
@@ -246,7 +246,7 @@ def complete(arguments: Sequence[str]) -> int:
     group = typer.main.get_command(_app)
     assert isinstance(group, TyperGroup)
     for name in plugin_names(COMMANDS):
-        group.commands[name] = TyperCommand(name, help=described(name)[1])
+        group.commands[name] = TyperCommand(name, help=command_about(name)[1])
         if [name] == typed:
             group.commands[name] = program_of(name)
     try:

@@ -362,12 +362,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if stage.recipe.learn == "rejection":
             self.rejection_sampling(stage)
         elif (loop := episode_loop(stage.recipe.rl)) is not None:
-            self.hand_over(stage, loop)
+            self.train_in_own_loop(stage, loop)
         else:
             self.reinforce(stage)
         self.workers.wait()
 
-    def hand_over(self, stage: Stage, loop: EpisodeLoop) -> None:
+    def train_in_own_loop(self, stage: Stage, loop: EpisodeLoop) -> None:
         """Reinforcement learning in a backend's own loop, whose last weights are kept."""
         if self.workers.world > 1:
             raise SettingError(f"{stage.recipe.rl.backend} starts its own processes; start coseek without torchrun")

@@ -63,10 +63,10 @@ from coseek.pipelines.table_rows import (
     GENERATOR_PAIRED,
     TableRow,
     agent_of,
-    asking,
     by_generator,
     folder_of,
     framed,
+    graders_with,
     identities_of_row,
     limits_of,
     metric_of,
@@ -219,7 +219,7 @@ def answered_by_others(training: AgentTraining) -> dict[str, dict[str, Scores]]:
     open at a time; answers are stored beside each cell."""
     rows, scores = rows_of(training), dict[str, dict[str, Scores]]()
     for name in training.recipe.table.answer_with:
-        graders = asking(training, name)
+        graders = graders_with(training, name)
         scores[name] = {column.name: _scores(training, rows, column, graders) for column in training.sets}
     return scores
 
@@ -248,7 +248,7 @@ def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
     notes = [verdict(claims), "Means with 95 % bootstrap intervals over questions."]
     training.worse = overall(claims) is Outcome.WORSE
     if training.worse:
-        notes.insert(1, f"Keep the policy before training: {kept_policy(training)}.")
+        notes.insert(1, f"Keep the policy before training: {better_policy(training)}.")
     graders = training.recipe.graders
     if by_generator(training) and graders.generator is not None:
         judged = f", judged by {graders.judge.model}" if graders.judge is not None else ""
@@ -443,7 +443,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
     return {str(path): what for path, what in files.items()}
 
 
-def kept_policy(training: AgentTraining) -> Path:
+def better_policy(training: AgentTraining) -> Path:
     """The policy to go on with."""
     before, after = training.compared
     return training.policy_folder(before if training.worse else after)
@@ -452,7 +452,7 @@ def kept_policy(training: AgentTraining) -> Path:
 def next_commands(training: AgentTraining) -> dict[str, str]:
     """Command → what it does with the agent, trained or, if the verdict is that it became worse, as before."""
     index = training.recipe.data.index or training.folder / "data.index"
-    agent = ["serve", "agent", kept_policy(training), "--retriever", index]
+    agent = ["serve", "agent", better_policy(training), "--retriever", index]
     if tool_files(training.recipe.protocol):  # which run only where they are named
         agent += ["--protocol", training.recipe.protocol]
     commands = {

@@ -63,14 +63,14 @@ def stored_demonstrations(
                 )
             trajectories.append(trajectory)
     right = right_runs(trajectories, EpisodeScorer(make_reward(kept.reward)), kept, seed)
-    return [in_tokens_of(trajectory, protocol, tokenizer, limits) for trajectory in right]
+    return [retokenised(trajectory, protocol, tokenizer, limits) for trajectory in right]
 
 
-def in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
+def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
     """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of text tokenised again are 0."""
     same = all(tokenizer.decode(segment.ids) == segment.text for segment in trajectory.segments)
     if protocol.grammar.native_calls:
-        return _native_in_tokens_of(trajectory, protocol, tokenizer, same)
+        return _retokenised_calls(trajectory, protocol, tokenizer, same)
     first = next((number for number, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT), 0)
     had = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
     opened = protocol.template.opened_mark(tokenizer)
@@ -79,7 +79,7 @@ def in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenize
     for number, segment in enumerate(trajectory.segments):
         ours = segment.author is Author.AGENT
         moved = number == first and had != opened
-        text = _reopened(segment.text, protocol.grammar, had, opened) if moved else segment.text
+        text = _with_opening(segment.text, protocol.grammar, had, opened) if moved else segment.text
         unchanged = same and not moved
         ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, ours)
         if segment.tag == PROMPT:
@@ -93,7 +93,7 @@ def in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenize
     return replace(trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=())
 
 
-def _native_in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
+def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
     """The same for native tool calls: turns in our own spelling, results in the frame of the tokenizer's template.
 
     Raises `DataError` for results in the frame of another chat template, which cannot be taken out of it.
@@ -107,7 +107,7 @@ def _native_in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: 
     for ours, group in groupby(trajectory.segments[1:], lambda segment: segment.author is Author.AGENT):
         segments = list(group)
         if not ours:
-            results = [tuple(tokenizer.encode_data(_bare(segment, protocol))) for segment in segments]
+            results = [tuple(tokenizer.encode_data(_result_text(segment, protocol))) for segment in segments]
             for segment, framed in zip(segments, turns.framed(episode, results), strict=True):
                 episode.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
             continue
@@ -121,7 +121,7 @@ def _native_in_tokens_of(trajectory: Trajectory, protocol: Protocol, tokenizer: 
     return replace(trajectory, segments=tuple(episode.segments), exact=True, messages=())
 
 
-def _bare(segment: Segment, protocol: Protocol) -> str:
+def _result_text(segment: Segment, protocol: Protocol) -> str:
     """A result without the marks of our own spelling around it."""
     tag = protocol.grammar.by_name[protocol.grammar.observation]
     inside = segment.text.strip().removeprefix(tag.opening).removesuffix(tag.closing)
@@ -133,7 +133,7 @@ def _bare(segment: Segment, protocol: Protocol) -> str:
     return inside
 
 
-def _reopened(text: str, grammar: Grammar, had: str, opened: str) -> str:
+def _with_opening(text: str, grammar: Grammar, had: str, opened: str) -> str:
     """A first turn after a prompt that opened reasoning with the mark `had`, for one that opens it with `opened`."""
     has_tag = grammar.free_text or any(tag.opening in (had, opened) for tag in grammar.tags)
     if not has_tag:
@@ -175,11 +175,11 @@ def demonstrate(
         return stored
     demonstrator = _demonstrator(settings, dataset.corpus)
     demonstrations: list[Trajectory] = []
-    places: Iterator[tuple[Retriever, Sequence[Question]]]
+    sources: Iterator[tuple[Retriever, Sequence[Question]]]
     in_worlds = settings.uses_worlds
     if in_worlds:
         worlds = list(throw_away_worlds(recipe))
-        places = ((Bm25.over(world.corpus), world.questions["train"]) for _, world in worlds)
+        sources = ((Bm25.over(world.corpus), world.questions["train"]) for _, world in worlds)
         drills = find_plugin("scripted agent", SCRIPTED, EXPERT).drills
         for own_seed, world in worlds:
             rng = random.Random(f"{recipe.seed}/drills/{own_seed}")
@@ -190,10 +190,10 @@ def demonstrate(
         progress.stage("demonstrations", 1 + settings.renamed)
         training_questions = dataset.questions(recipe.data.train)
         here = (retriever, [*training_questions, *made_questions(recipe, dataset)])
-        places = chain([here], renamed_places(recipe, dataset.corpus, training_questions))
-    for number, (engine, questions) in enumerate(places, start=1):
+        sources = chain([here], renamed_copies(recipe, dataset.corpus, training_questions))
+    for number, (engine, questions) in enumerate(sources, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
-        demonstrations += _written(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
+        demonstrations += _play(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
         count = round(settings.one_shot * len(questions))
         few = questions[:count] if in_worlds else draw(questions, count, recipe.seed)  # a world's order is random
         demonstrations += _answered_at_once(recipe, tokenizer, engine, few, number)
@@ -206,13 +206,13 @@ def demonstrate(
             some = rng.sample(questions, round(share * len(questions)))
             other = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
-            demonstrations += _written(demonstrator, other, tokenizer, engine, some, recipe.limits, seed)
+            demonstrations += _play(demonstrator, other, tokenizer, engine, some, recipe.limits, seed)
         progress.advance(number, f"{len(demonstrations)} runs")
     if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
         training_questions = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
         questions, seed = [*dataset.questions(KNOWN), *training_questions], derive_seed(recipe.seed, KNOWN)
         searched = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
-        known = _written(demonstrator, protocol, tokenizer, searched, questions, recipe.limits, seed)
+        known = _play(demonstrator, protocol, tokenizer, searched, questions, recipe.limits, seed)
         demonstrations += _repeated(known, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
     return demonstrations
 
@@ -239,7 +239,7 @@ def _answered_at_once(
     limits = recipe.limits.with_passages(recipe.table.rag_passages)
     for name in ("direct", "rag"):
         once, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
-        yield from _written(GoldAnswerAgent(), once, tokenizer, retriever, answered, limits, seed)
+        yield from _play(GoldAnswerAgent(), once, tokenizer, retriever, answered, limits, seed)
 
 
 def readings(
@@ -262,10 +262,10 @@ def readings(
         passages = [*gold, *others[: rng.randint(0, max(0, most - len(gold)))]]
         rng.shuffle(passages)
         context = context_of(prompt, budget, ReadingInput(question.question, tuple(passages)))
-        yield prompted(question, "generator", context.prompt, held_answer(question, gold), tokenizer)
+        yield reply_to(question, "generator", context.prompt, held_answer(question, gold), tokenizer)
 
 
-def prompted(question: Question, protocol: str, message: str, reply: str, tokenizer: Tokenizer) -> Trajectory:
+def reply_to(question: Question, protocol: str, message: str, reply: str, tokenizer: Tokenizer) -> Trajectory:
     """A message and the reply to it, as a trajectory."""
     before, after = chat_frame(tokenizer)
     read = (*before, *tokenizer.encode_data(message), *after)
@@ -279,7 +279,7 @@ def prompted(question: Question, protocol: str, message: str, reply: str, tokeni
     return Trajectory(question, protocol, segments, (), StopReason.COMPLETE)
 
 
-def renamed_places(
+def renamed_copies(
     recipe: AgentRecipe, corpus: Corpus, questions: Sequence[Question]
 ) -> Iterator[tuple[Retriever, Sequence[Question]]]:
     """The copies of questions in which names have changed places, each with a retriever that knows the new names."""
@@ -322,7 +322,7 @@ def texts_in(corpus: Sequence[Passage], questions: Sequence[Question]) -> Iterat
         yield question.question
 
 
-def _written(
+def _play(
     demonstrator: ScriptedAgent,
     protocol: Protocol,
     tokenizer: Tokenizer,

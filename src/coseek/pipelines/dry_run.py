@@ -129,7 +129,7 @@ class DryRun:
                 (f"memory{stage}", f"{needed} GiB a device, of {machine.memory_gib:g}", parts),
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
                 *([("", f"{shown_gib(look.host)} GiB of the host", HOST)] if look.host else []),
-                (f"time{stage}", f"{duration(look.work.total_s)} at most", _said_of(look.work)),
+                (f"time{stage}", f"{duration(look.work.total_s)} at most", _work_text(look.work)),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
             ]
         note = (
@@ -156,7 +156,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:.3g} {name}"
 
 
-def _said_of(work: Work) -> str:
+def _work_text(work: Work) -> str:
     if not work.runs:
         return f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
     return (
@@ -248,11 +248,11 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
         config = AutoConfig.for_model(str(config_values.pop("model_type")), **config_values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = AutoModelForCausalLM.from_config(_shrunk(config, shape, tokenizer))
+        model = AutoModelForCausalLM.from_config(_small_config(config, shape, tokenizer))
     save_model(model, tokenizer, folder)
 
 
-def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> PretrainedConfig:
+def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> PretrainedConfig:
     """A configuration with small sizes; everything else is kept."""
     values = config.to_dict()
     kinds = values.get("layer_types")
@@ -276,7 +276,7 @@ def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> P
 def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
     """The recipe with one small step a stage, in a tiny world, with the small model as every model."""
     tree = dump_settings(recipe)
-    small = _small(recipe, str(folder / "model"))
+    small = _small_settings(recipe, str(folder / "model"))
     stages = {
         name: merge_settings(
             AgentRecipe, cast(JsonObject, stage), {group: small[group] for group in STAGED if group in small}
@@ -286,7 +286,7 @@ def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
     return make_settings(AgentRecipe, {**merge_settings(AgentRecipe, tree, small), "stages": stages})
 
 
-def _small(recipe: AgentRecipe, model: str) -> JsonObject:
+def _small_settings(recipe: AgentRecipe, model: str) -> JsonObject:
     """Settings that replace those of the recipe and of each stage."""
     tiny = dump_settings(WORLD)
     engine = dict(recipe.data.training_retriever or {})

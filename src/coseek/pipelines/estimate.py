@@ -136,14 +136,14 @@ def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
         activations=_activations(shape, policy, limits.max_tokens, written, share),
         fetched=max(learner.fetched for learner in learners),
         sampler=0.0 if recipe.rollout.servers else _sampler(recipe, shape, policy),
-        cache=0.0 if recipe.rollout.servers else _cache(recipe, shape, max(runs, _looked_at(recipe))),
+        cache=0.0 if recipe.rollout.servers else _cache(recipe, shape, max(runs, _evaluated_at_once(recipe))),
     )  # fmt: skip
 
 
 def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> Memory:
     """Supervised training, with a loss at every token, and the evaluations and samples of the first worker."""
     policy, row = _learner(recipe, shape, settings), recipe.limits.max_tokens
-    questions = recipe.concurrency if recipe.learn == "rejection" else _looked_at(recipe)
+    questions = recipe.concurrency if recipe.learn == "rejection" else _evaluated_at_once(recipe)
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
         gradients=policy.gradients, gathered=policy.gathered(shape),
@@ -277,7 +277,7 @@ def _cache(recipe: AgentRecipe, shape: Shape, runs: int) -> float:
     return float(rows * row)
 
 
-def _looked_at(recipe: AgentRecipe) -> int:
+def _evaluated_at_once(recipe: AgentRecipe) -> int:
     """Dev questions that are answered at once, at most."""
     return recipe.table.dev_questions or recipe.concurrency
 
@@ -430,12 +430,12 @@ def ways_out(recipe: AgentRecipe, shape: Shape) -> str:
     if alone:
         return "it fits with " + ", or with ".join(" ".join(change) for change in alone.values())
     for left_out in ("lora", "devices", ""):
-        if together := _together(recipe, shape, left_out):
+        if together := _combined_changes(recipe, shape, left_out):
             return f"it fits with {' '.join(together)}"
     return "no change that is known makes it fit; take a smaller model or devices with more memory"
 
 
-def _together(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
+def _combined_changes(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
     """Changes with which the recipe fits, added one after another as long as each helps, without those that the later
     ones made needless. Empty if all are not enough."""
     taken: dict[str, str] = {}

@@ -208,7 +208,7 @@ def answers_to(graders: Graders, folder: Path, trajectories: Sequence[Trajectory
     return answers, judge_claims(graders.judge, claims, verdict_cache(folder, graders.judge))
 
 
-def asking(training: AgentTraining, model: str) -> Graders:
+def graders_with(training: AgentTraining, model: str) -> Graders:
     """The recipe's judge, and a generator of `table.answer_with` with the limits of the recipe's."""
     recipe, folder = training.recipe, training.folder
     usual = recipe.graders.generator or GeneratorSettings(model=model)

@@ -113,7 +113,7 @@ def slug(text: str) -> str:
     return _SLUG.sub("-", plain).strip("-") or "arm"
 
 
-def carry_out(steps: Sequence[StudyStep], say: Callable[[str], None]) -> None:
+def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None]) -> None:
     """Run the commands that have not ended well before. Raises `RunError` for one that fails."""
     waiting = [step for step in steps if not step.is_done]
     for number, step in enumerate(waiting, start=1):

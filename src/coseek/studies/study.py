@@ -209,10 +209,10 @@ class Commands:
         self.study, self.road, self.common = study, road, road_of(road)
         makes: Mapping[str, str | dict[Road, str]] = {**self.common.make, **study.make}
         arms = {ARM + name: arm.run for name, arm in study.arms.items() if arm.run}
-        self._commands = {name: self._here(text) for name, text in {**makes, **arms}.items()}
-        self._words = {**self.common.let, **{name: self._here(text) for name, text in study.let.items()}}
+        self._commands = {name: self._on_road(text) for name, text in {**makes, **arms}.items()}
+        self._words = {**self.common.let, **{name: self._on_road(text) for name, text in study.let.items()}}
 
-    def _here(self, text: str | dict[Road, str]) -> str:
+    def _on_road(self, text: str | dict[Road, str]) -> str:
         if isinstance(text, str):
             return text
         return text.get(self.road) or text.get(NEXT.get(self.road, self.road)) or ""
@@ -233,11 +233,11 @@ class Commands:
             raise SettingError(
                 f"the study has nothing named {name.removeprefix(ARM)!r}{at}{nearest(name, self.known())}"
             )
-        words = self._worded(text)
+        words = self._fill_words(text)
         more = [added for start, added in self.common.append.items() if words.startswith(start)]
         return " ".join([words, *more])
 
-    def _worded(self, text: str) -> str:
+    def _fill_words(self, text: str) -> str:
         """Put the words of road and study in place of their names, which may hold names again."""
         for _ in range(8):
             for name in NAME.findall(text):

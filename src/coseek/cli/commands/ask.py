@@ -71,14 +71,14 @@ def ask(
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
-    (trajectory,) = rollout(watched(who, console), index, [Question("asked", question)], [seed], budgets)
+    (trajectory,) = rollout(with_display(who, console), index, [Question("asked", question)], [seed], budgets)
     if as_json:
         print_json(trajectory.to_json())
     else:
-        conclude(trajectory, console)
+        print_answer(trajectory, console)
 
 
-def conclude(trajectory: Trajectory, console: Console) -> None:
+def print_answer(trajectory: Trajectory, console: Console) -> None:
     """Print the answer, or in a sentence why there is none. An agent that only searches owes none."""
     if trajectory.stop is StopReason.COMPLETE:
         console.print(Text(reply_in_words(trajectory)))
@@ -97,7 +97,7 @@ def show_sources(trajectory: Trajectory, console: Console) -> None:
         console.print(f"citations of passages that were not found, left out: {cited.dropped}", markup=False)
     if cited is not None and cited.passages:
         for number, passage in enumerate(cited.passages, start=1):
-            console.print(Text(f"  [{number}] {titled_place(passage)}"))
+            console.print(Text(f"  [{number}] {source_text(passage)}"))
         return
     sources = sources_of(trajectory)
     if sources and not holds(sources[0], trajectory.answer or ""):
@@ -105,10 +105,10 @@ def show_sources(trajectory: Trajectory, console: Console) -> None:
     elif sources:
         console.print("source:" if len(sources) == 1 else "sources:", markup=False)
     for passage in sources:
-        console.print(Text(f"  {titled_place(passage)}"))
+        console.print(Text(f"  {source_text(passage)}"))
 
 
-def titled_place(passage: Passage) -> str:
+def source_text(passage: Passage) -> str:
     """Title and place of a passage: its address, or its file and page."""
     title = as_written(" ".join(passage.title.split()))
     place = passage.place or f"passage {passage.id}"
@@ -165,6 +165,6 @@ class RetrieverDisplay:
         return hits_per_query
 
 
-def watched(agent: Agent, console: Console) -> Agent:
+def with_display(agent: Agent, console: Console) -> Agent:
     """The same agent, whose turns are printed."""
     return Agent(agent.protocol, ModelDisplay(agent.model, console))

@@ -97,7 +97,7 @@ def runs_(
     """
     audits = [audit for path in paths for audit in audits_of(path, retriever)]
     if as_json:
-        print_json([as_object(audit) for audit in audits])
+        print_json([audit_json(audit) for audit in audits])
     else:
         for audit in audits:
             report(audit)
@@ -119,7 +119,7 @@ def report(audit: Audit) -> None:
         say(f"{audit.folder}: not compared: {what} ({why})")
 
 
-def as_object(audit: Audit) -> JsonObject:
+def audit_json(audit: Audit) -> JsonObject:
     return {
         "folder": str(audit.folder),
         "of": audit.of,

@@ -109,19 +109,19 @@ def show(result: Demonstration, console: Console) -> None:
     console.print()
     console.print(grid(("question", Text(as_written(result.steps.question.question), style=HEAD))))
     console.print(Text("\nOne search (naive RAG)", style=HEAD))
-    console.print(grid(*single(result)))
+    console.print(grid(*single_search_rows(result)))
     console.print(Text("\nStep by step (search agent)", style=HEAD))
-    console.print(grid(*turns(result)))
+    console.print(grid(*turn_rows(result)))
     console.print(
         f"\nOne search finds every passage needed for {result.complete_once} of {result.two_hop} two-hop questions, "
         f"the agent for {result.complete_in_steps}. It is a script that knows which facts to look for; a trained model "
         "learns that from rewards.\n",
         markup=False,
     )
-    console.print(ways_on())
+    console.print(next_steps())
 
 
-def single(result: Demonstration) -> list[tuple[str, Text]]:
+def single_search_rows(result: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the single search."""
     question = result.steps.question
     rows = [("search", Text(as_written(question.question)))]
@@ -135,7 +135,7 @@ def single(result: Demonstration) -> list[tuple[str, Text]]:
     return [*rows, ("answer", Text(where, style=GOOD if ranks else BAD))]
 
 
-def turns(result: Demonstration) -> list[tuple[str, Text]]:
+def turn_rows(result: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the agent's turns: thought, search, passages, answer."""
     question, rows = result.steps.question, list[tuple[str, Text]]()
     for thought, search in zip(result.thoughts, result.steps.searches, strict=False):
@@ -156,7 +156,7 @@ def passage(read: Passage, question: Question) -> Text:
     return text
 
 
-def ways_on() -> Table:
+def next_steps() -> Table:
     """Three command lines, as they are typed here."""
     program = program_name()
     checkout = Path("Makefile").is_file() and Path("src/coseek").resolve() == Path(coseek.__file__).resolve().parent

@@ -27,12 +27,12 @@ def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The proj
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is not empty; name a new folder")
-    atomic_folder(folder, lay_down)
+    atomic_folder(folder, write_project)
     tell(f"{folder}: data, recipe.yaml, AGENTS.md")
     tell(f"Next: cd {shell_word(folder)}, and the commands in AGENTS.md; the first is coseek index data --out index")
 
 
-def lay_down(folder: Path) -> None:
+def write_project(folder: Path) -> None:
     """Write the files of a project."""
     make_world(WORLD).save(folder / "data")
     for name in ("AGENTS.md", "recipe.yaml"):

@@ -138,16 +138,16 @@ def measure(
     check_output_file(per_question, ".jsonl")
     groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
-    owners, logged = drawn(source, split, select, count, seed)
+    owners, logged = chosen_questions(source, split, select, count, seed)
     questions = owners if logged is None else [search.question for search in logged.searches]
     judged = judgements(qrels, questions)
     chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, judged))
     corpus = corpus_of(source, retrievers, chosen)
     plan = Plan(questions, RetrievalMeasure(chosen, judged), depth, missing, corpus, trec_out is not None, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
-    opened = {name: opened_source(name, plan) for name in retrievers}
+    opened = {name: open_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
-        measured = {name: measured_as(name, retriever, plan) for name, retriever in opened.items()}
+        measured = {name: measure_source(name, retriever, plan) for name, retriever in opened.items()}
         scores = plan.measuring.compare(by_question(measured.values(), plan), owners, groups, seed)
         if trec_out:
             write_trec(trec_out, measured, plan)
@@ -160,7 +160,7 @@ def measure(
     return 1 if any(result.run.stops.keys() == {FAULT} for result in measured.values()) else 0
 
 
-def drawn(
+def chosen_questions(
     source: Path, split: str | None, select: Sequence[str] | None, count: int | None, seed: int
 ) -> tuple[list[Question], LoggedSearches | None]:
     """The chosen questions, and the searches that were made for them in a run or a label folder."""
@@ -195,7 +195,7 @@ def is_run_file(name: str) -> bool:
     return Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml")
 
 
-def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
+def open_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
     """Open a retriever, or read the rankings of a TREC run file."""
     path = Path(name)
     if is_run_file(name):
@@ -212,7 +212,7 @@ def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
     return retriever
 
 
-def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) -> Measured:
+def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan) -> Measured:
     """Search every question, and measure the hits."""
     if isinstance(source, dict):
         answered = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")

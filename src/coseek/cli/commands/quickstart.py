@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.commands.train import go
+from coseek.cli.commands.train import train_and_print
 from coseek.cli.options import OutFolder, Resume
 from coseek.cli.terminal import AsJson, new_app
 from coseek.pipelines.trainers import AgentTrainer
@@ -34,4 +34,4 @@ def quickstart(
     Downloads nothing. Ctrl-C keeps everything; --resume continues.
     """
     trainer = AgentTrainer(recipe="from-nothing" if from_nothing else "quickstart", overrides=settings or [])
-    go(trainer, out, resume, as_json)
+    train_and_print(trainer, out, resume, as_json)

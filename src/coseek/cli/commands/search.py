@@ -53,11 +53,11 @@ def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
     """A hit as JSON, with the texts before and after it where they are asked for."""
     if corpus is None or not passages:
         return hit.to_json()
-    before, after = (around(hit.passage, corpus, way, passages) for way in WAYS)
+    before, after = (nearby_passages(hit.passage, corpus, way, passages) for way in WAYS)
     return {**hit.to_json(), "before": [near.to_json() for near in before], "after": [near.to_json() for near in after]}
 
 
-def around(passage: Passage, corpus: Corpus, way: Way, most: int) -> list[Passage]:
+def nearby_passages(passage: Passage, corpus: Corpus, way: Way, most: int) -> list[Passage]:
     """Up to `most` passages of its document before (`previous`) or after (`next`) a passage, in reading order."""
     passages = list(islice(neighbours(passage, corpus, way), most))
     return passages[::-1] if way == "previous" else passages
@@ -74,7 +74,7 @@ def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int
         if source := ", ".join(f"{name} {passage.meta[name]}" for name in SOURCE if name in passage.meta):
             console.print(Text(f"    {source}", style="dim"))
         for way, mark in zip(WAYS, "↑↓", strict=True):
-            for other in around(passage, corpus, way, context) if corpus is not None else ():
+            for other in nearby_passages(passage, corpus, way, context) if corpus is not None else ():
                 console.print(Text(f"    {mark} {as_written(other.text)}", style="dim"))
     if not hits:
         console.print(Text("    nothing found", style="dim"))

@@ -16,7 +16,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.measure.report import table_json
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
-from coseek.studies.arms import StudyPlan, StudyStep, carry_out, trainings
+from coseek.studies.arms import StudyPlan, StudyStep, run_steps, trainings
 from coseek.studies.page import StudyResult, listed, title_of
 from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
 from coseek.studies.verdict import compare
@@ -82,7 +82,7 @@ def results(
                 continue
             budget -= minutes
         try:
-            result = carried_out(name, study, road, list(used), out)
+            result = run_study(name, study, road, list(used), out)
         except (RunError, DataError) as error:
             if len(chosen) == 1:
                 raise
@@ -100,14 +100,14 @@ def cost(study: Study, road: Road) -> float:
     return study.at.get("laptop" if road == "smoke" else road) or 60.0
 
 
-def carried_out(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
+def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
     """Run a study's commands, compare their results, and write and show what was found; not in a tiny world."""
     from coseek.studies.results import values_of  # torch
 
     plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
     sources = sources_of(study, plan.commands)
     steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
-    carry_out(steps, lambda line: note(f"{title_of(name)} {line}"))
+    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"))
     values = {
         name: [values_of(arm, plan.step(sources[name], seed).folder) for seed in seeds]
         for name, arm in study.arms.items()
@@ -154,12 +154,12 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> None:
                 checked[key] = dry_run(step)
             if checked[key]:
                 wrong.append(f"{name}, {step.name}: {checked[key]}")
-        tell("\n".join(map(launched, steps)))
+        tell("\n".join(map(launch_command, steps)))
     if wrong:
         raise RunError("\n".join(dict.fromkeys(wrong)))
 
 
-def launched(step: StudyStep) -> str:
+def launch_command(step: StudyStep) -> str:
     """A command as it is started on the machine that its recipe names."""
     devices, settings = 1, [word for word in step.words[3:] if "=" in word]
     if step.words[:2] == ("train", "agent"):

@@ -114,7 +114,7 @@ def train_agent(
     else:
         trainer = AgentTrainer(recipe=recipe, overrides=settings or [])
         names = [recipe_path(recipe).stem, *filter(None, [trainer.recipe.preset])]
-        go(trainer, out or Path("runs") / "-".join(names), resume, as_json)
+        train_and_print(trainer, out or Path("runs") / "-".join(names), resume, as_json)
 
 
 @app.command("generator", epilog="Example: `coseek train generator --out runs/generator`")
@@ -385,7 +385,7 @@ def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
     findings.refuse()
 
 
-def go(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:
+def train_and_print(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure and report; `coseek quickstart` calls it, too."""
     with resumable_training(folder) as bar:
         done = trainer.run(folder, resume, bar)

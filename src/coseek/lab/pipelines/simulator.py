@@ -22,7 +22,7 @@ from coseek.hardware.placement import Placement
 from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.demonstrations import prompted
+from coseek.pipelines.demonstrations import reply_to
 from coseek.pipelines.run_record import TrainingRun
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPrompt, simulation_prompt
@@ -123,4 +123,4 @@ def _example(
         f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
         for number, hit in enumerate(search.hits, start=1)
     )
-    return prompted(run.question, "simulator", asked, documents, tokenizer)
+    return reply_to(run.question, "simulator", asked, documents, tokenizer)
