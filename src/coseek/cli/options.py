@@ -20,7 +20,9 @@ from coseek.data.dataset import QuestionFilter
 if TYPE_CHECKING:
     from coseek.core.cluster import Cluster
 
-RetrieverName: TypeAlias = Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")]
+RetrieverName: TypeAlias = Annotated[
+    str, typer.Option(help="An index folder, a URL, a YAML file, or `{retriever: NAME, …}`.")
+]
 Temperature: TypeAlias = Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")]
 ProtocolName: TypeAlias = Annotated[
     str | None, typer.Option(help="A protocol or a YAML file; default: the agent's own.")

@@ -41,7 +41,7 @@ class RunSettings(Settings):
     select: QuestionFilter = QuestionFilter()
     """Only questions of some data sets, hops or types."""
     retriever: str
-    """An index folder, a URL, or a YAML file."""
+    """An index folder, a URL, a YAML file, or settings in braces."""
     agent: AgentSettings
     """The agent."""
     limits: Limits

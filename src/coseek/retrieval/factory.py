@@ -1,4 +1,4 @@
-"""Factory: opens a retriever from an index folder, a URL, a YAML file, or a mapping of settings.
+"""Factory: opens a retriever from an index folder, a URL, a YAML file, or a mapping of settings, also as text in braces.
 
 A module of `coseek.retrieval.retrievers` that needs no index defines two names:
 
@@ -22,7 +22,7 @@ from coseek.core.errors import CoseekError, MissingExtra, RetrieverError, Settin
 from coseek.core.files import JsonObject, read_yaml, real_path
 from coseek.core.fingerprint import digest_of
 from coseek.core.plugins import PluginSpec, called, check_takes, identify, is_function, is_plugin_path, offer, running
-from coseek.core.settings import Settings, make_settings
+from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.models.model_folder import shipped_models
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
@@ -140,9 +140,11 @@ class OpenContext:
         return self.folder / Path(name).expanduser()
 
     def open(self, source: Source) -> Retriever:
-        """Open an index folder, a URL, a YAML file or a mapping."""
+        """Open an index folder, a URL, a YAML file, or a mapping, also as text in braces."""
         if isinstance(source, Mapping):
             return self._part(source, "the retriever")
+        if typed := settings_in(str(source)):
+            return self._part(typed, "the retriever")
         if not isinstance(source, str | Path):
             raise SettingError(f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}")
         if is_function(str(source)):
@@ -245,12 +247,21 @@ def require_library(library: str, for_what: str, extra: str) -> None:
         raise MissingExtra(library, for_what, extra)
 
 
+def settings_in(source: str) -> JsonObject | None:
+    """The settings in a text in braces, `{retriever: NAME, …}`; `None` for the name of a folder, file or server."""
+    if not source.startswith("{"):
+        return None
+    return cast(JsonObject, apply_overrides({}, [f"retriever={source}"])["retriever"])
+
+
 def check_source(name: str) -> None:
     """Raise `UserError` unless `name` names a retriever. Opens nothing."""
     path = Path(name).expanduser()
     if is_url(name):
         return
-    if path.suffix in (".yaml", ".yml"):
+    if typed := settings_in(name):
+        OpenContext().check(typed, "the retriever")
+    elif path.suffix in (".yaml", ".yml"):
         OpenContext(path.parent).check(read_yaml(path, "retriever file"), str(path))
     else:
         IndexCard.read(path)
@@ -258,6 +269,6 @@ def check_source(name: str) -> None:
 
 def describe_retriever(name: str, retriever: Retriever) -> JsonObject:
     """The description of a retriever in a run's record: the card of an index, else its name and identity."""
-    if Path(name).is_dir():
+    if settings_in(name) is None and Path(name).is_dir():
         return IndexCard.read(Path(name)).to_json()
     return {"retriever": retriever.name, "identity": retriever.identity}

@@ -1,13 +1,16 @@
 """Gold: the gold passages of the question first, then what another retriever finds. The ceiling of every retriever.
 
 With `k` no larger than the number of gold passages it is reading with the evidence given (oracle passages); with more,
-the perfect ranking of what the other retriever would have shown.
+they come before what the other retriever shows. `within: 50` is the ceiling of a reranker instead: only the gold
+passages among the other retriever's best 50 come first.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+
+from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.fingerprint import digest_of
@@ -27,6 +30,8 @@ class GoldRankingSettings(Settings):
     """An index folder, a URL, a YAML file, or settings."""
     data: str
     """The data-set folder whose questions, of every split, have gold passages."""
+    within: int | None = Field(default=None, ge=1)
+    """Put only those gold passages first that are among this many best of `over` (oracle ranking); all by default."""
 
 
 class GoldRetriever(LayeredRetriever):
@@ -34,8 +39,9 @@ class GoldRetriever(LayeredRetriever):
 
     name = "gold"
 
-    def __init__(self, over: Retriever, data: Dataset) -> None:
+    def __init__(self, over: Retriever, data: Dataset, within: int | None = None) -> None:
         super().__init__(over)
+        self._within = within
         self._gold: dict[str, list[str]] = defaultdict(list)
         """Question → gold ids; of questions that two sets ask, those of both."""
         for split in data.splits:
@@ -50,7 +56,8 @@ class GoldRetriever(LayeredRetriever):
     @property
     def identity(self) -> str:
         gold = json.dumps(sorted(self._gold.items()))
-        return digest_of(self.name, gold, self._passages.digest, self.over.identity)
+        within = [] if self._within is None else [str(self._within)]
+        return digest_of(self.name, gold, self._passages.digest, self.over.identity, *within)
 
     @property
     def reads(self) -> ContextFields:
@@ -68,10 +75,15 @@ class GoldRetriever(LayeredRetriever):
         queries = as_queries(queries, k)
         self._searches += len(queries)
         self._unknown += sum(not self._gold.get(_question(query)) for query in queries)
-        return [self._first(query, hits, k) for query, hits in zip(queries, self.over.search(queries, k), strict=True)]
+        found = self.over.search(queries, max(k, self._within or k))
+        return [self._first(query, hits, k) for query, hits in zip(queries, found, strict=True)]
 
     def _first(self, query: QueryLike, hits: Sequence[Hit], k: int) -> list[Hit]:
-        gold = [self._passages.by_id(ident) for ident in self._gold.get(_question(query), ())]
+        idents: Sequence[str] = self._gold.get(_question(query), ())
+        if self._within is not None:
+            shown = {hit.passage.id for hit in hits[: self._within]}
+            idents = [ident for ident in idents if ident in shown]
+        gold = [self._passages.by_id(ident) for ident in idents]
         known = {passage.id for passage in gold}
         return rank_hits([*gold, *(hit.passage for hit in hits if hit.passage.id not in known)][:k])
 
@@ -86,4 +98,4 @@ SETTINGS = GoldRankingSettings
 
 def open(settings: GoldRankingSettings, opening: OpenContext) -> GoldRetriever:
     """Open the other retriever and read the questions."""
-    return GoldRetriever(opening.open(settings.over), Dataset(opening.path(settings.data)))
+    return GoldRetriever(opening.open(settings.over), Dataset(opening.path(settings.data)), settings.within)
