@@ -28,7 +28,9 @@ from coseek.pipelines.together_recipe import (
     load_together_recipe,
     together_recipe_names,
 )
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.rerank import Reranker
 
 
 def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
@@ -340,3 +342,15 @@ def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp
     run = yaml.safe_load((out / "round-1" / "run" / "run.yaml").read_text())["settings"]
     assert run["retriever"] == url
     assert {path.name for path in (out / "pairs").iterdir()} >= {"agent-1.retriever-0", "agent-1.beside"}
+
+
+@pytest.mark.slow
+def test_a_reranker_takes_the_encoders_place_over_the_first_retriever(first: Path) -> None:
+    folder = first.with_name("reranked")
+    settings = ("rounds=2", "retriever.kind=reranker", "agent.rl.steps=1", "retriever.training.steps=1", "stop=null")
+    train(recipe(first.parent, begins_with(first), *settings), folder, False, NoProgress())
+    second = open_retriever(folder / "round-2" / "index.yaml")
+    assert isinstance(second, Reranker)
+    assert second.over.identity == open_retriever(folder / "round-0" / "index").identity
+    told = yaml.safe_load((folder / "round-2" / "agent" / "recipe.yaml").read_text())["recipe"]
+    assert str(told["data"]["index"]).endswith("round-1/index.yaml")

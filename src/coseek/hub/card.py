@@ -26,7 +26,9 @@ PULLED = ".pulled.yaml"
 """Names the repository that a folder was pulled from; hidden, hence never pushed."""
 SOURCE = "source.json"
 UNKNOWN = "unknown"
-ModelKind: TypeAlias = Literal["policy", "generator", "simulator", "encoder"]
+ModelKind: TypeAlias = Literal["policy", "generator", "simulator", "encoder", "reranker"]
+TASKS: Mapping[str, str] = {"encoder": "sentence-similarity", "reranker": "text-ranking"}
+"""Kinds of sentence-transformers → what the hub calls their task."""
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _ACTIVE = re.compile(r"[\\`*<&|~$@]|://|(?<=\])\(|(?<=\w)\.(?=[^\W\d_]{2})|(?<![^\W_])_|_(?![^\W_])")
@@ -179,11 +181,11 @@ class ModelCard:
 
     def text(self) -> str:
         """The card as a document."""
-        encoder = self.kind == "encoder"
+        encoder = self.kind in TASKS
         front: JsonObject = {
             "license": self.license,
             "library_name": "sentence-transformers" if encoder else "transformers",
-            "pipeline_tag": "sentence-similarity" if encoder else "text-generation",
+            "pipeline_tag": TASKS.get(self.kind, "text-generation"),
             "base_model": self.base_model,
             "tags": ["coseek", "search-agent" if self.kind == "policy" else self.kind],
         }

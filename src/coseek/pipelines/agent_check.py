@@ -25,7 +25,7 @@ from coseek.pipelines.data_folder import check_data_folder, missing_splits
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
-from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder, is_shipped
+from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder, is_cross_encoder, is_shipped
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
@@ -291,7 +291,7 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
             if not Path(name).exists():
                 wrong.errors.append(DataError(f"there is no {name}, which data.questions names; check the path"))
     if recipe.encoder is not None:
-        wrong.of(check_encoder, recipe.encoder)
+        wrong.of(check_encoder, recipe.encoder, recipe.kind == "reranker")
     for folder in recipe.labels:
         wrong.of(LabelFolder, Path(folder))
     if (corpus := recipe.held_out.corpus) is not None and not Path(corpus).exists():
@@ -299,9 +299,11 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
     wrong.refuse()
 
 
-def check_encoder(name: str) -> None:
-    """Refuse what is no encoder, or one whose card contradicts its files."""
-    EncoderCard.of(encoder_folder(name))
+def check_encoder(name: str, reranks: bool = False) -> None:
+    """Refuse what is no encoder, or one whose card contradicts its files. A reranker may start from a cross-encoder."""
+    folder = encoder_folder(name)
+    if not (reranks and is_cross_encoder(folder)):
+        EncoderCard.of(folder)
 
 
 def check_encoder_libraries() -> None:

@@ -11,26 +11,27 @@
 A part whose result exists is skipped, so a stopped run resumes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import set_seed
 
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
-from coseek.core.progress import Progress, waiting_stops
+from coseek.core.progress import waiting_stops
 from coseek.core.settings import dump_settings
 from coseek.data.digests import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.placement import Use, precision_of
+from coseek.hub.card import ModelKind
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
@@ -49,11 +50,12 @@ from coseek.retrieval.vectors.encoder import (
     require_one_vector,
 )
 from coseek.retrieval.vectors.token_vectors import load_token_encoder
-from coseek.training.encoder.batch import Collator, FeatureBuilder
+from coseek.training.encoder.batch import Collator, FeatureBuilder, UpdateCollator
 from coseek.training.encoder.evaluation import (
     BEFORE,
     BM25,
     HYBRID,
+    ORACLE,
     TRAINED,
     EncoderEvaluator,
     EvaluationResult,
@@ -79,7 +81,6 @@ from coseek.training.encoder.trainer import (
 from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import attach
-from coseek.training.trainer.workers import workers_here
 
 ABOUT = {
     "start": "A text encoder for search with random weights, not trained yet.",
@@ -103,6 +104,10 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     kept = ""
     """The searcher of the verdict; empty until there is one."""
+    about: ClassVar[Mapping[str, str]] = ABOUT
+    """Model → a sentence for its card."""
+    model_kind: ModelKind = "encoder"
+    """What its card says it is."""
 
     def identities(self) -> Identities:
         return retriever_identities(self.recipe)
@@ -267,7 +272,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             )
             found = {BEFORE: self.evaluator.evaluate(model)}
             if self.recipe.held_out.bm25:
-                found[BM25] = self.evaluator.bm25()
+                found |= self.evaluator.beside()
             write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
         trainer = self._trainer(model, order, steps, began)
         if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
@@ -282,7 +287,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 self._save(model)
             self.workers.wait()
 
-    def open(self, folder: Path) -> SentenceTransformer | MultiVectorEncoder:
+    def open(self, folder: Path) -> BaseModel:
         """Open an encoder on the training device in float32, with the recipe's pooling."""
         if self.recipe.kind == "late-interaction":
             return load_token_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
@@ -292,7 +297,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 model[place] = Pooling(module.embedding_dimension, self.recipe.pooling, module.include_prompt)
         return model
 
-    def _prepare(self, model: SentenceTransformer | MultiVectorEncoder) -> None:
+    def _prepare(self, model: BaseModel) -> None:
         """Attach adapters, set dropout and gradient checkpointing."""
         settings = self.recipe.training
         body: nn.Module = model[0]
@@ -305,9 +310,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 if isinstance(module, nn.Dropout):
                     module.p = settings.dropout
 
-    def _trainer(
-        self, model: SentenceTransformer | MultiVectorEncoder, order: ExampleOrder, steps: int, began: Path | None
-    ) -> EncoderTrainer:
+    def _trainer(self, model: BaseModel, order: ExampleOrder, steps: int, began: Path | None) -> EncoderTrainer:
         recipe, settings, notes = self.recipe, self.recipe.training, CheckpointNotes.of(began)
         evaluator = self.evaluator
         set_seed(recipe.seed)
@@ -316,23 +319,30 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             args=arguments(self.folder / "checkpoints", recipe, steps, evaluates=evaluator is not None),
             objective=self._objective(model, notes),
             updates=UpdateDataset(order, steps),
-            collator=Collator(
-                FeatureBuilder(model, self.card),
-                recipe.loss.in_batch,
-                recipe.loss.kind == "kl",
-                self.workers,
-                recipe.loss.in_batch_rows,
-                recipe.loss.mask_false_negatives,
-            ),
+            collator=self._collator(model),
             optimizer=optimizer_of(model, settings, steps),
             evaluator=HeldOutEvaluator(evaluator, recipe.held_out.k) if evaluator is not None else None,
             metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
             progress=self.progress,
         )
 
-    def _objective(self, model: SentenceTransformer | MultiVectorEncoder, notes: CheckpointNotes) -> RetrieverObjective:
+    def _collator(self, model: BaseModel) -> UpdateCollator:
+        loss = self.recipe.loss
+        return Collator(
+            FeatureBuilder(model, self.card),
+            loss.in_batch,
+            loss.kind == "kl",
+            self.workers,
+            loss.in_batch_rows,
+            loss.mask_false_negatives,
+        )
+
+    objective: type[RetrieverObjective] = RetrieverObjective
+    """The loss."""
+
+    def _objective(self, model: BaseModel, notes: CheckpointNotes) -> RetrieverObjective:
         settings = self.recipe.training
-        objective = RetrieverObjective(
+        objective = self.objective(
             model,
             self.recipe.loss,
             micro_batch_tokens=settings.micro_batch_tokens,
@@ -345,7 +355,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         objective.sums |= notes.sums
         return objective
 
-    def _save(self, model: SentenceTransformer | MultiVectorEncoder) -> None:
+    def _save(self, model: BaseModel) -> None:
         """Write the encoder folder atomically. Raises `RunError` for weights that are not finite."""
         merge_adapters(model)
         if share := self.recipe.training.start_share:  # (1 − share) · trained + share · start
@@ -356,7 +366,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                         weight.lerp_(start[name], share)
         if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):
             raise RunError("the trained weights are not finite; start again with a lower learning rate")
-        model.max_seq_length = max(self.card.query_tokens, self.card.passage_tokens)
+        model.max_seq_length = self.longest
 
         def fill(part: Path) -> None:
             with quiet():
@@ -368,12 +378,22 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
         atomic_folder(self.encoder_folder, fill)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest input."""
+        return max(self.card.query_tokens, self.card.passage_tokens)
+
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
         """Write the model card of the encoder `name`, with the table of figures once there is one."""
-        card = dump_settings(EncoderCard.of(folder))
+        card = dump_settings(self.card_of(folder))
         facts = {"recipe": self.recipe.about, **{setting: str(value) for setting, value in card.items() if value}}
         command, given = "retriever recipe.yaml", self.recipe.encoder
-        self.model_card("encoder", command, name, ABOUT[name], LIMITS, given, facts, table=table).write(folder)
+        kind, about = self.model_kind, self.about[name]
+        self.model_card(kind, command, name, about, LIMITS, given, facts, table=table).write(folder)
+
+    def card_of(self, folder: Path) -> EncoderCard:
+        """The card in a model's folder."""
+        return EncoderCard.of(folder)
 
     def held_out_metrics(self, encoder: Path) -> dict[str, float]:
         """The means of an encoder over held-out turns, by metric; empty where nothing is held out."""
@@ -393,7 +413,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             found[TRAINED] = evaluator.evaluate(self.open(self.encoder_folder))
             if self.data is not None:
                 found[HYBRID] = evaluator.hybrid(self.encoder_folder)
-            shown = {name: found[name] for name in (BM25, BEFORE, TRAINED, HYBRID) if name in found}
+            shown = {name: found[name] for name in (BM25, BEFORE, TRAINED, HYBRID, ORACLE) if name in found}
             values = results_json(shown, evaluator.held_out, self.recipe)
             self._judge(claims(shown, self.recipe.seed))
             tables["Held-out turns"] = results_table(shown, evaluator.held_out, self.recipe)
@@ -432,13 +452,3 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             return f"coseek ask 'YOUR QUESTION' --retriever {quote(str(self.folder / indexes[kept]))}"
         encoder = self.start_folder if kept == BEFORE else self.encoder_folder
         return f"coseek index DATA --retriever {self.recipe.kind} --encoder {quote(str(encoder))} --out INDEX"
-
-
-def train_and_measure(
-    recipe: RetrieverRecipe, folder: Path, resume: bool, progress: Progress
-) -> tuple[RetrieverTraining, Table | None]:
-    """Train as the recipe says, and write the table. It is `None` where nothing is held out, and for later workers."""
-    training = RetrieverTraining(recipe, folder, progress, workers_here())
-    training.begin(resume)
-    training.train()
-    return training, training.results() if training.workers.first else None

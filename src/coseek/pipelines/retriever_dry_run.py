@@ -28,6 +28,7 @@ from coseek.models.model_folder import Shape, model_path, shape_of_config
 from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import FULL, SERVER, adapter_parameters, shape_of_folder, shown_gib
+from coseek.pipelines.reranker import training_of
 from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, own_settings, terms_of
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.examples import ExampleOrder
@@ -94,7 +95,7 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
     """Make a dry run. Raises `UserError` for what the training itself would refuse."""
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
         few = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
-        training = RetrieverTraining(few, folder, progress, workers=ALONE)
+        training = training_of(few)(few, folder, progress, workers=ALONE)
         training.check()
         rows = training.rows()
         count = len(rows)
@@ -143,7 +144,7 @@ def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]
         "held_out": {"every": 0, "keep": "last"},
         "track": [],
     }
-    small = RetrieverTraining(_with(training.recipe, short), folder, workers=ALONE)
+    small = type(training)(_with(training.recipe, short), folder, workers=ALONE)
     small.data, small.start_folder = training.data, training.start_folder
     small.material = EncoderData(training.material.train, None)
     small.train()

@@ -249,7 +249,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
         """The same, with advice in the words of the command line."""
         _check_offered(self._functions)
         check_encoder_libraries()
-        from coseek.pipelines.encoder import train_and_measure  # torch
+        from coseek.pipelines.reranker import train_and_measure  # torch
 
         self.training, table = train_and_measure(self.recipe, out, resume, progress)
         return TrainedRetriever(out, self.training.encoder_folder, table)
@@ -258,12 +258,12 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
         """What the trained encoder finds for held-out turns, else the one that training starts from: `mrr`, `recall@5`
         …; empty where nothing is held out."""
         check_encoder_libraries()
-        from coseek.pipelines.encoder import RetrieverTraining  # torch
+        from coseek.pipelines.reranker import training_of  # torch
 
         if self.training is not None:
             return self.training.held_out_metrics(self.training.encoder_folder)
         with TemporaryDirectory(prefix="coseek-evaluate-") as scratch:
-            training = RetrieverTraining(self.recipe, Path(scratch) / "run", NoProgress())
+            training = training_of(self.recipe)(self.recipe, Path(scratch) / "run", NoProgress())
             training.begin(resume=False)
             return training.held_out_metrics(training.start_folder)
 

@@ -1,4 +1,4 @@
-"""Factory: opens a retriever from an index folder, a URL, a YAML file, or a mapping of settings, also as text in braces.
+"""Factory: opens a retriever from an index folder, a URL, a YAML file, or settings: a mapping, or text in braces.
 
 A module of `coseek.retrieval.retrievers` that needs no index defines two names:
 

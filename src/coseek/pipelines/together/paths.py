@@ -137,7 +137,9 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return str(self.round(number).retriever / "encoder")
 
     def searched(self, number: int) -> str:
-        """The index of retriever `number`, or the URL of retriever 0."""
+        """The index of retriever `number`, the URL of retriever 0, or the file of a reranker over retriever 0."""
+        if number and self.recipe.retriever.kind == "reranker":
+            return str(self.round(number).index.with_suffix(".yaml"))
         return (None if number else self.recipe.start.url) or str(self.round(number).index)
 
     def search(self, number: int | None) -> Retriever:

@@ -24,7 +24,7 @@ import torch
 
 from coseek.agents.run_questions import identities_of, run_questions
 from coseek.core.errors import RunError
-from coseek.core.files import JsonObject, read_json
+from coseek.core.files import JsonObject, read_json, write_yaml
 from coseek.data.dataset import Dataset, draw
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -35,8 +35,8 @@ from coseek.measure.score import METRICS, ScoredRun, Scores, summaries_of, summa
 from coseek.measure.table import PairedClaim, Table, claims_between, dataset_table, scores_json, show, verdict
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences, scored
-from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.policy_folders import write_policy_card
+from coseek.pipelines.reranker import training_of
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.table_rows import CHAIN_GROUPS, by_generator, metric_of
 from coseek.pipelines.together.labelling import label_round, labelled
@@ -435,7 +435,7 @@ class CoTraining:
         course = self.course
         recipe, paths = course.retriever_recipe(number), course.round(number)
         if recipe is not None:
-            training = RetrieverTraining(recipe, paths.retriever, course.progress, course.workers)
+            training = training_of(recipe)(recipe, paths.retriever, course.progress, course.workers)
             training.begin(resume=True)
             training.train()
             if course.workers.first and not (paths.retriever / "table.json").exists():
@@ -446,8 +446,15 @@ class CoTraining:
         course.workers.wait()
 
     def _index(self, number: int) -> None:
-        """Index the corpus with encoder `number`, unless a server is this retriever."""
+        """Index the corpus with encoder `number`, unless a server is this retriever. A reranker gets a file that names
+        it and retriever 0."""
         course, out = self.course, self.course.round(number).index
+        if number and course.recipe.retriever.kind == "reranker":
+            over = course.recipe.start.url or "../round-0/index"
+            write_yaml(
+                Path(course.searched(number)), {"retriever": "rerank", "over": over, "model": "retriever/encoder"}
+            )
+            return
         if course.searched(number) != str(out) or (out / INDEX_CARD).exists():
             return
         totals: list[int] = []

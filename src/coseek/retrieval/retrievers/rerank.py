@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from coseek.core.errors import DataError, IndexMismatch, RetrieverError
-from coseek.core.files import read_json_object
+from coseek.core.errors import DataError, IndexMismatch, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.data.passage import Hit
 from coseek.hardware.placement import Placement, Use
@@ -22,13 +21,17 @@ from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.vectors.embedding_retriever import passage_text
-from coseek.retrieval.vectors.encoder import remote_code_asked
+from coseek.retrieval.vectors.encoder import architecture, remote_code_asked, trained_card
 from coseek.retrieval.views import View, render_view
 
 if TYPE_CHECKING:
     import sentence_transformers
 
     from coseek.models.pretrained import Load
+
+
+QUERY_TOKENS = 256
+"""Tokens of a query where neither the settings nor a training set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +77,23 @@ class CrossEncoder:
         """The number of tokens in a text, without special tokens."""
         return len(self.model.tokenizer.tokenize(text))
 
-    def scores(self, query: str, passages: Sequence[str], batch_size: int) -> list[float]:
-        """One score per passage, after the activation function that the folder names; higher is better. Special tokens
-        inside a passage or a query are broken up into ordinary characters. Only the separator in a query stays, since
-        the view puts it there. A score that is not finite is a `RetrieverError`."""
-        if not passages:
-            return []
+    def shown(self, view: View, query: QueryLike, limit: int) -> str:
+        """The text of a search turn: its view, truncated to `limit` tokens, but never the query itself."""
+        return render_view(view, query, separator=self.separator, limit=limit, count=self.count)
+
+    def pairs(self, query: str, passages: Sequence[str]) -> list[tuple[str, str]]:
+        """What is read: the query with each passage. Special tokens inside them are broken up into ordinary characters.
+        Only the separator in a query stays, since the view puts it there."""
         specials = [token for token in self.model.tokenizer.all_special_tokens if token]
         asked = _disarmed(query, [token for token in specials if token != self.separator])
-        pairs = [(asked, _disarmed(passage, specials)) for passage in passages]
+        return [(asked, _disarmed(passage, specials)) for passage in passages]
+
+    def scores(self, query: str, passages: Sequence[str], batch_size: int) -> list[float]:
+        """One score per passage, after the activation function that the folder names; higher is better. A score that
+        is not finite is a `RetrieverError`."""
+        if not passages:
+            return []
+        pairs = self.pairs(query, passages)
         scores = self.model.predict(pairs, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
         if not np.isfinite(scores).all():
             raise RetrieverError(f"the cross-encoder {self.folder} returned a score that is not finite")
@@ -96,8 +107,7 @@ def check_folder(folder: Path) -> None:
         raise DataError(missing("cross-encoder folder", folder))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a cross-encoder folder: it has no config.json")
-    saved = read_json_object(folder / "config.json", foreign=True).get("architectures")
-    kind = str(saved[0]) if isinstance(saved, list) and saved else ""
+    kind = architecture(folder)
     if kind.endswith("ForCausalLM") and not (folder / "modules.json").is_file():
         raise DataError(
             f"{folder} holds a language model ({kind}) and no cross-encoder; let it rank as the model of a `pointwise` "
@@ -127,16 +137,29 @@ class RerankSettings(Placement):
     """A cross-encoder folder in the format of sentence-transformers."""
     depth: int = Field(default=50, ge=1)
     """Candidates per query, or `k` if that is more."""
-    view: View = "query"
-    """The view of a search turn for the cross-encoder; candidates are found with the other retriever's view."""
+    view: View | None = None
+    """The view of a search turn for the cross-encoder: that of its training, or `query`. Candidates are found with the
+    other retriever's view."""
     trust_remote_code: bool = False
     """Run the Python code in the model's folder, for models that are no architecture of transformers."""
     max_tokens: int | None = Field(default=None, ge=8)
     """A pair of query and passage is truncated to this many tokens; the folder's own limit if not set."""
-    query_tokens: int = Field(default=256, ge=1)
-    """The view is truncated to this many tokens, but never the query itself."""
+    query_tokens: int | None = Field(default=None, ge=1)
+    """The view is truncated to this many tokens, but never the query itself: those of the training, or 256."""
     batch_size: int = Field(default=32, ge=1)
     """Pairs per forward pass. A batch holds pairs of one query, so that its scores do not depend on other queries."""
+
+
+def settled(settings: RerankSettings, folder: Path) -> RerankSettings:
+    """Fill view and lengths from the card of a folder that was trained here. Raises `SettingError` for another view."""
+    card = trained_card(folder)
+    if card is not None and card.view is not None and settings.view not in (None, card.view):
+        raise SettingError(
+            f"{folder} was trained with the view {card.view!r}, not {settings.view!r}; leave `view` out of the reranker"
+        )
+    view = settings.view or (card and card.view) or "query"
+    tokens = settings.query_tokens or (card.query_tokens if card else QUERY_TOKENS)
+    return settings.model_copy(update={"view": view, "query_tokens": tokens})
 
 
 class Reranker(LayeredRetriever):
@@ -147,7 +170,7 @@ class Reranker(LayeredRetriever):
     def __init__(self, over: Retriever, settings: RerankSettings, folder: Path) -> None:
         check_folder(folder)
         super().__init__(over)
-        self.settings = settings
+        self.settings = settled(settings, folder)
         self._folder = folder
         self._fingerprint = fingerprint(folder)
         self._model: CrossEncoder | None = None
@@ -159,7 +182,9 @@ class Reranker(LayeredRetriever):
 
     def seen(self, query: QueryLike) -> str:
         """What the other retriever sees, and the untruncated view of the cross-encoder."""
-        return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
+        return json.dumps(
+            [self.over.seen(query), render_view(self.settings.view or "query", query)], ensure_ascii=False
+        )
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
@@ -170,8 +195,7 @@ class Reranker(LayeredRetriever):
         if not hits:
             return []
         model = self._open()
-        limit = self.settings.query_tokens
-        shown = render_view(self.settings.view, query, separator=model.separator, limit=limit, count=model.count)
+        shown = model.shown(self.settings.view or "query", query, self.settings.query_tokens or QUERY_TOKENS)
         scores = model.scores(shown, [passage_text(hit.passage) for hit in hits], self.settings.batch_size)
         # The sort is stable: ties keep the candidates' order.
         ranked = sorted(zip(hits, scores, strict=True), key=lambda pair: -pair[1])

@@ -133,7 +133,7 @@ def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
     """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = _prompts(folder, config)
-    kind = config.get("model_type") or KIND
+    kind = "CrossEncoder" if is_cross_encoder(folder) else config.get("model_type") or KIND
     if kind not in (KIND, TOKENS_KIND):  # sentence-transformers would put a pooling of its own on it
         raise DataError(
             f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
@@ -297,6 +297,22 @@ def most_read(folder: Path) -> int | None:
     return positions - behind
 
 
+def architecture(folder: Path) -> str:
+    """The class of the network in a folder, such as `BertModel`; empty if its files do not name it."""
+    names = _object(folder / "config.json").get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether the network in a folder ends in a score."""
+    return architecture(folder).endswith("ForSequenceClassification")
+
+
+def trained_card(folder: Path) -> EncoderCard | None:
+    """The card that a training wrote into a cross-encoder's folder, if one did."""
+    return make_settings(EncoderCard, read_yaml(folder / CARD, "card")) if (folder / CARD).is_file() else None
+
+
 def _object(path: Path) -> JsonObject:
     """Read a JSON object of another program; empty if there is no file."""
     return read_json_object(path, foreign=True) if path.is_file() else {}
@@ -440,6 +456,6 @@ def encoder_folder(name: str) -> Path:
         known = [*shipped_models("encoder"), *_SHIPPED]
         shipped = " or ".join(map(repr, known))
         raise UserError(f"no encoder {name!r}{nearest(name, known)} Give a sentence-transformers folder, or {shipped}")
-    if not (folder / "modules.json").is_file():
+    if not (folder / "modules.json").is_file() and not is_cross_encoder(folder):
         raise DataError(f"{folder} is not a sentence-transformers folder (it has no modules.json)")
     return folder

@@ -10,12 +10,13 @@ same question. Every worker has the rows of all workers, so all use the same mas
 and of the rows that it shares with is a negative, as in Agentic-R's equation 5.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.model import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -75,6 +76,16 @@ class EncoderBatch:
         targets_BS = torch.where(own_BS, targets_S, torch.zeros(()))
         return cls._of(rows, slots, own_BS, torch.zeros(len(rows), dtype=torch.long), targets_BS)
 
+    def structure(self) -> dict[str, Tensor]:
+        """How queries and passages belong together, by name."""
+        return {
+            "query_B": self.query_B,
+            "passage_S": self.passage_S,
+            "allowed_BS": self.allowed_BS,
+            "positive_B": self.positive_B,
+            "targets_BS": self.targets_BS,
+        }
+
     @classmethod
     def _of(
         cls,
@@ -127,7 +138,7 @@ TASKS: dict[Side, Literal["query", "document"]] = {"query": "query", "passage": 
 class FeatureBuilder:
     """Turns queries and passages into tensors."""
 
-    model: SentenceTransformer | MultiVectorEncoder
+    model: BaseModel
     card: EncoderCard
 
     def features(self, side: Side, texts: Sequence[str]) -> dict[str, Tensor | int]:
@@ -149,6 +160,10 @@ class FeatureBuilder:
         if "prompt_length" in encoded:
             padded["prompt_length"] = int(encoded["prompt_length"])
         return padded
+
+
+UpdateCollator: TypeAlias = Callable[[Sequence[TrainingExample]], Features]
+"""The examples of an update → the inputs of its loss."""
 
 
 @dataclass
@@ -175,11 +190,5 @@ class Collator:
             spare = texts[-1:] * max(0, self.workers.world - len(texts))
             for name, value in self.builder.features(side, self.workers.mine([*texts, *spare])).items():
                 features[f"{side}_{name}"] = value
-        features["label"] = {
-            "query_B": batch.query_B,
-            "passage_S": batch.passage_S,
-            "allowed_BS": batch.allowed_BS,
-            "positive_B": batch.positive_B,
-            "targets_BS": batch.targets_BS,
-        }
+        features["label"] = batch.structure()
         return features

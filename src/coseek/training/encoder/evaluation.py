@@ -159,11 +159,11 @@ class EncoderEvaluator:
         self._row = {text: row for row, text in enumerate(self._texts)}
         self._rows_by_id: dict[str, int] = {passage.id: row for row, passage in enumerate(held_out.pool)}
 
-    def evaluate(self, model: SentenceTransformer | MultiVectorEncoder) -> EvaluationResult:
+    def evaluate(self, model: BaseModel) -> EvaluationResult:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
         if isinstance(model, MultiVectorEncoder):
             return self._result(self._maxsim(TokenEncoder(model)))
-        card, encoder = self._card, Encoder(model)
+        card, encoder = self._card, Encoder(cast(SentenceTransformer, model))
         passages_UD = encoder.encode(
             self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
         )
@@ -180,8 +180,12 @@ class EncoderEvaluator:
         store = VectorStore.of(np.concatenate(passages_U))
         return MaxSimSearch(store, ends_U, str(encoder.model.device)).scores(padded(queries_Q))
 
-    def bm25(self) -> EvaluationResult:
-        """Evaluate BM25, which reads the query alone. Passages that it does not return rank last."""
+    def beside(self) -> dict[str, EvaluationResult]:
+        """Evaluate what the table shows besides: BM25, which reads the query alone. Passages that it does not return
+        rank last."""
+        return {BM25: self._result(self._bm25_scores())}
+
+    def _bm25_scores(self) -> Vectors:
         corpus = self._corpus()
         return self._searched(Bm25.over(corpus), [label.query.text for label in self.held_out.labels], corpus)
 
@@ -190,18 +194,19 @@ class EncoderEvaluator:
         corpus = self._corpus()
         dense = Dense.over(corpus, DenseSettings(encoder=str(folder)))
         both = Hybrid([Bm25.over(corpus), dense], HybridSettings(parts=["bm25", "dense"], depth=len(corpus)))
-        return self._searched(both, [label.query for label in self.held_out.labels], corpus)
+        return self._result(self._searched(both, [label.query for label in self.held_out.labels], corpus))
 
     def _corpus(self) -> Corpus:
         """The pool, with rows as ids."""
         return Corpus([Passage(str(row), one.title, one.text) for row, one in enumerate(self.held_out.pool)])
 
-    def _searched(self, retriever: Retriever, asked: Sequence[QueryLike], corpus: Corpus) -> EvaluationResult:
+    def _searched(self, retriever: Retriever, asked: Sequence[QueryLike], corpus: Corpus) -> Vectors:
+        """The scores of all passages, Q × U; −1 for those that are not returned."""
         scores_QU = np.full((len(asked), len(corpus)), -1.0, dtype=np.float32)
         for scores_U, hits in zip(scores_QU, retriever.search(asked, len(corpus)), strict=True):
             for hit in hits:
                 scores_U[int(hit.passage.id)] = hit.score
-        return self._result(scores_QU)
+        return scores_QU
 
     def _result(self, scores_QU: Vectors) -> EvaluationResult:
         labels = self.held_out.labels
@@ -225,13 +230,12 @@ class HeldOutEvaluator(BaseEvaluator):
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        assert isinstance(model, SentenceTransformer | MultiVectorEncoder)
         return self._evaluator.evaluate(model).metrics(self._evaluator.held_out, self._k)
 
 
 # Results: metrics of a trained encoder on held-out turns, beside BM25 and the encoder before training.
 
-BM25, BEFORE, TRAINED, HYBRID = "BM25", "before", "trained", "BM25 + trained"
+BM25, BEFORE, TRAINED, HYBRID, ORACLE = "BM25", "before", "trained", "BM25 + trained", "oracle ranking"
 """Names of the searchers."""
 PAIRS = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
 """Pairs of searchers that a verdict compares."""

@@ -27,9 +27,10 @@ from typing import TypeAlias, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.losses import CachedLossMixin, RandContext
 from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util.similarity import mean_maxsim
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -95,7 +96,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
 
     def __init__(
         self,
-        model: SentenceTransformer | MultiVectorEncoder,
+        model: BaseModel,
         settings: RetrieverLoss,
         *,
         micro_batch_tokens: int,
@@ -169,10 +170,8 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
     ) -> Tensor:
         """Return the whole batch's loss times the number of workers (see the module's docstring)."""
         assert isinstance(labels, dict)
-        queries_VD, passages_UD = (self._gather(stacked(parts)) for parts in reps)
-        query_B, passage_S, allowed_BS = labels["query_B"], labels["passage_S"], labels["allowed_BS"]
-        scores_VU = similarities(queries_VD, passages_UD)
-        scores_BS = scores_VU[query_B][:, passage_S] / self._settings.temperature
+        allowed_BS = labels["allowed_BS"]
+        scores_BS = self._scores(reps, labels) / self._settings.temperature
         if self._settings.kind == "kl":
             loss = divergence(scores_BS, allowed_BS, labels["targets_BS"]).mean()
         else:
@@ -183,6 +182,11 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
             return loss
         loss.backward()
         return loss.detach()
+
+    def _scores(self, reps: list[list[Tensor]], labels: Target) -> Tensor:
+        """Return the score of every row and slot, shape B × S."""
+        queries, passages = (self._gather(stacked(parts)) for parts in reps)
+        return similarities(queries, passages)[labels["query_B"]][:, labels["passage_S"]]
 
     def _gather(self, mine_MD: Tensor) -> Tensor:
         """Gather the vectors of all workers in the batch's order. Only this worker's own have a gradient."""

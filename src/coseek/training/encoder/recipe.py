@@ -115,7 +115,8 @@ class RetrieverLoss(Settings):
     negatives: int = Field(default=15, ge=0)
     """Maximum negatives per row; from more, a new sample is drawn every epoch (`contrastive`)."""
     in_batch: bool = True
-    """Use the passages of other rows, those of all workers included, as negatives too (`contrastive`)."""
+    """Use the passages of other rows, those of all workers included, as negatives too (`contrastive`; not for a
+    reranker, which would have to read each of them with the query)."""
     mask_false_negatives: bool = True
     """Leave out passages that may be right for a row: see `batch.py` (`contrastive`). Agentic-R leaves out none."""
     in_batch_rows: int | None = Field(default=None, ge=1)
@@ -182,7 +183,7 @@ class HeldOutSettings(Settings):
 
 
 class RetrieverRecipe(DevicePlacement):
-    """Settings of the training and evaluation of one encoder, both on one device."""
+    """Settings of the training and evaluation of one encoder or reranker, both on one device."""
 
     about: str = ""
     """One line of description."""
@@ -202,10 +203,12 @@ class RetrieverRecipe(DevicePlacement):
     """Run the Python code in that folder, for encoders that are no architecture of transformers."""
     laptop: LaptopEncoderSettings = LaptopEncoderSettings()
     """Shape of a created encoder (`encoder: null`)."""
-    kind: Literal["dense", "late-interaction"] = "dense"
+    kind: Literal["dense", "late-interaction", "reranker"] = "dense"
     """The retriever that is trained. `late-interaction` compares the vectors of tokens by MaxSim; the loss divides it
     by the query's tokens, so that a temperature fits both kinds. It starts from the language model of an encoder of one
-    vector per text, or from an encoder of token vectors."""
+    vector per text, or from an encoder of token vectors. `reranker`: a cross-encoder, which scores a query and a
+    passage that it reads together. It starts from the language model of an encoder, with an untrained layer for the
+    score, or from a cross-encoder. Its loss is listwise, over a row's own candidates, and fits a `temperature` of 1."""
     token_dimension: int = Field(default=128, ge=1)
     """Dimension of the token vectors where late interaction starts from an encoder of one vector per text: a linear
     layer with random orthogonal weights is put on its language model."""
@@ -269,6 +272,8 @@ class RetrieverRecipe(DevicePlacement):
                 "kind=late-interaction pools nothing, and is trained on label folders or synthetic labels; leave "
                 "`data` and `pooling` out"
             )
+        if self.kind == "reranker" and self.data is not None:
+            raise SettingError("kind=reranker is trained on label folders or synthetic labels; leave `data` out")
         return self
 
 

@@ -32,7 +32,7 @@ from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import read_json, read_json_object, shaped, write_json
 from coseek.core.progress import PendingStop, Progress
 from coseek.core.record import OPTIONAL, Number, Record
-from coseek.training.encoder.batch import Collator
+from coseek.training.encoder.batch import UpdateCollator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
@@ -101,7 +101,7 @@ class EncoderTrainer(SentenceTransformerTrainer):
         args: SentenceTransformerTrainingArguments,
         objective: RetrieverObjective,
         updates: UpdateDataset,
-        collator: Collator,
+        collator: UpdateCollator,
         optimizer: tuple[AdamW, LambdaLR],
         evaluator: HeldOutEvaluator | None,
         metrics: MetricsLog | None,

@@ -1,0 +1,150 @@
+"""Training a reranker from end to end: labels in, a cross-encoder out that `rerank` opens, inside the same rows."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder as Network
+from sentence_transformers.base.model import BaseModel
+from sentence_transformers.cross_encoder.losses import ListNetLoss
+from tests.processes import run_workers
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.training.retriever_run import recipe_of, weights_of
+from tests.training.test_encoder import Stop, StopsAfter
+from tests.training.tiny_labels import label, write_labels
+
+from coseek.core.errors import SettingError
+from coseek.core.settings import make_settings
+from coseek.data.passage import Corpus
+from coseek.hardware.placement import FLOAT32
+from coseek.pipelines.reranker import RerankerTraining
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.rerank import CrossEncoder, Reranker, RerankSettings
+from coseek.training.encoder.evaluation import BEFORE, BM25, ORACLE, TRAINED
+from coseek.training.encoder.examples import TrainingExample
+from coseek.training.encoder.trainer import CheckpointNotes
+from coseek.training.trainer.workers import ALONE, Workers, workers_here
+
+LIKE_ONE = ("training.steps=3", "training.optimizer={lr: 0.01, eps: 0.0001}")
+RERANKER = ("kind=reranker", "passage_tokens=48", "loss={temperature: 1.0}", "training.optimizer.lr=0.003")
+
+
+@pytest.fixture(scope="module")
+def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`labels`, `targets` and `encoder`, made once."""
+    folder = tmp_path_factory.mktemp("given")
+    write_labels(folder / "labels")
+    write_labels(folder / "targets", 8, targets=True)
+    make_encoder(folder / "encoder")
+    return folder
+
+
+def train(
+    given: Path, out: Path, *settings: str, labels: str = "labels", resume: bool = False, workers: Workers = ALONE
+) -> RerankerTraining:
+    training = RerankerTraining(recipe_of(given, *RERANKER, *settings, labels=labels), out, workers=workers)
+    training.begin(resume)
+    training.train()
+    return training
+
+
+def batch_of(
+    training: RerankerTraining, model: BaseModel, rows: Sequence[TrainingExample]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The pairs of an update and how they belong together."""
+    features = training._collator(model)(rows)
+    structure = cast(dict[str, torch.Tensor], features.pop("label"))
+    pairs = {name.removeprefix("pair_"): one for name, one in features.items() if isinstance(one, torch.Tensor)}
+    return pairs, structure
+
+
+def reranked(folder: Path, **given: object) -> Reranker:
+    corpus = Corpus({one.passage.id: one.passage for number in range(24) for one in label(number).candidates}.values())
+    settings = {"over": "-", "model": str(folder), "precision": "float32", **given}
+    return Reranker(Bm25.over(corpus), make_settings(RerankSettings, settings), folder)
+
+
+@pytest.mark.slow
+def test_training_ranks_better_and_the_retriever_opens_the_result(given_folders: Path, tmp_path: Path) -> None:
+    training = train(given_folders, tmp_path / "out", "training.steps=40")
+    training.results()
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-2]["loss"] < lines[0]["loss"]
+    read = json.loads((tmp_path / "out" / "table.json").read_text())["searchers"]
+    assert set(read) == {BM25, BEFORE, TRAINED, ORACLE}
+    assert max(read[BM25]["mrr"], read[TRAINED]["mrr"]) <= read[ORACLE]["mrr"]
+    served = reranked(training.encoder_folder)
+    assert CrossEncoder.open(training.encoder_folder, FLOAT32).model.max_seq_length == 96
+    assert (served.settings.view, served.settings.query_tokens) == ("question+query", 48)
+    with pytest.raises(SettingError, match="trained with the view"):
+        reranked(training.encoder_folder, view="query")
+
+
+@pytest.mark.slow
+def test_what_training_scored_is_what_serving_scores(given_folders: Path, tmp_path: Path) -> None:
+    training = train(given_folders, tmp_path / "out", "training.steps=3", "training.batch_size=2")
+    model = training.open(training.encoder_folder)
+    rows = training.rows()[:2]
+    pairs, structure = batch_of(training, model, rows)
+    scores_P = model(pairs)["scores"][:, 0].tolist()
+    reader = CrossEncoder.open(training.encoder_folder, FLOAT32)
+    for row, slot, score in zip(structure["row_P"].tolist(), structure["slot_P"].tolist(), scores_P, strict=True):
+        shown = [given for one in rows for given in (one.positive, *one.negatives)][slot]
+        assert reader.scores(rows[row].query, [shown.text], 1)[0] == pytest.approx(score, abs=1e-5)
+
+
+def test_the_loss_is_the_librarys_listwise_loss(given_folders: Path, tmp_path: Path) -> None:
+    """ListNet gives a candidate the softmax of its label: with a large one, all of it to the positive."""
+    recipe = recipe_of(given_folders, *RERANKER, "loss.mask_false_negatives=false")
+    training = RerankerTraining(recipe, tmp_path / "out")
+    model, rows = training.open(training.start_folder), training.rows()[:4]
+    objective = training._objective(model, CheckpointNotes())
+    pairs, structure = batch_of(training, model, rows)
+    ours = objective([pairs], structure)
+    reader = CrossEncoder.open(training.start_folder, FLOAT32)
+    texts = [reader.pairs(row.query, [one.text for one in (row.positive, *row.negatives)]) for row in rows]
+    labels = [torch.tensor([1e4, *(0.0 for _ in row.negatives)]) for row in rows]
+    theirs = ListNetLoss(cast(Network, model))(
+        [[row[0][0] for row in texts], [[text for _, text in row] for row in texts]], labels
+    )
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_reranker_that_goes_on_ends_with_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
+    settings = ("training.steps=6", "training.checkpoint_every=2", "training.micro_batch_tokens=200")
+    whole = train(given_folders, tmp_path / "whole", *settings)
+    stopped = RerankerTraining(recipe_of(given_folders, *RERANKER, *settings), tmp_path / "stopped", StopsAfter(3))
+    stopped.begin(resume=False)
+    with pytest.raises(Stop):
+        stopped.train()
+    resumed = train(given_folders, tmp_path / "stopped", *settings, resume=True)
+    wanted, got = weights_of(whole.encoder_folder), weights_of(resumed.encoder_folder)
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+
+
+def train_in_parts(given: Path, out: Path) -> None:
+    """What one of several workers does."""
+    train(given, out, *LIKE_ONE, workers=workers_here())
+
+
+@pytest.mark.slow
+def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
+    run_workers(2, train_in_parts, given_folders, tmp_path / "two")
+    alone = weights_of(train(given_folders, tmp_path / "one", *LIKE_ONE).encoder_folder)
+    both = weights_of(tmp_path / "two" / "encoder")
+    assert max(float((alone[name] - both[name]).abs().max()) for name in alone) < 1e-5
+
+
+@pytest.mark.slow
+def test_targets_are_learnt_and_a_trained_reranker_is_trained_on(given_folders: Path, tmp_path: Path) -> None:
+    more = ("loss.kind=kl", "training.steps=20", "training.log_every=5", "held_out.share=0")
+    training = train(given_folders, tmp_path / "out", *more, labels="targets")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    again = (*more, "training.steps=1", f"encoder={training.encoder_folder}")
+    second = train(given_folders, tmp_path / "again", *again, labels="targets")
+    assert second.start_folder == training.encoder_folder
