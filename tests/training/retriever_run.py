@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.training.tiny_labels import write_labels
 
 from coseek.core.settings import apply_overrides, make_settings
 from coseek.pipelines.encoder import RetrieverTraining
@@ -55,3 +57,11 @@ def train_every_kind(given: Path, out: Path) -> None:
     """What one of several workers does."""
     for kind, chosen in SETTINGS.items():
         train(given, out / kind, *chosen, workers=workers_here())
+
+
+def write_given(folder: Path) -> Path:
+    """`labels`, `targets` and `encoder` in a folder."""
+    write_labels(folder / "labels")
+    write_labels(folder / "targets", 8, targets=True)
+    make_encoder(folder / "encoder")
+    return folder

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.pipelines.typed_run import trained
 from tests.processes import run_workers
-from tests.retrieval.tiny_encoder import make_encoder
-from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of
-from tests.training.tiny_labels import label, write_labels
+from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of, write_given
+from tests.training.tiny_labels import label
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError
@@ -43,12 +42,7 @@ from coseek.training.encoder.trainer import last_checkpoint
 
 @pytest.fixture(scope="module")
 def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`labels`, `targets` and `encoder`, made once."""
-    folder = tmp_path_factory.mktemp("given")
-    write_labels(folder / "labels")
-    write_labels(folder / "targets", 8, targets=True)
-    make_encoder(folder / "encoder")
-    return folder
+    return write_given(tmp_path_factory.mktemp("given"))
 
 
 @pytest.mark.slow

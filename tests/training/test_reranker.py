@@ -11,10 +11,9 @@ from sentence_transformers import CrossEncoder as Network
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.cross_encoder.losses import ListNetLoss
 from tests.processes import run_workers
-from tests.retrieval.tiny_encoder import make_encoder
-from tests.training.retriever_run import recipe_of, weights_of
+from tests.training.retriever_run import recipe_of, weights_of, write_given
 from tests.training.test_encoder import Stop, StopsAfter
-from tests.training.tiny_labels import label, write_labels
+from tests.training.tiny_labels import label
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
@@ -34,12 +33,7 @@ RERANKER = ("kind=reranker", "passage_tokens=48", "loss={temperature: 1.0}", "tr
 
 @pytest.fixture(scope="module")
 def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`labels`, `targets` and `encoder`, made once."""
-    folder = tmp_path_factory.mktemp("given")
-    write_labels(folder / "labels")
-    write_labels(folder / "targets", 8, targets=True)
-    make_encoder(folder / "encoder")
-    return folder
+    return write_given(tmp_path_factory.mktemp("given"))
 
 
 def train(

@@ -43,7 +43,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateQuestion:
     """A question that passed the gates by rules."""
 
     rows: tuple[int, ...]
@@ -90,7 +90,7 @@ class QuestionMaker:
             random.Random(f"{self._settings.seed} order {split}").shuffle(questions)
         return {split: made[split] for split in SPLITS if made[split]}
 
-    def _chosen(self) -> Iterator[Candidate]:
+    def _chosen(self) -> Iterator[CandidateQuestion]:
         """The questions of every number of hops; long chains, which are rare, are drawn first. What a model cannot
         propose of two hops it proposes of one."""
         missing = 0
@@ -101,7 +101,7 @@ class QuestionMaker:
                 yield candidate
             missing *= self._proposer is not None
 
-    def _at_edge(self, solver: Solver) -> Iterator[Candidate]:
+    def _at_edge(self, solver: Solver) -> Iterator[CandidateQuestion]:
         """What the solver can answer now and then, from batches in which every number of hops has its share."""
         draws = {hops: self._kept(hops) for hops, quota in self._quotas.items() if quota}
         tried = 0
@@ -122,7 +122,7 @@ class QuestionMaker:
                 if self._passes(verdict):
                     yield replace(one, verdicts=one.verdicts | verdict)
 
-    def _kept(self, hops: int) -> Iterator[Candidate]:
+    def _kept(self, hops: int) -> Iterator[CandidateQuestion]:
         """Candidates that pass all gates; their documents then belong to one split."""
         batches = self._drawn(hops) if self._proposer is None else self._proposed(hops, self._proposer)
         for batch in batches:
@@ -138,23 +138,23 @@ class QuestionMaker:
                     self._dealt[len(one.rows)][split] += 1
                     yield one
 
-    def _proposed(self, hops: int, proposer: QuestionProposer) -> Iterator[list[Candidate]]:
+    def _proposed(self, hops: int, proposer: QuestionProposer) -> Iterator[list[CandidateQuestion]]:
         """What a model proposes and the gates by rules keep, in batches."""
         settings, graph = self._settings, self._graph
         limits = settings.proposals, settings.limit or 2 * self._quotas[hops], settings.reply_tokens
         groups = single_passages(graph.corpus) if hops == 1 else list(linked_passages(graph.passages))
         for batch in proposer.propose(graph.corpus, groups, f"{settings.seed} proposals {hops}", *limits):
-            kept: list[Candidate] = []
+            kept: list[CandidateQuestion] = []
             for one in batch:
                 verdicts = verdicts_of(proposal_gates(graph, one, settings.depth))
                 if self._passes(verdicts) and self._is_new(one.question):
                     steps = proposal_steps(graph, one)
-                    kept.append(Candidate(one.rows, one.question, (one.answer,), steps, "proposal", verdicts))
+                    kept.append(CandidateQuestion(one.rows, one.question, (one.answer,), steps, "proposal", verdicts))
             yield kept
 
-    def _drawn(self, hops: int) -> Iterator[list[Candidate]]:
+    def _drawn(self, hops: int) -> Iterator[list[CandidateQuestion]]:
         """Chains that pass the gates by rules: batches for a model that reads them, else one by one."""
-        graph, batch, rng = self._graph, list[Candidate](), random.Random(f"{self._settings.seed} {hops}")
+        graph, batch, rng = self._graph, list[CandidateQuestion](), random.Random(f"{self._settings.seed} {hops}")
         starts = sorted(graph.hops)
         for _ in range(_ROUNDS):
             rng.shuffle(starts)
@@ -167,7 +167,9 @@ class QuestionMaker:
                 verdicts = verdicts_of(chain_gates(graph, chain, question, self._settings.depth))
                 if self._passes(verdicts):
                     answers = tuple(graph.names_of(chain[-1].key))
-                    batch.append(Candidate(rows, question, answers, chain_steps(graph, chain), "chain", verdicts))
+                    batch.append(
+                        CandidateQuestion(rows, question, answers, chain_steps(graph, chain), "chain", verdicts)
+                    )
                 if len(batch) == (_BATCH if self._reader else 1):
                     yield batch
                     batch = []
@@ -200,7 +202,7 @@ class QuestionMaker:
         self.dropped.update([failed] if failed else [])
         return failed is None
 
-    def _read(self, batch: Sequence[Candidate]) -> list[Candidate]:
+    def _read(self, batch: Sequence[CandidateQuestion]) -> list[CandidateQuestion]:
         """The candidates that a model answers from their path alone."""
         if self._reader is None or not batch:
             return list(batch)
@@ -220,7 +222,7 @@ class QuestionMaker:
         )
         return [one for one in marked if self._passes(one.verdicts)]
 
-    def _question(self, ident: str, one: Candidate) -> Question:
+    def _question(self, ident: str, one: CandidateQuestion) -> Question:
         gates: JsonObject = {name: verdict.to_json() for name, verdict in one.verdicts.items()}
         meta: JsonObject = {"kind": one.kind, **({"path": [*one.path]} if one.path else {}), "gates": gates}
         if ident:
@@ -228,7 +230,7 @@ class QuestionMaker:
         gold = tuple(self._graph.corpus[row].id for row in one.rows)
         return Question(ident or "q", one.question, one.answers, gold, len(gold), meta)
 
-    def _negatives(self, one: Candidate) -> Iterator[str]:
+    def _negatives(self, one: CandidateQuestion) -> Iterator[str]:
         """Passages near the path that do not answer: what searches with the question and with its steps find first."""
         graph, most = self._graph, self._settings.negatives
         out = {graph.corpus[row].id for row in {*one.rows, *graph.holding(key_of(one.answers[0]))}}

@@ -208,21 +208,23 @@ def _long_gradients(window: AlarmWindow) -> str | None:
 
 
 def _gap(window: AlarmWindow) -> str | None:
-    now = window.recent_mean("logprob_gap")
-    if now <= window.settings.logprob_gap:
-        return None
-    return (
-        f"the log-probabilities of sampler and trainer differ by {now:.2g} nats per token: training is off-policy; "
-        "compare precision, temperature and weights of the two, or set rl.old_logprobs=recompute"
+    return _above(
+        window,
+        "logprob_gap",
+        "the log-probabilities of sampler and trainer differ by {:.2g} nats per token: training is off-policy; compare "
+        "precision, temperature and weights of the two, or set rl.old_logprobs=recompute",
     )
 
 
 def _far_steps(window: AlarmWindow) -> str | None:
-    now = window.recent_mean("kl_old")
-    if now <= window.settings.kl_old:
-        return None
     way_out = f"{LOWER_RATE}, or lower rl.epochs and rl.num_minibatches"
-    return f"one step moves the policy by {now:.2g} nats per token: {way_out}"
+    return _above(window, "kl_old", "one step moves the policy by {:.2g} nats per token: " + way_out)
+
+
+def _above(window: AlarmWindow, metric: str, message: str) -> str | None:
+    """The message, where the recent mean of a metric lies above the limit of its name."""
+    mean = window.recent_mean(metric)
+    return message.format(mean) if mean > getattr(window.settings, metric) else None
 
 
 def _no_signal(window: AlarmWindow) -> str | None:
