@@ -74,7 +74,7 @@ class ArmComparison:
             gap = max(signed, margin - signed)
             if low > 0 or high < 0:  # told by the questions alone: more of them decide nothing
                 return None
-        return max(LEAST, math.ceil(self.difference.n * max(1.0, half / gap) ** 2)) if gap > 0 else None
+        return max(LEAST, self.difference.n + 1, math.ceil(self.difference.n * (half / gap) ** 2)) if gap > 0 else None
 
 
 def overall(findings: Sequence[ArmComparison]) -> StudyVerdict:
