@@ -49,6 +49,7 @@ WHOLE = Trajectory(
     stop=StopReason.ANSWERED, answer="Ada", valid=True, format_error="", stop_detail="d", selected_ids=("d1", "d2"),
     side_contexts=((PROMPT, TURN), (PROMPT,)), seed=2**100, timings={"model_s": 1.25, "retriever_s": 0}, exact=False,
     cost_usd=0, calls=(CALL, FAILED), evidence=(), visits=(VISIT,), messages=({"role": "user", "content": None},),
+    logged_protocol="native",
 )  # fmt: skip
 TOKENS = TokenData(
     "q1", 7, 0, None, {"em": 1.0, "bad": None}, True, spans=((1, 3), (4, 5)), advantages=(0.5, None, 1.0),

@@ -34,5 +34,6 @@ def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> No
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process of a machine without an accelerator: nothing is known or said."""
     placement._speedups.cache_clear()
+    placement._warned.clear()
     if find_spec("torch"):
         monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)

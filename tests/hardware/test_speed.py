@@ -10,7 +10,8 @@ from tests.hardware.paces import FAST, SLOW, begun_anew, kept, processor
 from coseek.core.files import read_json
 from coseek.hardware import placement
 from coseek.hardware.device import host_digest, instructions
-from coseek.hardware.placement import WIDE, Use, cache_file, fastest, precision_of, speedups
+from coseek.hardware.placement import WIDE, Use, cache_file, fastest, precision_of, speedups, warning
+from coseek.training.trainer.settings import LearnerSettings
 
 
 @pytest.mark.parametrize("ratio", [SLOW, 0.5, 1.0, 1.19])
@@ -79,3 +80,12 @@ def test_where_no_probe_can_be_made_nothing_new_is_taken(tmp_path: Path, monkeyp
     begun_anew(monkeypatch)
     assert speedups() is None and fastest(Use.TRAINING, device="cpu") == "float32"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_slow_precision_that_is_named_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor(tmp_path, monkeypatch, SLOW)
+    assert warning(LearnerSettings(precision="float32")) == "" == warning(LearnerSettings(precision="auto"))
+    told = warning(LearnerSettings(precision="bfloat16"))
+    assert told.startswith("precision=bfloat16 is 50 times slower than float32 on this machine (")
+    assert told.endswith("take auto")
+    assert warning(LearnerSettings(precision="bfloat16")) == ""

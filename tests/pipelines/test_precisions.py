@@ -13,7 +13,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.placement import named
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
-from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, preset_names, recipe_names
 from coseek.pipelines.run_record import FILE, begin, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
@@ -118,8 +118,13 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
     assert resolve_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
 
 
-def test_what_auto_came_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     processor(tmp_path / "cache", monkeypatch, SLOW)
     begin(tmp_path / "auto", load_recipe("from-nothing"), resume=False, say=said.append)
     assert said == ["auto precision: sampling in float32, training in float32"]
+    slow: AgentRecipe = load_recipe("from-nothing", ["rl.policy.precision=bfloat16"])
+    for name in ("slow", "again"):
+        begin(tmp_path / name, slow, resume=False, say=said.append)
+    told = [line for line in said if "times slower" in line]
+    assert len(told) == 1 and told[0].startswith("rl.policy.precision=bfloat16 is 50 times slower")

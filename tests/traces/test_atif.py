@@ -47,14 +47,15 @@ def test_exact_runs_hold_what_was_read_and_sampled_token_by_token(tmp_path: Path
         assert [call.arguments for call in calls] == [{"query": search.query} for search in run.searches]
 
 
-def test_a_run_comes_back_inexact_and_without_ids(tmp_path: Path) -> None:
+def test_ids_survive_the_way_back_and_the_run_stays_inexact(tmp_path: Path) -> None:
     runs = own_runs()
     export_run(stored(tmp_path / "own", runs), "atif", tmp_path / "out")
     import_traces([tmp_path / "out"], tmp_path / "again")
     assert audit_run(tmp_path / "again").violations == ()
     for before, after in zip(runs, Run(tmp_path / "again").trajectories(), strict=True):
         assert (after.question, after.searches, after.answer) == (before.question, before.searches, before.answer)
-        assert not after.exact and not after.ids
+        assert agent_ids(after) == agent_ids(before) and not after.exact
+        assert after.ids == before.ids
 
 
 def test_ids_that_nobody_sampled_are_not_written_as_sampled() -> None:
@@ -102,7 +103,8 @@ def test_a_document_of_another_system_is_scored_by_a_path_to_its_gold_answer(tmp
     (run,) = Run(tmp_path / "run").trajectories()
     assert run.answer == "Goethe" and run.question.answers == ("Goethe",) and not run.exact
     assert [search.query for search in run.searches] == ["Faust"]
-    assert "‹answer›it‹/answer›" in run.segments[1].text
+    assert agent_ids(run) == [((5, 6), (-0.5, -1.5)), ((), ())]  # -1 is no id
+    assert run.segments[0].ids == (1, 2) and "‹answer›it‹/answer›" in run.segments[1].text
     assert audit_run(tmp_path / "run").violations == ()
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.traces.chats import imported, write_log
+from tests.traces.chats import imported, search_chat, write_log
 
 from coseek.agents.sources import served_context
 from coseek.core.errors import SettingError
@@ -112,3 +112,16 @@ def test_two_chunks_of_one_page_are_two_passages_of_its_address() -> None:
     (hits,) = hits_by_query(rows, 1)
     assert [hit.passage.text for hit in hits] == ["one", "two"] and len({hit.passage.id for hit in hits}) == 2
     assert [hit.passage.url for hit in hits] == [page, page]
+
+
+def test_an_id_of_coseeks_own_hits_goes_to_no_passage_of_another_tool(tmp_path: Path) -> None:
+    chat = search_chat()
+    own: list[Json] = [{"id": "faust", "title": "", "text": "Ours.", "score": 1.0}]
+    call: JsonObject = {"id": "b", "function": {"name": "search", "arguments": {"query": "Faust"}}}
+    more: list[JsonObject] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "b", "content": "Ours.", "hits": own},
+    ]
+    (run,), _ = imported(tmp_path, [{"messages": [*chat[:4], *more, chat[4]]}])
+    ((theirs, egmont), (ours,)) = ([hit.passage.id for hit in search.hits] for search in run.searches)
+    assert (ours, egmont) == ("faust", "egmont") and theirs.startswith("faust#")

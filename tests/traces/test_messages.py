@@ -3,22 +3,31 @@
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import SCRIPTS, WIDE, play
+from tests.agents.playing import QUESTION, SCRIPTS, WIDE, Shelf, play
+from tests.agents.test_tools import tool
+from tests.agents.test_visits import visited
 from tests.traces.chats import HOSTILE, imported, own_runs, random_chat, search_chat, stored, write_log
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.branching import ReplayPoint
 from coseek.agents.protocol import load_protocol
 from coseek.agents.search_turns import replay_queries
+from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, read_jsonl
+from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.data.passage import Hit, Passage
 from coseek.data.run import Run
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import Author, Search, StopReason, Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.score import score_trajectory
+from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.audit import audit_run
+from coseek.pipelines.demonstrations import retokenised
+from coseek.pipelines.table_rows import naive_rag, rag_identities
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
@@ -176,6 +185,90 @@ def test_a_run_without_an_answer_has_none_after_the_way_through_messages_and_ati
     assert audit_run(tmp_path / "again").violations == ()
 
 
+@pytest.mark.parametrize("name", ["messages", "atif"])
+@pytest.mark.parametrize("protocol", ["s3", "rag", "rag-rerank"])
+def test_the_search_that_opens_a_run_and_what_the_agent_chose_survive_export(
+    tmp_path: Path, protocol: str, name: str
+) -> None:
+    before = play(protocol, *SCRIPTS[protocol])
+    assert before.searches[0].turn == 0 and (before.selected_ids or protocol != "s3")
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert after.searches == before.searches and after.selected_ids == before.selected_ids
+        assert after.evidence == before.evidence
+        assert served_context(after) == served_context(before)
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_the_ranking_of_an_agents_own_survives_export(tmp_path: Path, name: str) -> None:
+    """That of the rule-based agent, which ranks what it found when it has finished."""
+    found = next(run for run in own_runs() if len(run.evidence or ()) > 2)
+    assert found.evidence is not None
+    before = replace(found, evidence=found.evidence[::-1], selected_ids=found.evidence[-2:])
+    after = there_and_back(tmp_path, before, name)
+    assert (after.evidence, after.selected_ids) == (before.evidence, before.selected_ids)
+    assert served_context(after) == served_context(before)
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+@pytest.mark.parametrize("protocol", ["s3", "deepretrieval"])
+def test_a_search_that_was_cut_off_is_after_import_no_wrong_answer_either(
+    tmp_path: Path, protocol: str, name: str
+) -> None:
+    before = play(protocol, SCRIPTS["s3"][0] if protocol == "s3" else "<think>a</think>", limits=ONE_TURN)
+    assert before.stop is not StopReason.COMPLETE
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert (after.stop, after.agent_protocol, after.protocol) == (before.stop, protocol, PROTOCOL)
+        scores = score_trajectory(after)
+        assert after.question.answers and not {"em", "cover_em", "f1", "declined"} & scores.keys()
+        assert (scores["answer_hit"], scores["searches"]) == (len(before.searches) > 0, len(before.searches))
+    assert audit_run(tmp_path / "twice" / "again").violations == ()
+
+
+def test_a_log_makes_no_file_the_protocol_of_a_run(tmp_path: Path) -> None:
+    named: list[Json] = [f"{tmp_path}/own.yaml", f"{'x' * 5000}.yml", 7, "", "unknown", "s3"]
+    rows: list[JsonObject] = [{"messages": [*search_chat()[:4]], "run": {"protocol": one}} for one in named]
+    runs, _ = imported(tmp_path, [row | {"answers": ["Goethe"]} for row in rows])
+    assert [run.logged_protocol for run in runs] == [None, None, None, None, "unknown", "s3"]
+    assert ["em" in score_trajectory(run) for run in runs] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_what_only_a_visit_showed_is_evidence_after_export_too(tmp_path: Path, name: str) -> None:
+    before = visited(tool("visit", id="n4"), tool("visit", id="n5"), tool("visit", id="n9"))
+    assert len(before.visits) == 2 and before.evidence == ("n4", "n3", "n5", "n6")
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert (after.visits, after.evidence) == (before.visits, before.evidence)
+        assert served_context(after) == served_context(before)
+    assert audit_run(tmp_path / "twice" / "again").violations == ()
+
+
+def test_an_imported_run_with_visits_is_sound_in_a_learners_tokens_too(tmp_path: Path) -> None:
+    run = there_and_back(tmp_path, visited(tool("visit", id="n4")), "messages")
+    protocol = load_protocol(PROTOCOL)
+    learned = retokenised(run, protocol, ByteTokenizer(protocol.grammar.special_tokens), WIDE)
+    assert learned.visits and list(check_trajectory(learned)) == []
+    assert (run.agent_protocol, learned.agent_protocol) == ("react", PROTOCOL)
+
+
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_a_cell_of_naive_rag_comes_back_with_what_it_found(tmp_path: Path, name: str) -> None:
+    run = Run.create(tmp_path / "cell", {})
+    run.bind(rag_identities(Shelf(), [QUESTION], 2, 0))
+    naive_rag(run, Shelf(), [QUESTION], 2, 0)
+    (before,) = run.trajectories()
+    once = there_and_back(tmp_path / "once", before, name)
+    for after in (once, there_and_back(tmp_path / "twice", once, name)):
+        assert (after.question, after.searches) == (before.question, before.searches)
+        assert score_trajectory(after)["answer_hit"] == 1
+        assert served_context(after) == served_context(before)
+    assert audit_run(tmp_path / "twice" / "again").violations == ()
+    lost = replace(before, stop=StopReason.RETRIEVER_ERROR, searches=(Search("Ada", fault="away", turn=0),))
+    assert there_and_back(tmp_path / "lost", lost, name).fault is not None
+
+
 def test_a_result_without_an_id_takes_no_call_from_the_result_that_names_it(tmp_path: Path) -> None:
     chat = search_chat()
     told: JsonObject = {"role": "tool", "content": "The tool server has restarted."}
@@ -186,6 +279,20 @@ def test_a_result_without_an_id_takes_no_call_from_the_result_that_names_it(tmp_
     bare = {key: value for key, value in chat[3].items() if key != "tool_call_id"}
     (unnamed,), _ = imported(tmp_path / "b", [{"messages": [*chat[:3], bare, chat[4]]}])
     assert unnamed.searches == named.searches
+
+
+def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:
+    hit = Hit(Passage("p1", "Ada", "1815"), 1.0).to_json()
+    chat = search_chat()
+    chat[3] |= {"hits": [hit], "selected": ["p2", "p1", 7]}
+    opening: JsonObject = {"query": "Ada", "hits": [hit], "turn": 3, "selected": ["p9"]}
+    told: JsonObject = {"opening": [opening], "evidence": ["p9", "p1", 7], "selected_ids": "p9"}
+    (run,), _ = imported(tmp_path, [{"messages": [*chat], "run": told}])
+    assert run.evidence == run.selected_ids == ("p1",)
+    assert [(search.turn, search.selected) for search in run.searches] == [(0, ()), (1, ("p1",))]
+    (tmp_path / "b").mkdir()
+    (other,), _ = imported(tmp_path / "b", [{"messages": [*chat], "run": {"opening": [{"query": 7}]}}])
+    assert [search.turn for search in other.searches] == [1]
 
 
 def test_a_title_alone_of_another_system_is_a_title_unless_more_is_said() -> None:

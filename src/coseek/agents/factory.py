@@ -8,6 +8,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings, set_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author
-from coseek.hardware.placement import Place, Placement, S, resolve_here
+from coseek.hardware.placement import Place, Placement, S, resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import ServerTurn, dialect_of
 from coseek.models.model import Model, Tokenizer
@@ -52,6 +53,7 @@ from coseek.models.written import (
 if TYPE_CHECKING:
     from coseek.data.trajectory_checks import Decode
 
+log = logging.getLogger(__name__)
 
 SCRIPTED = ("coseek.agents.scripted", "coseek.lab.agents")
 """The packages of scripted agents; a file's name is the agent's name."""
@@ -345,6 +347,8 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     from coseek.models.pretrained import load_model
     from coseek.models.sampler import Sampler, SamplerSettings
 
+    if line := warning(settings):
+        log.warning("%s", line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
     model = load_model(model_path(settings.name), settings).requires_grad_(False)
     return Sampler(model, tokenizer, protocol.stops_for(tokenizer), sampling)

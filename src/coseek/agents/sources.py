@@ -41,7 +41,7 @@ class CitedAnswer:
 
 def cited_answer(trajectory: Trajectory) -> CitedAnswer | None:
     """The answer of a run of the protocol `cited`; `None` for other runs, and without an answer."""
-    if trajectory.protocol != CITED or trajectory.declined or trajectory.answer is None:
+    if trajectory.agent_protocol != CITED or trajectory.declined or trajectory.answer is None:
         return None
     shown, numbers, dropped = numbered_documents(trajectory.searches), dict[str, int](), 0
     cited: list[Passage] = []

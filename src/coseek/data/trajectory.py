@@ -172,6 +172,7 @@ class Trajectory(Record):
     KEYS = (
         "question", "protocol", "stop", "answer", "valid", "format_error", "stop_detail", "searches", "selected_ids",
         "evidence", "segments", "seed", "timings", "side_contexts", "calls", "visits", "exact", "cost_usd", "messages",
+        "logged_protocol",
     )  # fmt: skip
 
     question: Question
@@ -196,8 +197,8 @@ class Trajectory(Record):
     """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
     exact: Annotated[bool, OMIT_TRUE] = True
     """The agent's ids and log-probabilities are what was sampled. False when a server gave text only (the ids are that
-    text encoded once and 0 stands for unknown log-probabilities), and for logs of other agents, which have no ids
-    here. Such a run is measured and never trained on."""
+    text encoded once and 0 stands for unknown log-probabilities), and for logs of somebody else's agent (ids only where
+    the log has them). Such a run is measured and never trained on."""
     cost_usd: Annotated[Number | None, OMIT_NONE] = None
     """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
     calls: Annotated[tuple[Call, ...], OMIT_EMPTY] = ()
@@ -209,6 +210,8 @@ class Trajectory(Record):
     """Visits that showed more than the passage that a search had found."""
     messages: Annotated[tuple[PlainObject, ...], OMIT_EMPTY] = ()
     """The messages of an imported conversation, exactly as the log has them; empty for runs of coseek."""
+    logged_protocol: Annotated[str | None, OMIT_NONE] = None
+    """The protocol that an imported log names, where its segments are written in the tags of another."""
 
     def __repr__(self) -> str:
         outcome = f"{self.answer!r}, {self.stop}, {len(self.searches)} searches"
@@ -277,6 +280,11 @@ class Trajectory(Record):
         return tuple(
             self.segments[:index] for index, segment in enumerate(self.segments) if segment.author is Author.AGENT
         )
+
+    @property
+    def agent_protocol(self) -> str:
+        """The protocol that its agent spoke."""
+        return self.logged_protocol or self.protocol
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import Json, JsonObject, read_json, write_json
 from coseek.core.settings import Settings, dump_settings, group_of, make_settings
-from coseek.hardware.device import AUTO, device_of, host_digest, multiplies_bfloat16
+from coseek.hardware.device import AUTO, device_of, host_digest, instructions, multiplies_bfloat16
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 PrecisionSetting: TypeAlias = Literal["float32", "bfloat16", "auto"]
@@ -114,6 +114,8 @@ def _at(tree: Json, place: Place) -> Json:
 FILE = "speed.json"
 MIN_SPEEDUP = 1.2
 """Speed-up over float32 from which another precision is chosen; smaller ones are within the noise."""
+SLOW = 0.5
+"""Speed relative to float32 below which a chosen precision causes a warning."""
 WIDE = 256
 """Hidden size from which sampling may use bfloat16. Narrower models (the laptop policy has 128) gained nothing."""
 PROBE_TIMEOUT_S = 120.0
@@ -179,6 +181,21 @@ def resolve_here(
     return resolve_precisions(settings, lambda use, at: fastest(use, width_at(at), device_at(tree, at)), began)
 
 
+def warning(settings: Settings) -> str:
+    """One sentence, once a process, when the settings name a precision that is slow here; else empty."""
+    tree = dump_settings(settings)
+    for place, use, value in named(type(settings), tree):
+        if value != "bfloat16" or device_of(device_at(tree, place)).type != "cpu" or _warned.is_set():
+            continue
+        if (found := speedups()) is not None and (ratio := found.bfloat16(use)) < SLOW:
+            _warned.set()
+            return (
+                f"{'.'.join(place)}=bfloat16 is {1 / ratio:.2g} times slower than float32 on this machine "
+                f"({instructions()}); take auto"
+            )
+    return ""
+
+
 def described(use: Use) -> Choice:
     """The choice for a wide enough model, with the measured reason. Raises `OSError` when the probe failed."""
     if (place := device_of()).type != "cpu":
@@ -191,6 +208,7 @@ def described(use: Use) -> Choice:
 
 # --- the probe, and what is stored of it
 
+_warned = threading.Event()
 _probing = threading.Lock()
 
 

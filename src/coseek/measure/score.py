@@ -78,9 +78,9 @@ def score_trajectory(
         scores["confidence"] = sure
     if question.answers:
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
-    # An imported run is written in a protocol with answers, and its completed search has none.
+    # An imported run is written in a protocol with answers. Where its log names no other, a completed search has none.
     completed = bool(trajectory.messages) and trajectory.stop is StopReason.COMPLETE
-    answers = asked or trajectory.answer is not None or (answers_itself(trajectory.protocol) and not completed)
+    answers = asked or trajectory.answer is not None or (answers_itself(trajectory.agent_protocol) and not completed)
     if answers:
         scores["declined"] = trajectory.declined
     if question.answers and answers:
@@ -107,7 +107,7 @@ def answers_itself(protocol: str) -> bool:
 def _of_segments(trajectory: Trajectory) -> Iterator[tuple[str, float]]:
     """Metrics of what the environment showed besides search results."""
     tags = [segment.tag for segment in trajectory.segments]
-    visits, protocol = tags.count(PAGE) + tags.count(MISSING), known_protocol(trajectory.protocol)
+    visits, protocol = tags.count(PAGE) + tags.count(MISSING), known_protocol(trajectory.agent_protocol)
     if visits or (protocol is not None and protocol.visits and not trajectory.messages):
         yield "visits", visits
     if visits:

@@ -90,7 +90,7 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
             ids = protocol.template.block_ids(tokenizer, opening, *budgets) + tail
         logprobs = (segment.logprobs if unchanged else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
-    return replace(trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=())
+    return replace(trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None)
 
 
 def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
@@ -118,7 +118,7 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
             ids = (*protocol.template.text_ids(tokenizer, spelt), tokenizer.eos_id)
             text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), turns.read(ids)
             episode.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
-    return replace(trajectory, segments=tuple(episode.segments), exact=True, messages=())
+    return replace(trajectory, segments=tuple(episode.segments), exact=True, messages=(), logged_protocol=None)
 
 
 def _result_text(segment: Segment, protocol: Protocol) -> str:

@@ -103,8 +103,8 @@ class Derivation:
                 yield f"side context {number}: {what}", None
         if stored.evidence is not None and not self.own_ranking and derived.evidence != stored.evidence:
             yield "the evidence is not in the order of selection and retrieval", None
-        if stored.messages:
-            yield "it holds messages of an imported log, which this agent does not write", None
+        if stored.messages or stored.logged_protocol is not None:
+            yield "it holds messages or the protocol of an imported log, which this agent does not write", None
 
 
 class _Play:

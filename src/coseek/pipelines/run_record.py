@@ -39,7 +39,7 @@ from coseek.data.digests import KEY, Identities, check_identities, digest, quest
 from coseek.data.question import load_questions
 from coseek.data.run import provenance
 from coseek.hardware.device import AUTO
-from coseek.hardware.placement import Place, Use, named, resolve_here
+from coseek.hardware.placement import Place, Use, named, resolve_here, warning
 from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, base_model_of, setting_words, shared_text, shown_table
 from coseek.labels.label_folder import LabelFolder
 from coseek.measure.table import Table
@@ -249,7 +249,7 @@ def _width_at(recipe: Settings, path: Place) -> int:
 
 
 def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
-    """Report which precisions `auto` stands for."""
+    """Report which precisions `auto` stands for, and warn of one that is slow on this machine."""
     auto = {path for path, _, value in named(type(unresolved), dump_settings(unresolved)) if value == AUTO}
     taken: dict[Use, set[str]] = {}
     for path, use, value in named(type(resolved), dump_settings(resolved)):
@@ -257,6 +257,8 @@ def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[
             taken.setdefault(use, set()).add(value)
     if taken:
         say("auto precision: " + ", ".join(f"{use} in {' and '.join(sorted(taken[use]))}" for use in sorted(taken)))
+    if line := warning(resolved):
+        say(line)
 
 
 # Resumption: digests of what a recipe names by path, which a resumed run must find unchanged; settings that may change

@@ -5,7 +5,8 @@ sampled, with log-probabilities, where the run has them. Images and audio become
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -15,7 +16,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Segment, Trajectory
 from coseek.models.written import reasoning_in
 from coseek.traces.calls import calls_in, text_of
-from coseek.traces.conversation import ChatTurn, results_of, turns_of
+from coseek.traces.conversation import ChatTurn, SampledIds, results_of, turns_of
 from coseek.traces.messages import OF_RESULT, about, messages_of
 
 VERSION = "ATIF-v1.7"
@@ -111,20 +112,29 @@ def _ids(segments: Sequence[Segment]) -> tuple[int, ...]:
     return tuple(chain.from_iterable(segment.ids for segment in segments))
 
 
-def conversation_messages(row: JsonObject) -> list[JsonObject]:
-    """The messages of an ATIF document. Raises `DataError` for a wrong one."""
+def conversation_parts(row: JsonObject) -> tuple[list[JsonObject], dict[int, SampledIds]]:
+    """The messages of an ATIF document, and the ids of its agent's steps. Raises `DataError` for a wrong one."""
     steps = row.get("steps")
     if not isinstance(steps, list) or not steps:
         raise DataError("this ATIF document holds no steps")
     messages: list[JsonObject] = []
+    sampled: dict[int, SampledIds] = {}
+    context: tuple[int, ...] | None = ()
     for number, step in enumerate(steps, start=1):
         if not isinstance(step, dict) or step.get("source") not in ("system", "user", "agent"):
             raise DataError(f"step {number} of this ATIF document has no source of system, user or agent")
-        messages += _messages(step)
-    return messages
+        if step["source"] == "agent" and isinstance(metrics := step.get("metrics"), dict):
+            found = _sampled(metrics, context)
+            context = None if found is None or context is None else (*context, *found.read, *found.ids)
+            if found is not None:
+                sampled[len(messages)] = found
+        elif step["source"] == "agent":
+            context = None
+        messages += _messages(step, number)
+    return messages, sampled
 
 
-def _messages(step: JsonObject) -> list[JsonObject]:
+def _messages(step: JsonObject, number: int) -> list[JsonObject]:
     """The message of a step, and one for each result."""
     role = "assistant" if step["source"] == "agent" else str(step["source"])
     message: JsonObject = {"role": role, "content": step.get("message")}
@@ -151,3 +161,27 @@ def _messages(step: JsonObject) -> list[JsonObject]:
 
 def _objects(value: Json) -> list[JsonObject]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _sampled(metrics: Mapping[str, Json], context: tuple[int, ...] | None) -> SampledIds | None:
+    """The ids of a step; `None` without any. `context` holds all ids before it, if they are known."""
+    ids = _token_ids(metrics.get("completion_token_ids"))
+    if not ids:
+        return None
+    given = metrics.get("logprobs")
+    logprobs = tuple(map(_logprob, given)) if isinstance(given, list) and len(given) == len(ids) else (0.0,) * len(ids)
+    prompt = _token_ids(metrics.get("prompt_token_ids"))
+    grown = context is not None and len(prompt) > len(context) and prompt[: len(context)] == context
+    return SampledIds(ids, logprobs, prompt[len(context or ()) :] if grown else ())
+
+
+def _token_ids(value: Json) -> tuple[int, ...]:
+    """The ids of a list; none where one of them is no id."""
+    ids = tuple(one for one in value if type(one) is int and one >= 0) if isinstance(value, list) else ()
+    return ids if isinstance(value, list) and len(ids) == len(value) else ()
+
+
+def _logprob(value: Json) -> float:
+    """A log-probability; 0, which stands for an unknown one, for anything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value <= 0
+    return float(cast(float, value)) if known else 0.0

@@ -11,13 +11,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coseek.agents.actions import texts_of
 from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.core.files import JsonObject
-from coseek.data.passage import Passage
+from coseek.core.files import Json, JsonObject
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import (
     MESSAGE,
@@ -29,13 +29,15 @@ from coseek.data.trajectory import (
     Segment,
     StopReason,
     Trajectory,
+    Visit,
+    met_passages,
     ranked,
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.written import ToolCallText, reasoning_in
 from coseek.traces.calls import answer_in, calls_in, reasoning_and_words, text_of
-from coseek.traces.found_passages import hits_by_query
+from coseek.traces.found_passages import hits_by_query, own_hits
 
 PROTOCOL = "tongyi"
 """The protocol whose tags imported runs are written in: reasoning, JSON tool calls, a tagged answer."""
@@ -55,6 +57,17 @@ _UNCUT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
+class SampledIds:
+    """Token ids of one assistant message, where the log has them."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One an id; 0 stands for an unknown one."""
+    read: tuple[int, ...] = ()
+    """What stood in the context before it and behind the message before; empty where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """One conversation of a log."""
 
@@ -66,8 +79,20 @@ class Conversation:
     """The final answer, where the log has it apart; else it is the text of the last message."""
     fault: str = ""
     """Why the run failed; such a run is counted and never scored."""
+    sampled: Mapping[int, SampledIds] = field(default_factory=dict)
+    """By position of an assistant message."""
     stop: StopReason | None = None
     """How the run ended, where the log has it; then a last message is no answer by itself."""
+    opening: tuple[Search, ...] = ()
+    """What was searched before the agent's first turn, where coseek wrote the log."""
+    evidence: tuple[str, ...] = ()
+    """Ids of the found passages, best first, where coseek wrote the log."""
+    selected_ids: tuple[str, ...] = ()
+    """Ids of the passages that the agent chose over the whole run, where coseek wrote the log."""
+    visits: tuple[Visit, ...] = ()
+    """What visits showed, where coseek wrote the log."""
+    protocol: str | None = None
+    """Name of the protocol that the agent spoke, where the log has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +263,29 @@ class _Writer:
     calls: list[Call] = field(default_factory=list)
     answer: str | None = None
     ending: str = "the log ends without an answer"
+    told: set[int] = field(default_factory=set)
+    """Numbers of the turns with a message behind them that is no result: a page that was visited is one."""
     thoughts: Sequence[str] = ()
     """Those in the text of the current turn."""
-    known: dict[str, Passage] = field(default_factory=dict)
-    """The passages so far, by id."""
+    known: dict[str, Passage] = field(init=False)
+    """The passages so far by id, those that coseek wrote first: what others call the same gives way to them."""
+
+    def __post_init__(self) -> None:
+        own = [Search("", own_hits(message["hits"]) or ()) for message in self.chat.messages if "hits" in message]
+        self.known = met_passages((*self.chat.opening, *own), self.chat.visits)
 
     def prompt(self, begin: int) -> None:
         """Everything that stands before the agent's first turn."""
         read = self.chat.messages[:begin]
+        self.searches = [
+            replace(search, turn=0, selected=_chosen(search.selected, search.hits)) for search in self.chat.opening
+        ]
         texts = [text_of(message.get("content")) for message in read]
         if len(read) > 1:
             texts = [f"{message['role']}: {text}" for message, text in zip(read, texts, strict=True)]
         text = "\n\n".join(texts) or self.chat.question.question
-        self._read(PROMPT, self._escape(text))
+        sampled = self.chat.sampled.get(begin)
+        self._read(PROMPT, self._escape(text), sampled.read if sampled else ())
 
     def turn(self, turn: ChatTurn, number: int, is_last: bool) -> None:
         """One turn of the agent, and what it was answered."""
@@ -269,7 +304,7 @@ class _Writer:
         self._wrote(turn, calls, content)
         self._found(turn, calls, matched, number)
         if calls and not turn.behind and not is_last:
-            self._read(MESSAGE, _NO_RESULT)
+            self._read(MESSAGE, _NO_RESULT, ())
         self.reader.counts["calls_without_result"] += len(calls) - len(matched)
         for call in calls:
             if call.is_malformed:
@@ -292,6 +327,9 @@ class _Writer:
         else:
             stop, detail = self._unanswered(), self.ending
         format_error = grammar.format_error(grammar.spans(self.segments))
+        met, visits = met_passages(self.searches, ()), self._visits()
+        chosen = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]
+        selected = tuple(dict.fromkeys(ident for ident in chosen if ident in met))
         return Trajectory(
             question=chat.question,
             protocol=self.reader.protocol.name,
@@ -305,9 +343,17 @@ class _Writer:
             seed=seed,
             exact=False,
             calls=tuple(self.calls),
-            evidence=ranked(self.searches, ()),
+            selected_ids=selected,
+            evidence=ranked(self.searches, chat.evidence or selected, visits),
+            visits=visits,
             messages=chat.messages,
+            logged_protocol=None if chat.protocol == self.reader.protocol.name else chat.protocol,
         )
+
+    def _visits(self) -> tuple[Visit, ...]:
+        """The visits of the log that can have been, one a turn: each showed what it asked for, in a message."""
+        found = {visit.turn: visit for visit in self.chat.visits if visit.turn in self.told and visit.shows(visit.id)}
+        return tuple(found[turn] for turn in sorted(found))
 
     def _is_decline(self, answer: str) -> bool:
         """Whether an answer declines. A log that calls it an answer is believed: its agent may have no such words."""
@@ -338,7 +384,9 @@ class _Writer:
             pieces.append(self._answered(self.answer))
             tag = "answer"
         text = "\n".join(piece for piece in pieces if piece)
-        self.segments.append(Segment(Author.AGENT, tag, text, ()))
+        sampled = self.chat.sampled.get(turn.written[0]) if len(turn.written) == 1 else None
+        ledger = (sampled.ids, sampled.logprobs) if sampled else ((), ())
+        self.segments.append(Segment(Author.AGENT, tag, text, *ledger))
 
     def _found(self, turn: ChatTurn, calls: Sequence[ToolCallText], matched: Mapping[int, int], number: int) -> None:
         """Searches and calls with their results, in one block of the searches and a segment for each other message."""
@@ -356,6 +404,7 @@ class _Writer:
         for at in turn.behind:
             text = text_of(messages[at].get("content"))
             if at not in matched:
+                self.told.add(number)
                 blocks.append((MESSAGE, self._escape(text)))
                 continue
             call = calls[matched[at]]
@@ -368,16 +417,23 @@ class _Writer:
         if searched and not unshown:
             tag = self.reader.protocol.observation_tag
             blocks.insert(0, (tag, self.reader.shown("\n\n".join(searched))))
-        for tag, text in blocks:
-            self._read(tag, text)
+        following = self.chat.sampled.get(turn.behind[-1] + 1) if turn.behind else None
+        for at, (tag, text) in enumerate(blocks):
+            self._read(tag, text, following.read if following and len(blocks) == 1 and at == 0 else ())
 
     def _searched(self, message: JsonObject, queries: Sequence[str], number: int) -> None:
         if fault := message.get("fault"):
             self.searches += [Search(query, fault=str(fault), turn=number) for query in queries]
         else:
+            own = own_hits(message.get("hits"))
             told = message["hits"] if "hits" in message else text_of(message.get("content"))
-            found = hits_by_query(told, len(queries), self.known)
-            self.searches += [Search(*pair, turn=number) for pair in zip(queries, found, strict=True)]
+            found = hits_by_query(told, len(queries), self.known) if own is None else [own] * len(queries)
+            given = message.get("selected")
+            chosen = None if own is None or not isinstance(given, list) else given
+            self.searches += [
+                Search(query, hits, turn=number, selected=_chosen(chosen, hits))
+                for query, hits in zip(queries, found, strict=True)
+            ]
         self.reader.counts["searches"] += len(queries)
 
     def _called(self, call: ToolCallText) -> str:
@@ -394,5 +450,11 @@ class _Writer:
     def _escape(self, text: str) -> str:
         return self.reader.protocol.grammar.escape(text)
 
-    def _read(self, tag: str, text: str) -> None:
-        self.segments.append(Segment(Author.ENVIRONMENT, tag, text, ()))
+    def _read(self, tag: str, text: str, ids: tuple[int, ...]) -> None:
+        self.segments.append(Segment(Author.ENVIRONMENT, tag, text, ids))
+
+
+def _chosen(ids: Sequence[Json] | None, hits: Sequence[Hit]) -> tuple[str, ...] | None:
+    """The chosen ids that are among the hits; `None` where no choice is known."""
+    met = {hit.passage.id for hit in hits}
+    return None if ids is None else tuple(one for one in ids if isinstance(one, str) and one in met)

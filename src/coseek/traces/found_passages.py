@@ -2,15 +2,19 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar, cast
 
-from coseek.core.files import Json, JsonObject
+from coseek.core.errors import DataError
+from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
 
+T = TypeVar("T")
 LISTS = ("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value")
 """Keys of an object whose list holds the passages, the first that is there."""
 _AROUND = ("hits", "response", "result", "data", "output", "webPages")
@@ -23,6 +27,20 @@ WRAPPERS = ("document", "doc", "passage", "node", "_source")
 SCORES = ("score", "relevance_score", "relevance", "similarity", "_score")
 _KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "metadata", "rank"))
 """Keys that say nothing which a passage of a title alone would lose."""
+
+
+def own_hits(value: Json) -> tuple[Hit, ...] | None:
+    """The hits that coseek wrote with a result, as they were; `None` where they are somebody else's."""
+    with suppress(DataError, *WRONG_SHAPE):
+        return tuple(map(Hit.from_json, cast(list[JsonObject], value))) if isinstance(value, list) else None
+    return None
+
+
+def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...]:
+    """What coseek wrote with a run, searches or visits, as it was; none where it is somebody else's."""
+    with suppress(DataError, *WRONG_SHAPE):
+        return tuple(map(read, cast(list[JsonObject], value))) if isinstance(value, list) else ()
+    return ()
 
 
 def hits_by_query(result: Json, queries: int, known: dict[str, Passage] | None = None) -> list[tuple[Hit, ...]]:

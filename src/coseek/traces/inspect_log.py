@@ -58,7 +58,7 @@ def sample_of(run: Trajectory, epoch: int, model: str) -> JsonObject:
         "messages": [_message(message) for message in messages_of(run)],
         "output": {"model": model, "choices": [] if run.answer is None and not run.declined else [{"message": said}]},
         "scores": {name: {"value": value, "answer": run.answer} for name, value in scores.items()},
-        "metadata": {"protocol": run.protocol, "stop": str(run.stop), "seed": run.seed, "exact": run.exact},
+        "metadata": {"protocol": run.agent_protocol, "stop": str(run.stop), "seed": run.seed, "exact": run.exact},
     }
     if run.fault:
         sample["error"] = {"message": ": ".join(map(str, run.fault)), "traceback": "", "traceback_ansi": ""}

@@ -57,9 +57,9 @@ def message_row(run: Trajectory) -> JsonObject:
 
 
 def about(run: Trajectory) -> JsonObject:
-    """What a conversation does not say of its run."""
+    """What a conversation does not say of its run. Importing the file again reads it."""
     answer = reply_of(run) if run.declined else run.answer  # a declined run is read back by what it said
-    ended: JsonObject = {"protocol": run.protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
+    ended: JsonObject = {"protocol": run.agent_protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
     if run.stop.is_fault:
         ended["fault"] = run.stop_detail or str(run.stop)
     if opening := [search.to_json() for search in run.searches if search.turn == 0]:

@@ -23,10 +23,11 @@ from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.imports._sources import kind_of
 from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question
-from coseek.data.trajectory import StopReason
-from coseek.traces.atif import conversation_messages, is_atif
+from coseek.data.trajectory import Search, StopReason, Visit
+from coseek.traces.atif import conversation_parts, is_atif
 from coseek.traces.calls import text_of
-from coseek.traces.conversation import Conversation, question_at, questions_before
+from coseek.traces.conversation import Conversation, SampledIds, question_at, questions_before
+from coseek.traces.found_passages import own_rows
 from coseek.traces.message_forms import ITEMS, chat_messages
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -102,9 +103,10 @@ class RecordReader:
         row: JsonObject = {"messages": value} if isinstance(value, list) else value if isinstance(value, dict) else {}
         if not row:
             raise DataError(f"an object or a list of messages is needed, not {type(value).__name__}")
+        sampled: dict[int, SampledIds] = {}
         own = row
         if is_atif(row):
-            messages = conversation_messages(row)
+            messages, sampled = conversation_parts(row)
             checked_messages(cast(Json, messages))
             extra = row.get("extra")
             own = extra if isinstance(extra, dict) else {}
@@ -122,7 +124,11 @@ class RecordReader:
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
         question = self._question(row, own, messages)
-        return Conversation(question, tuple(messages), where, answer or None, fault, stop)
+        opening = own_rows(run.get("opening"), Search.from_json)
+        ranking = _ids(run.get("evidence")), _ids(run.get("selected_ids"))
+        told = own_rows(run.get("visits"), Visit.from_json), _protocol_of(run)
+        ended = answer or None, fault, sampled, stop
+        return Conversation(question, tuple(messages), where, *ended, opening, *ranking, *told)
 
     def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
         found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
@@ -187,6 +193,17 @@ def _stop_of(run: JsonObject, answer: str) -> StopReason | None:
     """How a record says that its run ended; `None` where it does not, or lacks the answer of such an end."""
     stop = next((stop for stop in StopReason if stop == run.get("stop")), None)
     return None if stop in (StopReason.ANSWERED, StopReason.DECLINED) and not answer else stop
+
+
+def _protocol_of(run: JsonObject) -> str | None:
+    """The name of a run's protocol. That of a file is none: a log does not say which files are read here."""
+    name = run.get("protocol")
+    return name if isinstance(name, str) and name and not name.endswith((".yaml", ".yml")) else None
+
+
+def _ids(value: Json) -> tuple[str, ...]:
+    """The ids of passages in a list."""
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def checked_messages(value: Json) -> list[JsonObject]:
