@@ -325,6 +325,15 @@ def test_a_compressed_answer_that_was_not_asked_for_is_read() -> None:
             calls.close()
 
 
+def test_a_compressed_answer_that_breaks_off_is_no_answer() -> None:
+    packed = gzip.compress(b"a page of the web")
+    with site(in_order(Said(packed[:-9], headers={"content-encoding": "gzip"}))) as there:
+        calls = HttpClient(there.url, FAST)
+        with pytest.raises(HttpFailure, match="breaks off"):
+            calls.fetch("GET", "/x")
+        calls.close()
+
+
 def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
     bomb = Said(gzip.compress(b" " * 5_000_000 + b"{}"), headers={"content-encoding": "gzip"})
     with site(in_order(bomb)) as there:
@@ -332,3 +341,5 @@ def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
         with pytest.raises(HttpFailure, match="more than 1000000 bytes"):
             calls.request("POST", "/x", {})
         calls.close()
+    sentence, _ = failure_of(in_order(Said(b"{}", headers={"content-encoding": "br"})))
+    assert "'br'" in sentence

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -161,6 +163,18 @@ def test_a_client_starts_the_command_and_speaks_over_stdio(index: Path) -> None:
     assert found is not None and len(found["results"]) == 10
 
 
+def posted(url: str, arguments: dict[str, str]) -> int:
+    """The status of a call of `search`."""
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": arguments}}
+    names = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    try:
+        with urlopen(Request(url, json.dumps(call).encode(), names)) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        with error:
+            return error.code
+
+
 @pytest.mark.slow
 def test_two_clients_speak_over_http(index: Path) -> None:
     words = [sys.executable, "-m", "coseek", "serve", "mcp", str(index), "--http", "0", "--topk", "2"]
@@ -175,6 +189,8 @@ def test_two_clients_speak_over_http(index: Path) -> None:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
             assert asyncio.run(speak(url)) == 4
+            longest = {"query": "\U0001f600" * mcp_server.LONGEST}  # JSON may write each in twelve bytes
+            assert posted(url, longest) == 200
             port = urlsplit(url).port
             again = subprocess.run([*words[:-3], str(port)], capture_output=True, text=True, check=False, timeout=60)
             assert again.returncode == 2 and again.stderr.startswith("coseek: ") and str(port) in again.stderr

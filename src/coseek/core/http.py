@@ -13,6 +13,7 @@ import random
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -292,11 +293,9 @@ class HttpClient:
                     request.method, request.url, headers=dict(request.headers), content=request.content
                 ) as response,
             ):
-                body = bytearray()
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > self._most_bytes:
-                        raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+                text = await self._body(response)
+        except zlib.error:
+            raise _TransientFault("its compressed answer cannot be unpacked") from None
         except TimeoutError:
             raise _TransientFault(f"no answer within {self.patience.timeout_s:g} s") from None
         except httpx.ConnectTimeout:
@@ -308,11 +307,27 @@ class HttpClient:
             raise _TransientFault(f"the connection failed: {said}; is it running?") from None
         finally:
             self._idle.append(client)
-        text, status = bytes(body), response.status_code
+        status = response.status_code
         if 200 <= status < 300:
             sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
             return _Answer(redacted(text, [*sent, self._key or ""]), response.headers)
         raise self._refusal(status, response.headers.get("retry-after"), text)
+
+    async def _body(self, response: "httpx.Response") -> bytes:
+        """The whole answer, unpacked here: httpx takes compressed bytes that break off for a whole answer, and those of
+        a coding that it does not know for its text."""
+        coding = response.headers.get("content-encoding", "identity").lower()
+        if coding not in ("identity", "gzip", "deflate"):
+            raise self._failed(f"it answered in the coding {coding!r}, which it was not asked for")
+        unpacked = None if coding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += unpacked.decompress(chunk, self._most_bytes + 1 - len(body)) if unpacked else chunk
+            if len(body) > self._most_bytes:
+                raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        if unpacked and response.num_bytes_downloaded and not unpacked.eof:
+            raise _TransientFault("its compressed answer breaks off")
+        return bytes(body)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The error of a status that is no success."""

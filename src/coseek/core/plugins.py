@@ -18,8 +18,7 @@ from typing import TypeAlias, cast
 
 from coseek.core.errors import CoseekError, DataError, SettingError, UnknownName
 from coseek.core.files import Json
-from coseek.core.fingerprint import digest_of
-from coseek.core.fingerprint import file_digest as file_digest
+from coseek.core.fingerprint import digest_of, file_digest
 from coseek.core.settings import Settings
 
 # Own functions: Python functions of the user as parts (a reward, an algorithm, a tool …), without a file.

@@ -90,7 +90,9 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
             ids = protocol.template.block_ids(tokenizer, opening, *budgets) + tail
         logprobs = (segment.logprobs if unchanged else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
-    return replace(trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None)
+    return replace(
+        trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None
+    )
 
 
 def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:

@@ -26,10 +26,10 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import SettingError, UnknownName
+from coseek.core.fingerprint import file_digest
 from coseek.core.plugins import (
     PluginSpec,
     check_takes,
-    file_digest,
     function_module,
     is_function,
     is_plugin_path,

@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Streamin
 
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search, Trajectory
-from coseek.serve.agent_chat import ChatAnswer, QuestionInContext, openai_error, read_request
+from coseek.serve.agent_chat import ChatAnswer, ChatRequest, QuestionInContext, openai_error, read_request
 from coseek.serve.agent_service import AgentService
 from coseek.serve.limits import (
     BUG,
@@ -20,9 +20,10 @@ from coseek.serve.limits import (
     AccessMiddleware,
     App,
     RefusedRequest,
+    aside,
     print_bug,
+    read_body,
     while_wanted,
-    whole_body,
 )
 from coseek.serve.running import new_app, run, token_of
 
@@ -48,7 +49,7 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     app = new_app(service, openai_error)
 
     async def info() -> Response:
-        return JSONResponse(await asyncio.to_thread(service.info))  # a remote retriever is asked what it serves
+        return JSONResponse(await aside(True, service.info))  # a remote retriever is asked what it serves
 
     async def models() -> Response:
         return JSONResponse(service.models())
@@ -74,8 +75,7 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
 
 def _endpoint(service: AgentService) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        asked = read_request(await whole_body(request, service.settings))
-        conversation = QuestionInContext.of(asked.messages)
+        asked, conversation = await read_body(request, service.settings, _read)
         service.check_name(asked.model)
         seed = asked.seed or 0
         service.check_length(conversation)
@@ -100,6 +100,11 @@ def _endpoint(service: AgentService) -> Callable[[Request], Awaitable[Response]]
         return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     return endpoint
+
+
+def _read(body: bytes) -> tuple[ChatRequest, QuestionInContext]:
+    asked = read_request(body)
+    return asked, QuestionInContext.of(asked.messages)
 
 
 async def _begun_or_refused(begun: asyncio.Event, running: "asyncio.Future[Trajectory]") -> None:

@@ -1,12 +1,15 @@
 """Limits: what every request to a service passes, and the one sentence that refuses it.
 
-The token, the host's name and the log line are plain ASGI, since a framework's middleware costs more than the
+Its id, the token, the host's name and the log line are plain ASGI, since a framework's middleware costs more than the
 rest of a request. Slow or endless headers, slow readers and rates are for a proxy in front.
 """
 
 import asyncio
 import hmac
+import itertools
 import json
+import re
+import secrets
 import sys
 import time
 import traceback
@@ -31,8 +34,11 @@ T = TypeVar("T")
 BUG = "a bug of the service; its log has the details"
 RECORD = "coseek.record"
 """Key of the ASGI scope under which an endpoint finds the JSON object of its log line."""
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/health"})
 """Paths that need no token."""
+_LONG_BODY = 65_536
+"""Bytes from which a body is read in a thread."""
 
 
 class RefusedRequest(CoseekError):
@@ -50,10 +56,19 @@ class RefusedRequest(CoseekError):
         return {**found, "connection": "close"} if self.status in (408, 413) else found
 
 
+async def read_body(request: Request, limits: ListenSettings, read: Callable[[bytes], T]) -> T:
+    """Read a request's JSON; a long one in a thread. Raises `RefusedRequest`."""
+    body = await whole_body(request, limits)
+    return await aside(len(body) > _LONG_BODY, lambda: read(body))
+
+
 async def whole_body(request: Request, limits: ListenSettings) -> bytes:
     """The whole body. Raises `RefusedRequest` (413, 408) for one that is longer, or takes longer, than the limits."""
     most = limits.max_body_bytes
     too_large = RefusedRequest(413, f"the request has more than {most} bytes; send less at a time")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > most:
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
@@ -66,6 +81,11 @@ async def whole_body(request: Request, limits: ListenSettings) -> bytes:
     except ClientDisconnect:
         raise RefusedRequest(400, "the connection was closed before the request was complete") from None
     return bytes(body)
+
+
+async def aside(long: bool, call: Callable[[], T]) -> T:
+    """The result of a call, which is made in a thread where it is long, so that other requests go on."""
+    return await asyncio.to_thread(call) if long else call()
 
 
 async def while_wanted(request: Request, work: Awaitable[T]) -> T:
@@ -88,12 +108,14 @@ def print_bug() -> None:
 
 
 class AccessMiddleware:
-    """The outermost application: it lets a request in, and logs it."""
+    """The outermost application: it lets a request in, gives it its id, and logs it."""
 
     def __init__(self, app: App, token: str | None, log: bool) -> None:
         self._app = app
         self._token = None if token is None else b"Bearer " + token.encode()
         self._log = log
+        self._start = secrets.token_hex(4)
+        self._count = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,28 +123,32 @@ class AccessMiddleware:
             return
         began = time.perf_counter()
         headers = cast(Headers, scope["headers"])
+        ident = _header(headers, b"x-request-id")
+        if not _ID.fullmatch(ident):
+            ident = f"{self._start}-{next(self._count)}".encode()
         record: JsonObject = {"status": 500}
         scope[RECORD] = record
 
-        async def send_noted(message: MutableMapping[str, object]) -> None:
+        async def send_marked(message: MutableMapping[str, object]) -> None:
             if message["type"] == "http.response.start":
                 record["status"] = cast(int, message["status"])
+                cast(Headers, message.setdefault("headers", [])).append((b"x-request-id", ident))
             await send(message)
 
         try:
             if not self._is_meant(headers):
                 sentence = "this service without a token is for this machine alone: ask localhost, or set --token-env"
-                await _turn_away(send_noted, 421, sentence)
+                await _turn_away(send_marked, 421, sentence)
             elif self._may_pass(str(scope["path"]), headers):
-                await self._app(scope, receive, send_noted)
+                await self._app(scope, receive, send_marked)
             else:
                 sentence = "this service needs a token: send the header Authorization: Bearer …"
-                await _turn_away(send_noted, 401, sentence)
+                await _turn_away(send_marked, 401, sentence)
         finally:
             if self._log:
                 asked = {"method": str(scope["method"]), "path": str(scope["path"])[:200]}
                 took_ms = round((time.perf_counter() - began) * 1_000, 2)
-                line = {"time": round(time.time(), 3), **asked, **record, "total_ms": took_ms}
+                line = {"time": round(time.time(), 3), "id": ident.decode(), **asked, **record, "total_ms": took_ms}
                 print(json.dumps(line), file=sys.stderr, flush=True)
 
     def _is_meant(self, headers: Headers) -> bool:
@@ -141,10 +167,15 @@ def _header(headers: Headers, name: bytes) -> bytes:
 
 
 async def _turn_away(send: Send, status: int, why: str) -> None:
-    body = json.dumps({"error": why}).encode()
-    # The body of the request was not read, so the connection cannot be used again.
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    headers |= {"www-authenticate": "Bearer"} if status == 401 else {}
+    # The body was not read, so the connection cannot be used again.
+    headers = {"connection": "close", **({"www-authenticate": "Bearer"} if status == 401 else {})}
+    await send_json(send, status, {"error": why}, headers)
+
+
+async def send_json(send: Send, status: int, row: JsonObject, more: dict[str, str]) -> None:
+    """Answer without a framework."""
+    body = json.dumps(row).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **more}
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})

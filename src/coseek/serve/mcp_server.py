@@ -5,7 +5,8 @@ and the same JSON as text. Searches of one server run one after the other, since
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, cast
@@ -15,17 +16,29 @@ from anyio import CapacityLimiter
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
+from starlette.requests import Request
 
 from coseek import __version__
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.sources import reply_in_words, sources_of
 from coseek.core.errors import CoseekError, DataError
+from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.core.text import as_written
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.limits import AccessMiddleware, App
+from coseek.serve.limits import (
+    AccessMiddleware,
+    App,
+    Receive,
+    RefusedRequest,
+    Scope,
+    Send,
+    send_json,
+    while_wanted,
+    whole_body,
+)
 from coseek.serve.running import Server, bound, url_of
 from coseek.serve.settings import ListenSettings
 
@@ -33,6 +46,12 @@ R = TypeVar("R")
 
 REMEMBERED = 10_000
 """Passages that `fetch` knows of a retriever without a corpus here: the last ones that searches found."""
+MOST_WAITING = 256
+"""Calls that may wait for the one under way; more fail."""
+LONGEST = 32_768
+"""Characters of a query or question, at most."""
+MOST_BYTES = 16 * LONGEST
+"""Bytes of a body, at most: JSON may write a character in twelve. The library reads it in the event loop."""
 ABOUT = "Search a collection of passages, and read a passage whole by its id."
 ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
 
@@ -166,15 +185,44 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
 def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> None:
     """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
     Raises `SettingError` for a port that is taken."""
-    settings = make_settings(ListenSettings, {"port": port})
+    settings = make_settings(ListenSettings, {"port": port, "max_body_bytes": MOST_BYTES})
     listening = bound(settings.host, settings.port)
-    app = cast(App, server.streamable_http_app(stateless_http=True, json_response=True))
+    app = bounded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), settings)
     ready(f"{url_of(listening)}/mcp")
     Server(AccessMiddleware(app, None, log=False), settings).run(sockets=[listening])
 
 
+def bounded(app: App, settings: ListenSettings) -> App:
+    """The application behind the limits of a body; what it does is cancelled when the client leaves."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            if request.method != "POST":  # a stream of events would hold nothing, and its connection for ever
+                raise RefusedRequest(405, "calls are sent with POST")
+            body = await whole_body(request, settings)
+        except RefusedRequest as error:
+            row: JsonObject = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": str(error)}}
+            await send_json(send, error.status, row, {"allow": "POST", **error.headers})
+            return
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> MutableMapping[str, object]:
+            return given.pop() if given else await receive()
+
+        with suppress(RefusedRequest):  # the client has gone
+            await while_wanted(request, app(scope, again, send))
+
+    return handle
+
+
 async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
     """Run a call in a thread; its `CoseekError` becomes an error of the tool. One that waits can be cancelled."""
+    if (waiting := limiter.statistics().tasks_waiting) >= MOST_WAITING:
+        raise ToolError(f"{waiting} calls are waiting already; retry later")
     try:
         return await anyio.to_thread.run_sync(call, limiter=limiter)
     except CoseekError as error:
@@ -184,6 +232,8 @@ async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
 def _asked(text: str, name: str) -> str:
     if not text.strip():
         raise DataError(f"the {name} is empty")
+    if len(text) > LONGEST:
+        raise DataError(f"the {name} has {len(text)} characters, and at most {LONGEST} are taken")
     return text
 
 

@@ -5,16 +5,12 @@ dialect.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
-from coseek.core.settings import mistakes
-from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
 from coseek.serve.limits import RefusedRequest
@@ -37,46 +33,25 @@ class RetrieveRequest:
     """Whether the answer is the list of the only query: the dialect of `{"query": "one text"}` (QAgent's client)."""
 
 
-class _Fields(BaseModel):
-    """The fields of a request; others are passed over."""
-
-    queries: list[str] | str | None = None
-    query: list[str] | str | None = None
-    topk: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    return_scores: bool | None = None
-    contexts: list[dict[str, object] | None] | None = None
-
-
 def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
     """Read a request. Raises `RefusedRequest` with 400 (no JSON), 413 (too large) or 422 (not the contract)."""
-    try:
-        row = parse_lenient(body)
-    except InvalidJson as error:
-        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
-    if not isinstance(row, dict):
-        raise RefusedRequest(
-            422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
-        )
-    try:
-        given = _Fields.model_validate(row)
-    except ValidationError as error:
-        raise RefusedRequest(422, mistakes(error, None, row)[0][1]) from None
-    asked = given.query if given.queries is None else given.queries
-    if asked is None:
-        raise RefusedRequest(422, 'the request needs "queries", a list of strings')
-    texts = [asked] if isinstance(asked, str) else asked
+    row = _object(body)
+    texts = _texts(row)
     if len(texts) > limits.max_queries:
         raise RefusedRequest(
             413, f"{len(texts)} queries in one request, and at most {limits.max_queries} are taken; split it"
         )
-    for number, text in enumerate(texts):
+    for place, text in enumerate(texts):
         if len(text) > limits.max_query_chars:
             raise RefusedRequest(
-                413, f"query {number} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
+                413, f"query {place} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
             )
-    queries = tuple(_in_context(texts, given.contexts, limits))
-    flat = given.queries is None and isinstance(asked, str)
-    return RetrieveRequest(queries, given.topk, bool(given.return_scores), flat)
+    scores = row.get("return_scores")
+    if scores is not None and not isinstance(scores, bool):
+        raise RefusedRequest(422, f'"return_scores" is true or false, not {_quoted(scores)}')
+    queries = _in_context(texts, row.get("contexts"), limits)
+    flat = row.get("queries") is None and isinstance(row.get("query"), str)
+    return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores), flat)
 
 
 def passages_of(wish: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
@@ -86,7 +61,7 @@ def passages_of(wish: RetrieveRequest, limits: ServeSettings, corpus: int | None
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
         raise RefusedRequest(
-            422, f'"topk" is {wish.topk}, and at most {limits.max_topk} passages for each query are returned'
+            422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages for each query are returned'
         )
     if (hits := k * len(wish.queries)) > limits.max_hits:
         raise RefusedRequest(
@@ -102,17 +77,24 @@ def blank(query: QueryLike) -> bool:
     return not Query.of(query).text.strip()
 
 
-def answer(lists: Sequence[Sequence[Hit]], wish: RetrieveRequest) -> bytes:
-    """The body of an answer: one list for each query, in order, or the only list where the answer is flat. Raises
-    `ValueError` for a score that is not finite."""
-    found: list[Json] = []
+def answer(lists: Sequence[Sequence[Hit]], wish: RetrieveRequest, max_bytes: int) -> bytes:
+    """The body of an answer: one list for each query, in order, or the only list where the answer is flat. A score that
+    is not finite raises `ValueError`, a longer body `RefusedRequest` (413)."""
+    parts: list[bytes] = []
+    room = max_bytes
     for hits in lists:
-        rows: list[Json] = [document(hit) for hit in hits]
+        rows: list[JsonObject] = [document(hit) for hit in hits]
         if wish.scores:
             rows = [{"document": row, "score": float(hit.score)} for row, hit in zip(rows, hits, strict=True)]
-        found.append(rows)
-    # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
-    return json.dumps({"result": found[0] if wish.flat else found}, allow_nan=False, separators=(",", ":")).encode()
+        # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
+        parts.append(json.dumps(rows, allow_nan=False, separators=(",", ":")).encode())
+        room -= len(parts[-1])
+        if room < 0:
+            raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
+    if wish.flat:
+        return b"".join((b'{"result":', parts[0], b"}"))
+    between = [piece for part in parts for piece in (b",", part)][1:]
+    return b"".join((b'{"result":[', *between, b"]}"))
 
 
 def document(hit: Hit) -> JsonObject:
@@ -122,20 +104,91 @@ def document(hit: Hit) -> JsonObject:
     return {**row, "meta": dict(passage.meta)} if passage.meta else row
 
 
-def _in_context(
-    texts: Sequence[str], contexts: Sequence[Mapping[str, object] | None] | None, limits: ServeSettings
-) -> Iterator[QueryLike]:
-    """Queries with their contexts, where the client sends any."""
-    if contexts is not None and len(contexts) != len(texts):
-        raise RefusedRequest(422, f'"contexts" has {len(contexts)} items, and one for each of {len(texts)} is needed')
-    for text, context in zip(texts, contexts or [None] * len(texts), strict=True):
-        if not context:
-            yield text
+def _object(body: bytes) -> JsonObject:
+    try:
+        row = cast(Json, json.loads(body.decode()))
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RefusedRequest(400, f"the request is not JSON in UTF-8: {reason[:_QUOTED]}") from None
+    if not isinstance(row, dict):
+        raise RefusedRequest(
+            422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
+        )
+    # A half surrogate can only come as an escape. Tokenizers and databases refuse it.
+    return cast(JsonObject, _mended(row)) if b"\\u" in body else row
+
+
+def _mended(value: Json) -> Json:
+    """The same value with `?` in place of every half surrogate."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _mended(one) for key, one in value.items()}
+    return value
+
+
+def _texts(row: JsonObject) -> list[str]:
+    """`queries` or `query`, each a list or a single string. `query` as a string has a flat answer."""
+    for name in ("queries", "query"):
+        given = row.get(name)
+        if given is None:
             continue
-        try:
-            query = Query.from_json(cast(JsonObject, {**context, "text": text}))
-        except DataError as error:
-            raise RefusedRequest(422, str(error)[:_QUOTED]) from None
-        if query.context_chars > limits.max_context_chars:
-            raise RefusedRequest(413, f"the context of a query has more than {limits.max_context_chars} characters")
-        yield query
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list):
+            raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(given)}')
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise RefusedRequest(422, f'"{name}" is a list of strings, and number {place} is {_quoted(text)}')
+        return cast(list[str], texts)
+    raise RefusedRequest(422, 'the request needs "queries", a list of strings')
+
+
+def _topk(given: Json) -> int | None:
+    """Parse `topk`. 0 means null, as in the servers that clients were written for."""
+    if given is None:
+        return None
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(given)}')
+    if given < 0:
+        raise RefusedRequest(
+            422, f'"topk" counts passages and cannot be {_quoted(given)}; leave it out for the default'
+        )
+    return given or None
+
+
+def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
+    """Queries with their contexts, where the client sends any."""
+    if contexts is None:
+        return list(texts)
+    if not isinstance(contexts, list) or len(contexts) != len(texts):
+        length = f"{len(contexts)} items" if isinstance(contexts, list) else _quoted(contexts)
+        raise RefusedRequest(
+            422, f'"contexts" is a list of one object (or null) for each query: {len(texts)} here, not {length}'
+        )
+    return [_one_in_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
+
+
+def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
+    if context is None or context == {}:
+        return text
+    if not isinstance(context, dict):
+        raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quoted(context)}')
+    try:
+        query = Query.from_json({**context, "text": text})
+    except DataError as error:
+        raise RefusedRequest(422, str(error)[:_QUOTED]) from None
+    if query.context_chars > limits.max_context_chars:
+        raise RefusedRequest(413, f"the context of a query has more than {limits.max_context_chars} characters")
+    return query
+
+
+def _quoted(value: object) -> str:
+    """The value as a message shows it, shortened."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_QUOTED:
+        return "a number of more than 200 digits"  # writing one out can take minutes, and Python refuses to
+    text = repr(value)
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from fastapi import FastAPI, Request, Response
@@ -18,7 +19,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher, SearchJob
-from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, while_wanted, whole_body
+from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, aside, read_body, while_wanted
 from coseek.serve.running import Service, WorkThread, new_app, run, token_of
 from coseek.serve.search_contract import (
     RetrieveRequest,
@@ -35,6 +36,8 @@ TAKEN = frozenset({"retrieve", "info", "health"})
 LIMITS = {"max_queries", "max_query_chars", "max_context_chars", "max_topk", "max_hits", "max_body_bytes"}
 """Settings that bound a request; `/info` states them."""
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
+_MANY_HITS = 2_000
+"""Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
 
 
 def serve(
@@ -159,7 +162,7 @@ def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitabl
     async def retrieve(request: Request) -> Response:
         limits = service.settings
         record = cast(JsonObject, request.scope[RECORD])
-        wish = parse_request(await whole_body(request, limits), limits)
+        wish = await read_body(request, limits, partial(parse_request, limits=limits))
         index = service.index(name)
         k = passages_of(wish, limits, index.passages)
         record |= {"index": name, "queries": len(wish.queries), "k": k}
@@ -173,11 +176,8 @@ def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitabl
             if job.fault is not None:
                 raise job.fault
             lists = job.lists
-        try:
-            body = answer(_in_place(wish, lists), wish)
-        except ValueError:
-            raise RetrieverError("the retriever returned a score that is not a number") from None
-        return Response(body, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
+        text = await _written(_in_place(wish, lists), wish, limits.max_answer_bytes)
+        return Response(text, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
 
     return retrieve
 
@@ -188,6 +188,13 @@ def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
         return lists
     found = iter(lists)
     return [[] if blank(query) else next(found) for query in wish.queries]
+
+
+async def _written(lists: list[list[Hit]], wish: RetrieveRequest, most: int) -> bytes:
+    try:
+        return await aside(sum(map(len, lists)) >= _MANY_HITS, partial(answer, lists, wish, most))
+    except ValueError:
+        raise RetrieverError("the retriever returned a score that is not a number") from None
 
 
 def _times(job: SearchJob) -> JsonObject:

@@ -49,6 +49,8 @@ class ServeSettings(ListenSettings):
     """Passages for each query, at most."""
     max_hits: int = Field(default=65_536, ge=1)
     """Passages of one answer, at most: queries times `topk`."""
+    max_answer_bytes: int = Field(default=134_217_728, ge=1)
+    """Bytes of one answer, at most."""
     log_queries: bool = False
     """Write the queries into the log line, too. Off by default, since they are the users' words."""
 

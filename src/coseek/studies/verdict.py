@@ -66,15 +66,20 @@ class ArmComparison:
         low, high, mean = self.difference.low, self.difference.high, self.difference.mean
         if self.verdict is not StudyVerdict.OPEN or low is None or high is None:
             return None
-        half, margin = (high - low) / 2, self.expected.margin
+        margin = self.expected.margin
         if self.expected.sign == "=":
             gap = abs(margin - abs(mean))
+            shrink = (high - low) / 2 / gap if gap else math.inf
         else:
-            signed = mean if self.expected.sign == ">" else -mean
-            gap = max(signed, margin - signed)
             if low > 0 or high < 0:  # told by the questions alone: more of them decide nothing
                 return None
-        return max(LEAST, self.difference.n + 1, math.ceil(self.difference.n * (half / gap) ** 2)) if gap > 0 else None
+            if self.expected.sign == "<":
+                low, high, mean = -high, -low, -mean
+            sides = ((mean - low, mean), (high - mean, margin - mean))  # to exclude 0, or the margin
+            shrink = min((width / gap for width, gap in sides if gap > 0), default=math.inf)
+        return (
+            None if math.isinf(shrink) else max(LEAST, self.difference.n + 1, math.ceil(self.difference.n * shrink**2))
+        )
 
 
 def overall(findings: Sequence[ArmComparison]) -> StudyVerdict:

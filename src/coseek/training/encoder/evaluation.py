@@ -11,6 +11,7 @@ of the pool, as in an index. Metrics are means over turns:
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias, cast
@@ -183,8 +184,9 @@ class EncoderEvaluator:
     def beside(self) -> dict[str, EvaluationResult]:
         """Evaluate what the table shows besides: BM25, which reads the query alone. Passages that it does not return
         rank last."""
-        return {BM25: self._result(self._bm25_scores())}
+        return {BM25: self._result(self._bm25_scores)}
 
+    @cached_property
     def _bm25_scores(self) -> Vectors:
         corpus = self._corpus()
         return self._searched(Bm25.over(corpus), [label.query.text for label in self.held_out.labels], corpus)

@@ -8,7 +8,6 @@ estimation (Gao et al. 2021).
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -108,14 +107,10 @@ class RerankerEvaluator(EncoderEvaluator):
         super().__init__(held_out, card, seen)
         self._folder = folder
 
-    @cached_property
-    def _first(self) -> EvaluationResult:
-        return super().beside()[BM25]
-
     def evaluate(self, model: BaseModel) -> EvaluationResult:
         assert isinstance(model, Network)
         reader = CrossEncoder(model, self._folder)
-        scores_QU = self._bm25_scores()
+        scores_QU = self._bm25_scores.copy()
         for query, scores_U in zip(self._queries, scores_QU, strict=True):
             best = np.argsort(-scores_U, kind="stable")[:DEPTH]
             best = best[scores_U[best] >= 0]  # what BM25 returned
@@ -124,7 +119,13 @@ class RerankerEvaluator(EncoderEvaluator):
         return self._result(scores_QU)
 
     def beside(self) -> dict[str, EvaluationResult]:
-        """BM25, and the ceiling: its candidates in the perfect order."""
-        first = self._first
-        ranks = np.where(first.ranks <= DEPTH, 1, first.ranks)
-        return {BM25: first, ORACLE: EvaluationResult(ranks, first.gold)}
+        """BM25, and the ceiling: its candidates in the perfect order, for the positive and for the gold passages."""
+        first = super().beside()[BM25]
+        depth_Q = np.minimum(DEPTH, (self._bm25_scores >= 0).sum(axis=1))
+        gold = [found and _moved_up(found, depth) for found, depth in zip(first.gold, depth_Q.tolist(), strict=True)]
+        return {BM25: first, ORACLE: EvaluationResult(np.where(first.ranks <= depth_Q, 1, first.ranks), tuple(gold))}
+
+
+def _moved_up(ranks: Sequence[int], depth: int) -> tuple[int, ...]:
+    """Ranks when those up to `depth` come first."""
+    return tuple(place if rank <= depth else rank for place, rank in enumerate(sorted(ranks), start=1))
