@@ -46,8 +46,8 @@ from coseek.pipelines.estimate import PROMPT_TOKENS
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import sample_step
 from coseek.training.rl.experience import make_experience
+from coseek.training.rl.rollout import sample_step
 from coseek.training.rl.update import update_weights
 from coseek.training.tracker import Timer
 from coseek.training.trainer.data_order import QuestionStream

@@ -46,8 +46,8 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.policy import Policy

@@ -46,8 +46,8 @@ from coseek.pipelines.verl.launch import EpisodeSettings, Place, VerlTraining
 from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import open_algorithm
-from coseek.training.rl.episodes import charge_overlong, score
 from coseek.training.rl.experience import make_experience
+from coseek.training.rl.rollout import charge_overlong, score
 from coseek.training.rl.rows import TrainingRow, rows_of
 
 QUESTIONS, GROUP = 42, 5

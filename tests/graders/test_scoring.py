@@ -26,7 +26,7 @@ from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
-from coseek.training.rl.episodes import describe, score
+from coseek.training.rl.rollout import describe, score
 
 GBR: RewardSpec = {"gbr": 1.0}
 NOWHERE = Path("baselines.jsonl")

@@ -28,7 +28,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.estimate import Memory, memory_of, shape_of
 from coseek.rewards.reward import Reward
 from coseek.training.rl.backend import open_backend
-from coseek.training.rl.loop import train_rl
+from coseek.training.rl.trainer import train_rl
 from coseek.training.trainer.learner import Learner
 from coseek.training.trainer.workers import Workers, workers_here
 
@@ -147,7 +147,7 @@ def run_rows(sampler: Sampler, questions: Sequence[Question], seeds: Sequence[in
 
 def count(algorithm: str, folder: Path, model: Path, workers: Workers) -> tuple[Counts, Memory]:
     """Train two steps and count."""
-    recipe = recipe_for(algorithm, model, workers.world)
+    recipe = recipe_for(algorithm, model, workers.world_size)
     begun, counts = held_bytes(), Counts()
     network = Qwen2ForCausalLM.from_pretrained(model)
     network.eval()
@@ -196,9 +196,9 @@ def work(folder: Path) -> None:
     fused.MOST_COPIED = 0  # the estimate is of accelerators, where sampler and trainer share their weights
     workers, rows = workers_here(), []
     for algorithm in ALGORITHMS:
-        counts, memory = count(algorithm, folder / f"{algorithm}-{workers.world}", folder / "model", workers)
+        counts, memory = count(algorithm, folder / f"{algorithm}-{workers.world_size}", folder / "model", workers)
         all_counts = workers.gather((counts.rollout, counts.update, counts.within))
-        if workers.first:
+        if workers.is_main:
             estimate = {
                 "rollout": memory.held + memory.sampler + memory.cache,
                 "update": memory.held + memory.gradients,
@@ -206,8 +206,8 @@ def work(folder: Path) -> None:
             estimate["within"] = estimate["update"] + memory.gathered + memory.activations
             worst = dict(zip(("rollout", "update", "within"), map(max, zip(*all_counts, strict=True)), strict=True))
             rows.append({"algorithm": algorithm, "counted": worst, "estimate": estimate})
-    if workers.first:
-        (folder / f"counted-{workers.world}.json").write_text(json.dumps(rows))
+    if workers.is_main:
+        (folder / f"counted-{workers.world_size}.json").write_text(json.dumps(rows))
 
 
 def counted_rows(world: int, folder: Path) -> list[tuple[str, dict[str, float], dict[str, float]]]:

@@ -37,7 +37,7 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.loop import train_rl
+from coseek.training.rl.trainer import train_rl
 from coseek.training.trainer.policy import Policy
 
 ran_on: set[str] = set()

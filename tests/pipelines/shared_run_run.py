@@ -34,13 +34,13 @@ def policy(training: AgentTraining) -> Agent:
 def shared(mode: str, folder: Path) -> Run:
     """The run of 20 questions, each three times, by these workers. `die` kills all but the first after nine rows."""
     training = AgentTraining(load_recipe("from-nothing", TINY), folder)
-    if training.workers.first:
+    if training.workers.is_main:
         training.prepare_data()
         training.make_policy()
-    training.workers.wait()
+    training.workers.barrier()
 
     def tell(ended: int, _: int) -> None:
-        if mode == "die" and not training.workers.first and ended >= 9:
+        if mode == "die" and not training.workers.is_main and ended >= 9:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return share_run(

@@ -23,7 +23,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import answer_cells, files_of, scores_of, write_results
 from coseek.pipelines.audit import audit_run
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.checkpoint import RunState
+from coseek.training.trainer.checkpoint import TrainingState
 from coseek.view.run_source import open_sources
 
 TINY = [
@@ -137,7 +137,7 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
         with pytest.raises(InUse):
             AgentTraining(tiny(), tmp_path / "run").begin(resume=True)
         with pytest.raises(InUse):
-            RunState(tmp_path / "rl", RlSettings(), {}, {}, resume=True)
+            TrainingState(tmp_path / "rl", RlSettings(), {}, {}, resume=True)
     assert not (tmp_path / "run" / "recipe.yaml").exists() and not (tmp_path / "rl" / "metrics.jsonl").exists()
 
 

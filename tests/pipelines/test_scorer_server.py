@@ -46,7 +46,7 @@ def ask(course: CoTrainingPaths, number: int) -> None:
     """In place of labels: every worker asks the scorer."""
     with urlopen(f"{course.recipe.labels.scorer}/v1/models") as answer:
         (course.folder.parent / f"asked-{course.workers.rank}").write_bytes(answer.read())
-    course.workers.wait()
+    course.workers.barrier()
 
 
 def work(folder: Path, address: str) -> None:

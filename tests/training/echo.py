@@ -13,10 +13,10 @@ from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback
-from coseek.training.rl.episodes import RolloutFunction, score
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.loop import train_rl
+from coseek.training.rl.rollout import RolloutFunction, score
 from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.trainer import train_rl
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 from coseek.training.trainer.workers import ALONE, Workers

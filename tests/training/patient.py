@@ -17,10 +17,10 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
-from coseek.training.rl.episodes import RolloutFunction
 from coseek.training.rl.losses import loss_weights
+from coseek.training.rl.rollout import RolloutFunction
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.loop import weighted_nll
+from coseek.training.sft.trainer import weighted_nll
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy

@@ -20,7 +20,9 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import (
+from coseek.training.rl.experience import make_experience
+from coseek.training.rl.losses import leave_one_out, rewards_to_come
+from coseek.training.rl.rollout import (
     EpisodeBatch,
     SampledStep,
     ScoredEpisode,
@@ -30,10 +32,8 @@ from coseek.training.rl.episodes import (
     sample_step,
     score,
 )
-from coseek.training.rl.experience import make_experience
-from coseek.training.rl.loop import train_rl
-from coseek.training.rl.losses import leave_one_out, rewards_to_come
 from coseek.training.rl.settings import OverlongSettings, RlSettings
+from coseek.training.rl.trainer import train_rl
 from coseek.training.tracker import Timer
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.logprobs import entropies, logprobs_and_entropy, target_logprobs

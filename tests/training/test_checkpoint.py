@@ -10,10 +10,10 @@ import torch
 
 from coseek.core.errors import DiskFault, RunError
 from coseek.core.settings import Settings
-from coseek.training.trainer.checkpoint import RunState, TrainingState, load_checkpoint, save_checkpoint
+from coseek.training.trainer.checkpoint import Checkpoint, TrainingState, load_checkpoint, save_checkpoint
 
 
-def state(step: int, size: int = 8) -> TrainingState:
+def state(step: int, size: int = 8) -> Checkpoint:
     return {
         "step": step,
         "position": step * 4,
@@ -122,8 +122,8 @@ def test_a_setting_that_is_newer_than_a_run_does_not_end_it(tmp_path: Path) -> N
     class Newer(Began):
         share: bool = False
 
-    state = RunState(tmp_path, Began(), {}, {}, resume=False)
+    state = TrainingState(tmp_path, Began(), {}, {}, resume=False)
     state.advance(1, 1)
     state.save()
     state.release()
-    assert RunState(tmp_path, Newer(), {}, {}, resume=True).step == 1
+    assert TrainingState(tmp_path, Newer(), {}, {}, resume=True).step == 1

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.training.sft.loop import LENGTHS, LONGEST_GAP, repeat_batch, varied_batch
+from coseek.training.sft.trainer import LENGTHS, LONGEST_GAP, repeat_batch, varied_batch
 
 
 @given(st.integers(2, 30), st.integers(0, 30), st.integers(0, 2**31))

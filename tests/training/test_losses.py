@@ -21,7 +21,7 @@ from coseek.training.rl.losses import (
     value_loss,
     whiten,
 )
-from coseek.training.sft.loop import weighted_nll
+from coseek.training.sft.trainer import weighted_nll
 from coseek.training.trainer.logprobs import target_logprobs
 
 rewards = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=12)

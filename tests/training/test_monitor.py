@@ -18,10 +18,10 @@ from coseek.core.progress import NoProgress
 from coseek.rewards.reward import Reward
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import CheckpointWriter, StepReport
-from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.settings import MonitorSettings, RlSettings
-from coseek.training.trainer.checkpoint import SCHEMA, RunState, keep_healthy, load_healthy
+from coseek.training.rl.trainer import train_rl
+from coseek.training.trainer.checkpoint import SCHEMA, TrainingState, keep_healthy, load_healthy
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
 
@@ -279,7 +279,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
 
 def test_an_alarm_between_two_checkpoints_drops_the_candidate(tmp_path: Path) -> None:
     learner = LearnerSettings()
-    state = RunState(tmp_path, learner, {"policy": Policy(tiny_model(), learner, 0)}, {}, resume=False)
+    state = TrainingState(tmp_path, learner, {"policy": Policy(tiny_model(), learner, 0)}, {}, resume=False)
     monitor = Monitor(RlSettings(monitor=MonitorSettings(window=1)), [], NoProgress())
     writer, healthy = CheckpointWriter(state, monitor, every=5, patience=5), tmp_path / "checkpoints" / "healthy"
     seen = []

@@ -21,7 +21,6 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.losses import (
     gae,
@@ -34,6 +33,7 @@ from coseek.training.rl.losses import (
     value_loss,
     whiten,
 )
+from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import KlEstimator, LossAggMode
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.logprobs import entropies

@@ -20,10 +20,10 @@ from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.episodes import RolloutFunction, collect, describe, score
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.loop import train_rl
+from coseek.training.rl.rollout import RolloutFunction, collect, describe, score
 from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.trainer import train_rl
 from coseek.training.rl.update import minibatches
 from coseek.training.trainer.data_order import QuestionStream, derive_seed
 from coseek.training.trainer.policy import Policy

@@ -35,10 +35,10 @@ from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 from coseek.rewards.reward import Reward
 from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
+from coseek.training.rl.trainer import train_rl
 from coseek.training.trainer.policy import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers
 

@@ -17,9 +17,9 @@ from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, RolloutWriter, StepReport
-from coseek.training.rl.episodes import score
-from coseek.training.rl.loop import train_rl
+from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
+from coseek.training.rl.trainer import train_rl
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import ALONE

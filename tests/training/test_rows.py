@@ -22,8 +22,8 @@ from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import EpisodeBatch, score
 from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.rollout import EpisodeBatch, score
 from coseek.training.rl.rows import TrainingRow, experience_of, export_rows, read_rows, rows_of
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights

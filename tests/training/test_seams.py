@@ -15,9 +15,9 @@ from coseek.training.rl.algorithm import PACKAGE, open_algorithm
 from coseek.training.rl.backend import open_backend
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import make_experience
-from coseek.training.rl.loop import train_rl
+from coseek.training.rl.rollout import score
+from coseek.training.rl.trainer import train_rl
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import ALONE
 

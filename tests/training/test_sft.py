@@ -18,8 +18,8 @@ from coseek.data.trajectory import Trajectory
 from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.sft.loop import token_weights, train_sft
 from coseek.training.sft.settings import Phase, SftSettings, draw_any, draw_by_hops
+from coseek.training.sft.trainer import token_weights, train_sft
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.policy import Policy

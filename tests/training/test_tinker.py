@@ -30,8 +30,8 @@ from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import TrainingBackend, check_backend, open_backend
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.backends.tinker import TinkerBackend, TinkerClient, TinkerSettings
-from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
 from coseek.training.trainer.batch import Batch

@@ -14,8 +14,8 @@ from coseek.core.errors import SettingError
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import make_reward, reward_spec
 from coseek.training.rl.algorithm import StepRewards, algorithm_name, open_algorithm
-from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import make_experience
+from coseek.training.rl.rollout import score
 
 PROMPT = environment(1, 2)
 RUNS = [

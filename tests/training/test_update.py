@@ -17,8 +17,8 @@ from coseek.data.trajectory import Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import StepRewards, open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, score
 from coseek.training.rl.experience import Experience, TokenRecord, make_experience
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import (
     LikelihoodProbe,
@@ -366,14 +366,14 @@ def test_the_means_of_several_workers_are_those_of_all_their_tokens() -> None:
 class Half(Workers):
     """One of two workers whose sums the test adds up; at a learning rate of 0 their weights stay equal."""
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         pass
 
-    def gather(self, mine: T) -> list[T]:
-        return [mine]
+    def gather(self, local: T) -> list[T]:
+        return [local]
 
 
 def recorded(workers: Workers) -> TokenRecord:

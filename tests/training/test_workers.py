@@ -35,19 +35,19 @@ TOLERANCE = 1e-5
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 9))
 def test_the_shares_of_all_workers_are_everything_once(items: list[int], world: int) -> None:
     workers = [Workers(rank, world) for rank in range(world)]
-    assert [item for worker in workers for item in worker.stretch(items)] == items
-    shares = [list(worker.mine(items)) for worker in workers]
+    assert [item for worker in workers for item in worker.contiguous_share(items)] == items
+    shares = [list(worker.strided_share(items)) for worker in workers]
     assert sorted(item for share in shares for item in share) == sorted(items)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_alone_nothing_is_waited_for_and_nothing_changes() -> None:
-    assert workers_here() is ALONE and ALONE.first
+    assert workers_here() is ALONE and ALONE.is_main
     gradient = torch.nn.Parameter(torch.ones(2))
-    ALONE.wait()
-    ALONE.add_up_gradients([gradient])
+    ALONE.barrier()
+    ALONE.all_reduce_gradients([gradient])
     assert gradient.grad is None
-    assert ALONE.gather(3) == [3] and ALONE.agree(lambda: 4) == 4
+    assert ALONE.gather(3) == [3] and ALONE.broadcast(lambda: 4) == 4
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
 
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.loop import train_sft
+from coseek.training.rl.trainer import train_rl
 from coseek.training.sft.settings import SftSettings, draw_any
+from coseek.training.sft.trainer import train_sft
 from coseek.training.trainer import workers
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.logprobs import Entropy
@@ -23,7 +23,8 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, Offloaded, OptimizerSettings
 from coseek.training.trainer.workers import Workers, workers_here
 
-workers.SMALL, workers.TOGETHER = 300, 4  # so that tiny models have large weights, and several messages of small ones
+# so that tiny models have large weights, and several messages of small ones
+workers.MIN_OWN_MESSAGE, workers.BUCKET_SIZE = 300, 4
 Kind: TypeAlias = Literal["ddp", "fsdp2"]
 
 ALGORITHMS = ("ppo", "lora")
@@ -74,7 +75,7 @@ def train(
 def keep(policy: Policy, path: Path) -> None:
     """The first worker writes the whole weights."""
     weights = policy.whole_model().state_dict()
-    if policy.workers.first:
+    if policy.workers.is_main:
         torch.save(weights, path)
 
 
@@ -135,9 +136,9 @@ def go_on(folder: Path, here: Workers) -> None:
 
 def stop_and_go_on(kind: Kind, folder: Path, here: Workers) -> None:
     """Three steps without a stop, and the third of a run that stopped after two."""
-    if here.first:
+    if here.is_main:
         shutil.copytree(folder / f"ppo-{kind}", folder / f"parts-{kind}")
-    here.wait()
+    here.barrier()
     keep(train("ppo", kind, folder / f"whole-{kind}", here, 3), folder / f"whole-{kind}.pt")
     keep(train("ppo", kind, folder / f"parts-{kind}", here, 3, resume=True), folder / f"parts-{kind}.pt")
 

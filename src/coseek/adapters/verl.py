@@ -28,7 +28,7 @@ from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.launch import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe, is_flat, row_rewards
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, describe, is_flat, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):

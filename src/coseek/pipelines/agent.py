@@ -59,12 +59,12 @@ from coseek.rewards.reward import make_reward
 from coseek.training.rl.backend import EpisodeLoop, TrainingBackend, episode_loop, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation, RetrieverSchedule, RolloutWriter
 from coseek.training.rl.gold_probe import AnswerWriter
-from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_in_turn, check_servers
-from coseek.training.sft.loop import SftOutcome, train_sft
+from coseek.training.rl.trainer import train_rl
 from coseek.training.sft.settings import draw_by_hops
-from coseek.training.trainer.checkpoint import TensorState, load_healthy
+from coseek.training.sft.trainer import SftOutcome, train_sft
+from coseek.training.trainer.checkpoint import CheckpointTensors, load_healthy
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
 from coseek.training.trainer.settings import LearnerSettings
@@ -83,7 +83,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def check(self) -> None:
         check_recipe(self.recipe)
-        check_fits(self.recipe, self.workers.world, memory_gib(device_of(self.recipe.device)))
+        check_fits(self.recipe, self.workers.world_size, memory_gib(device_of(self.recipe.device)))
         check_servers(self.recipe.rollout)
 
     def bound(self, recipe: AgentRecipe) -> JsonObject:
@@ -103,12 +103,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self._train()
 
     def _train(self) -> None:
-        if self.workers.first:
+        if self.workers.is_main:
             self.prepare_data()
             if self.recipe.table.baselines:
                 check_baselines(self.recipe, {retriever.name for retriever in self.retrievers.values()})
             self.make_policy()
-        self.workers.wait()
+        self.workers.barrier()
         if behind := max((stage.recipe.rollout.max_steps_behind for stage in self.stages), default=0):
             check_in_turn(self._schedule, behind)
         if self.recipe.warm_start is not None:
@@ -260,10 +260,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         """Train on demonstrations until the gate is passed; returns `None` when the warm start exists."""
         settings = self.recipe.warm_start
         assert settings is not None
-        if self.workers.agree((self.policy_folder("warm") / CARD).exists):
+        if self.workers.broadcast((self.policy_folder("warm") / CARD).exists):
             return None
         searched = self.retrievers["data"], Dataset(self.data_folder)
-        demonstrations = self.workers.agree(
+        demonstrations = self.workers.broadcast(
             lambda: demonstrate(self.recipe, self.protocol, self.tokenizer, *searched, self.progress)
         )
         policy = self._open_policy("start", settings.sft.learner)
@@ -300,7 +300,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _first_scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
         """The scoring of the first worker, which alone asks graders and writes to their caches."""
-        return self.scoring(recipe) if self.workers.first else EpisodeScorer(make_reward({"exact_match": 1.0}))
+        return self.scoring(recipe) if self.workers.is_main else EpisodeScorer(make_reward({"exact_match": 1.0}))
 
     @cached_property
     def graders(self) -> Graders:
@@ -344,18 +344,18 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         """Metrics on `table.dev_questions` dev questions: see `dev_metrics`. All workers answer, the first scores."""
         questions = self.dev_questions(recipe)
-        mine = self.workers.mine(questions)
+        mine = self.workers.strided_share(questions)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in mine]
         engine, together, overlap = self.retrievers["data"], self.recipe.concurrency, self.recipe.overlap
         with self._rollout_lock:
             answered = rollout(agent, engine, mine, seeds, recipe.limits, concurrency=together, overlap=overlap)
         shares = self.workers.gather(answered)
         trajectories = [shares[position % len(shares)][position // len(shares)] for position in range(len(questions))]
-        return self.workers.agree(lambda: dev_metrics(trajectories, scoring))
+        return self.workers.broadcast(lambda: dev_metrics(trajectories, scoring))
 
     def train_stage(self, stage: Stage) -> None:
         """Train one stage from the weights of the stage before."""
-        if self.workers.agree((self.policy_folder(stage.ends) / CARD).exists):
+        if self.workers.broadcast((self.policy_folder(stage.ends) / CARD).exists):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
@@ -365,11 +365,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.train_in_own_loop(stage, loop)
         else:
             self.reinforce(stage)
-        self.workers.wait()
+        self.workers.barrier()
 
     def train_in_own_loop(self, stage: Stage, loop: EpisodeLoop) -> None:
         """Reinforcement learning in a backend's own loop, whose last weights are kept."""
-        if self.workers.world > 1:
+        if self.workers.world_size > 1:
             raise SettingError(f"{stage.recipe.rl.backend} starts its own processes; start coseek without torchrun")
         recipe, index = stage.recipe, self.recipe.data.index or str((self.folder / "data.index").resolve())
         task = LoopTask(
@@ -411,7 +411,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         try:
             train_rl(
                 backend,
-                self.workers.agree(lambda: self.training_questions(stage, scoring)),
+                self.workers.broadcast(lambda: self.training_questions(stage, scoring)),
                 roll_out,
                 scoring,
                 settings,
@@ -443,22 +443,22 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _save_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
         """Save the last healthy checkpoint's policy as `NAME-healthy`. All workers call this; only the first writes."""
-        like: TensorState = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
+        like: CheckpointTensors = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
         healthy = load_healthy(stage.folder / "checkpoints", like, self.workers)
         if healthy is not None:
             backend.policy.load_state(healthy["learners"]["policy"])
             name = f"{stage.ends}{HEALTHY}"
             self._save(backend.save, name)
             self.progress.say(f"the policy as it was after step {healthy['step']} is in {self.policy_folder(name)}")
-        self.workers.wait()
+        self.workers.barrier()
 
     def rejection_sampling(self, stage: Stage) -> None:
         """Rejection sampling: sample runs of every training question, then supervised training on the right ones. All
         workers sample; the first scores."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self._first_scoring(recipe)
-        run = self._samples(stage, self.workers.agree(lambda: self.training_questions(stage, scoring)))
-        right = self.workers.agree(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
+        run = self._samples(stage, self.workers.broadcast(lambda: self.training_questions(stage, scoring)))
+        right = self.workers.broadcast(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
         self.progress.say(f"{len(right)} runs were right and are learnt from")
         policy = self._open_policy(stage.begins, settings.sft.learner)
         sampler = self._policy_sampler(policy, recipe.limits)
@@ -480,7 +480,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         recipe, settings = stage.recipe, stage.recipe.rejection
         if self._schedule is not None:
             self._schedule.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
-        self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world))  # its own share
+        self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world_size))
         model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
         sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
         return share_run(

@@ -96,7 +96,7 @@ def train_and_measure(
     training.begin(resume)
     training.train()
     answer_cells(training)
-    return training, write_results(training, scores_of(training)) if training.workers.first else None
+    return training, write_results(training, scores_of(training)) if training.workers.is_main else None
 
 
 def answer_cells(training: AgentTraining) -> None:
@@ -120,10 +120,10 @@ def scores_of(training: AgentTraining) -> dict[str, Scores]:
 def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
     """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
     if row.passages:
-        if training.workers.first:
+        if training.workers.is_main:
             _search_cell(training, row, column)
         return
-    settings = training.workers.agree(lambda: _unanswered(training, row, column))
+    settings = training.workers.broadcast(lambda: _unanswered(training, row, column))
     if settings is None:
         return
     share_run(

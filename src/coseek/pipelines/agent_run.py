@@ -244,9 +244,9 @@ def share_run(
         done = run.done()
         return [row for row in order if row not in done]
 
-    share = frozenset(workers.mine(workers.agree(missing_rows)))
-    over = -(-len(order) // workers.world) - len(share)  # about as many of this worker's rows were there
-    part = Run(folder) if workers.first else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
+    share = frozenset(workers.strided_share(workers.broadcast(missing_rows)))
+    over = -(-len(order) // workers.world_size) - len(share)  # about as many of this worker's rows were there
+    part = Run(folder) if workers.is_main else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
     run_questions(
         part,
         agent,
@@ -260,11 +260,11 @@ def share_run(
         only=share,
         tell=lambda ended, total: tell(over + ended, over + total),
     )
-    workers.wait()
-    if workers.first:
+    workers.barrier()
+    if workers.is_main:
         take_over_runs(part, folder / PARTS)
         part.arrange(ident for ident, _ in order)
-    workers.wait()
+    workers.barrier()
     return Run(folder)
 
 

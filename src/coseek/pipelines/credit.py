@@ -45,9 +45,9 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.algorithm import GoldContext, GoldProbe, open_algorithm
-from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
+from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings

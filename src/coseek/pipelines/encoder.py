@@ -239,8 +239,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.recipe.loss.kind == "kl" and not all(row.targets for row in rows):
             raise DataError("the loss `kl` needs label sets with targets (coseek label --method replug)")
         kept = [row for row in rows if row.query.strip()]
-        if self.workers.world > 1 and len(kept) < self.workers.world:
-            raise DataError(f"{len(kept)} rows are too few for {self.workers.world} workers")
+        if self.workers.world_size > 1 and len(kept) < self.workers.world_size:
+            raise DataError(f"{len(kept)} rows are too few for {self.workers.world_size} workers")
         if not kept:
             raise DataError("no row has a query; there is nothing to learn")
         return kept
@@ -253,18 +253,18 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def _train(self) -> None:
         if self.encoder_folder.exists():
             return
-        if not self.workers.first:
-            self.workers.wait()  # the first worker makes questions and the untrained encoder
+        if not self.workers.is_main:
+            self.workers.barrier()  # the first worker makes questions and the untrained encoder
         _ = self.data and self.data.dataset
         _ = self.start_folder
-        if self.workers.first:
-            self.workers.wait()
+        if self.workers.is_main:
+            self.workers.barrier()
         settings, model = self.recipe.training, self.open(self.start_folder)
         self._prepare(model)
         order = ExampleOrder(self.rows(), settings.batch_size, self.recipe.loss.negatives, self.recipe.seed)
         steps = settings.steps or order.steps(settings.epochs)
         began = last_checkpoint(self.folder / "checkpoints")
-        if began is None and self.evaluator is not None and self.workers.first:
+        if began is None and self.evaluator is not None and self.workers.is_main:
             # Stored, since the untrained weights are gone after training.
             held = self.evaluator.held_out
             self.progress.say(
@@ -275,7 +275,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 found |= self.evaluator.beside()
             write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
         trainer = self._trainer(model, order, steps, began)
-        if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
+        if self.workers.world_size == 1 and (line := idle_devices(self.recipe.torch_device())):
             self.progress.say(line)
         self.progress.stage("training", steps)
         with waiting_stops() as stop:
@@ -283,9 +283,9 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
             if saving.stopped:
                 stop.act()
-            if self.workers.first:
+            if self.workers.is_main:
                 self._save(model)
-            self.workers.wait()
+            self.workers.barrier()
 
     def open(self, folder: Path) -> BaseModel:
         """Open an encoder on the training device in float32, with the recipe's pooling."""
@@ -322,7 +322,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             collator=self._collator(model),
             optimizer=optimizer_of(model, settings, steps),
             evaluator=HeldOutEvaluator(evaluator, recipe.held_out.k) if evaluator is not None else None,
-            metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
+            metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.is_main else None,
             progress=self.progress,
         )
 

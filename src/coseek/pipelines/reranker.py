@@ -116,4 +116,4 @@ def train_and_measure(
     training = training_of(recipe)(recipe, folder, progress, workers_here())
     training.begin(resume)
     training.train()
-    return training, training.results() if training.workers.first else None
+    return training, training.results() if training.workers.is_main else None

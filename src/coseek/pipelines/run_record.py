@@ -79,12 +79,12 @@ class TrainingRun(Generic[R]):
     """Held by the first worker from `begin` on."""
 
     def __post_init__(self) -> None:
-        if not self.workers.first:
+        if not self.workers.is_main:
             self.progress = NoProgress()
 
     def begin(self, resume: bool) -> None:
         """Lock the folder, and write the recipe into it or check that it was started with this recipe: see `begin`."""
-        self.recipe = self.workers.agree(lambda: self._begin(resume))
+        self.recipe = self.workers.broadcast(lambda: self._begin(resume))
 
     def _begin(self, resume: bool) -> R:
         with kept_lock(self.folder) as self._lock:
@@ -158,7 +158,7 @@ def threads_and_trackers(training: TrainingRun[AgentRecipe] | TrainingRun[Retrie
     recipe = training.recipe
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
-    trackers = recipe.track if training.workers.first else ()
+    trackers = recipe.track if training.workers.is_main else ()
     with tracked(trackers, training.folder, dump_settings(recipe), training.progress.say):
         yield
 

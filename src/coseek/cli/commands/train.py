@@ -236,7 +236,7 @@ def train_retriever(
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     with resumable_training(folder) as bar:
         done = trainer.run(folder, resume, bar)
-    if trainer.training is not None and trainer.training.workers.first:
+    if trainer.training is not None and trainer.training.workers.is_main:
         way = f"{done.encoder}: the encoder. Try: {trainer.training.next_command}"
         print_result(folder, done.table, as_json, way)
 
@@ -276,7 +276,7 @@ def train_together(
         training = CoTraining(CoTrainingPaths(read, folder, bar))
         training.begin(resume)
         rounds = training.train()
-        if not training.course.workers.first:
+        if not training.course.workers.is_main:
             return
         results = Results.of(training.course, training.pairs, rounds)
         table = results.write()
@@ -310,7 +310,7 @@ def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: 
         training = kind(recipe, out, bar, workers_here())
         training.begin(resume)
         training.train()
-        if not training.workers.first:
+        if not training.workers.is_main:
             return
         table = training.write_results(training.measure())
     folder = training.trained_folder

@@ -56,8 +56,8 @@ from coseek.models.text_model import LocalTextModel
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.pipelines.run_record import TrainingRun, data_set_identities, write_tables
-from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import Draw
+from coseek.training.sft.trainer import train_sft
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
 
@@ -109,9 +109,9 @@ class ReaderTraining(TrainingRun[R], ABC):
         the first makes, evaluates and saves."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        if self.workers.first:
+        if self.workers.is_main:
             self.make_start()
-        if self.workers.agree(self.trained_folder.exists):
+        if self.workers.broadcast(self.trained_folder.exists):
             return
         model = load_learner(self.start_folder, self.recipe, self.recipe.sft.learner, self.workers)
         policy = Policy(model, self.recipe.sft.learner, 0, workers=self.workers)
@@ -122,7 +122,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
             self.folder / "training",
             resume=True,
-            evaluate=lambda _: self.workers.agree(lambda: self.evaluate(generator)),
+            evaluate=lambda _: self.workers.broadcast(lambda: self.evaluate(generator)),
             progress=self.progress,
         )
         if not outcome.passed:

@@ -27,7 +27,7 @@ from coseek.pipelines.run_record import TrainingRun
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPrompt, simulation_prompt
 from coseek.rewards.reward import Reward, make_reward
-from coseek.training.sft.loop import train_sft
+from coseek.training.sft.trainer import train_sft
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
 from coseek.training.trainer.workers import ALONE

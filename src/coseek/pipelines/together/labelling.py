@@ -73,25 +73,25 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
     Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
     """
     paths, workers = course.round(number), course.workers
-    if workers.agree(paths.labelled.exists):
+    if workers.broadcast(paths.labelled.exists):
         return
     settings = course.recipe.labels
     gc.collect()
     torch.cuda.empty_cache()  # the server needs what training has left
-    with serving(settings.serve if workers.first else None, str(settings.scorer), paths.labels.parent):
-        workers.wait()
+    with serving(settings.serve if workers.is_main else None, str(settings.scorer), paths.labels.parent):
+        workers.barrier()
         _label(course, number)
 
 
 def _label(course: CoTrainingPaths, number: int) -> None:
     paths, workers = course.round(number), course.workers
-    folder = paths.labels if workers.first else paths.labels / PARTS / str(workers.rank)
-    if workers.first:
+    folder = paths.labels if workers.is_main else paths.labels / PARTS / str(workers.rank)
+    if workers.is_main:
         take_over_parts(paths.labels)
-    workers.wait()
-    if not workers.first:
+    workers.barrier()
+    if not workers.is_main:
         absorb_lines(paths.labels / "scores", folder / "scores")  # what is known so far
-    workers.wait()  # until the others have copied the scores, to which the first appends
+    workers.barrier()  # until the others have copied the scores, to which the first appends
     parts = parts_of(course, number, folder)
     maker = maker_module(course.recipe.labels.method).open(own_settings(course.recipe.labels), parts)
     rolled = rolled_out(course, number, maker, parts)
@@ -101,12 +101,12 @@ def _label(course: CoTrainingPaths, number: int) -> None:
     turns = (turn for turn in rolled.turns if turn.id in share)
     label_turns(labels, maker, turns, len(share), lambda over, _: course.progress.advance(over))
     parts.close()
-    if not workers.first:
+    if not workers.is_main:
         labels.release()
     tally = CallCounts(sum(workers.gather(parts.tally.counts), Counter()))
-    if workers.first:
+    if workers.is_main:
         _finish(course, number, labels, shared.order, tally)
-    workers.wait()
+    workers.barrier()
 
 
 def _begin(
@@ -130,7 +130,7 @@ def _begin(
         undone = unlabelled(begun[0], order, lambda: digests_of([rolled.turns.run]))
         return RoundLabels(begun[0].record, tuple(order), undone)
 
-    shared = course.workers.agree(begin)
+    shared = course.workers.broadcast(begin)
     if begun:
         return begun[0], shared
     settings_of, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
@@ -143,7 +143,7 @@ def _share(workers: Workers, rolled: RoundTurns, shared: RoundLabels) -> frozens
     for turn in shared.left:
         by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
     fresh = frozenset[RowKey]().union(*rolled.shares)
-    old = workers.mine([key for key in by_run if key not in fresh])
+    old = workers.strided_share([key for key in by_run if key not in fresh])
     mine = (*old, *(rolled.shares[workers.rank] if rolled.shares else ()))
     return frozenset(turn for key in mine for turn in by_run.get(key, ()))
 
@@ -226,20 +226,20 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
     paths, settings, workers = course.round(number), course.recipe.labels, course.workers
     questions, protocol = drawn(course, number), course.first.protocol
     question_ids = frozenset(question.id for question in questions)
-    course.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world))
+    course.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world_size))
     if isinstance(maker, RolloutMaker):
-        missing = workers.agree(lambda: maker.left(questions))
-        shares = tuple(frozenset(missing[rank :: workers.world]) for rank in range(workers.world))
+        missing = workers.broadcast(lambda: maker.left(questions))
+        shares = tuple(frozenset(missing[rank :: workers.world_size]) for rank in range(workers.world_size))
         maker.roll_out(questions, lambda ended, _: course.progress.advance(ended), shares[workers.rank])
-        workers.wait()
+        workers.barrier()
         run = Run(paths.labels / OWN_RUN)
-        if workers.first:
+        if workers.is_main:
             for path in part_folders(paths.labels):
                 take_over_run(paths.labels, path)
             run.arrange(question.id for question in questions)
-        workers.wait()
+        workers.barrier()
         return RoundTurns(StoredTurns(run, protocol, question_ids), shares)
-    if workers.first and not paths.questions.exists():
+    if workers.is_main and not paths.questions.exists():
         save_questions(paths.questions, questions)
 
     def begun() -> JsonObject:
@@ -251,7 +251,7 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
     run = share_run(
         workers,
         paths.run,
-        workers.agree(begun),
+        workers.broadcast(begun),
         course.speaker(number, settings.temperature),
         course.search(number - 1),
         questions,
@@ -261,7 +261,7 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
         repeat_faults=True,
         tell=lambda ended, _: course.progress.advance(ended),
     )
-    if workers.first:
+    if workers.is_main:
         parts.tally.add(FAULT + RUN, sum(trajectory.fault is not None for trajectory in run.trajectories()))
     return RoundTurns(StoredTurns(run, protocol, question_ids))
 

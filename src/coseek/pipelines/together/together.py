@@ -406,7 +406,7 @@ class CoTraining:
         self._start()
         for number in range(1, recipe.rounds + 1):
             self._round(number)
-            if number < recipe.rounds and not self.course.workers.agree(partial(self.pairs.helped, number)):
+            if number < recipe.rounds and not self.course.workers.broadcast(partial(self.pairs.helped, number)):
                 self.course.progress.say(f"round {number} did not help; stopping")
                 return number
         return recipe.rounds
@@ -416,7 +416,7 @@ class CoTraining:
         training = self.course.agent(0)
         if training.recipe.warm_start is not None:
             train_agent(training)
-        elif self.course.workers.first:
+        elif self.course.workers.is_main:
             training.prepare_data()
             training.make_policy()
         self._retriever(0)
@@ -438,12 +438,12 @@ class CoTraining:
             training = training_of(recipe)(recipe, paths.retriever, course.progress, course.workers)
             training.begin(resume=True)
             training.train()
-            if course.workers.first and not (paths.retriever / "table.json").exists():
+            if course.workers.is_main and not (paths.retriever / "table.json").exists():
                 training.results()
-        if course.workers.first:
+        if course.workers.is_main:
             self._index(number)
             self.pairs.measure(number)
-        course.workers.wait()
+        course.workers.barrier()
 
     def _index(self, number: int) -> None:
         """Index the corpus with encoder `number`, unless a server is this retriever. A reranker gets a file that names

@@ -41,7 +41,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import schedule_of, tell_step
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.backends.verl import VerlSettings, verl_settings
-from coseek.training.rl.episodes import EpisodeBatch, charge_overlong, score
+from coseek.training.rl.rollout import EpisodeBatch, charge_overlong, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.data_order import derive_seed
 

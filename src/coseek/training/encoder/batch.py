@@ -187,8 +187,8 @@ class Collator:
         for side, texts in sides:
             # A worker without a text could make no vector for the others to wait for. A vector behind the last one is
             # in no score and has no gradient.
-            spare = texts[-1:] * max(0, self.workers.world - len(texts))
-            for name, value in self.builder.features(side, self.workers.mine([*texts, *spare])).items():
+            spare = texts[-1:] * max(0, self.workers.world_size - len(texts))
+            for name, value in self.builder.features(side, self.workers.strided_share([*texts, *spare])).items():
                 features[f"{side}_{name}"] = value
         features["label"] = batch.structure()
         return features

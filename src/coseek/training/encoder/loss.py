@@ -177,7 +177,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         else:
             loss = contrastive(scores_BS, allowed_BS, labels["positive_B"]).mean()
         self._add_metrics(loss, scores_BS.detach(), labels)
-        loss = loss * self._workers.world
+        loss = loss * self._workers.world_size
         if not with_backward:
             return loss
         loss.backward()
@@ -190,7 +190,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
 
     def _gather(self, mine_MD: Tensor) -> Tensor:
         """Gather the vectors of all workers in the batch's order. Only this worker's own have a gradient."""
-        world, rank = self._workers.world, self._workers.rank
+        world, rank = self._workers.world_size, self._workers.rank
         if world == 1:
             return mine_MD
         if mine_MD.ndim == 3:

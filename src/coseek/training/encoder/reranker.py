@@ -82,8 +82,8 @@ class PairCollator:
         ]
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at][0]) - len(texts[at][1]))  # little padding
         pairs = [texts[at] for at in order]
-        spare = pairs[-1:] * max(0, self.workers.world - len(pairs))  # see `Collator`
-        encoded = self.reader.model.preprocess(self.workers.mine([*pairs, *spare]))
+        spare = pairs[-1:] * max(0, self.workers.world_size - len(pairs))  # see `Collator`
+        encoded = self.reader.model.preprocess(self.workers.strided_share([*pairs, *spare]))
         features: Features = {f"pair_{name}": one for name, one in encoded.items() if isinstance(one, Tensor)}
         place_P2 = torch.tensor([places[at] for at in order])
         features["label"] = batch.structure() | {"row_P": place_P2[:, 0], "slot_P": place_P2[:, 1]}

@@ -38,7 +38,7 @@ from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
 from coseek.training.tracker import MetricsLog
-from coseek.training.trainer.checkpoint import KEPT, SaveClock, save_state
+from coseek.training.trainer.checkpoint import KEEP_CHECKPOINTS, SaveClock, save_state
 from coseek.training.trainer.optimizer import rate_at
 from coseek.training.trainer.workers import Workers
 
@@ -224,7 +224,7 @@ class SaveOnStop(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.stopped = any(self._workers.gather(self._stop.asked))
-        if self.stopped or self._workers.agree(lambda: self._clock.is_due):
+        if self.stopped or self._workers.broadcast(lambda: self._clock.is_due):
             control.should_save = True
         control.should_training_stop = control.should_training_stop or self.stopped
         self._began = time.monotonic()
@@ -255,7 +255,7 @@ def arguments(
         logging_steps=updates.log_every,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_total_limit=KEPT,
+        save_total_limit=KEEP_CHECKPOINTS,
         save_steps=every if keeps_best else updates.checkpoint_every,
         eval_strategy="steps" if evaluates else "no",
         eval_steps=every,

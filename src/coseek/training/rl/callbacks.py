@@ -16,12 +16,12 @@ from coseek.data.token_data import FILE, TokenData
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.retriever import ScheduledRetriever, tell_step
 from coseek.training.rl.algorithm import Algorithm, GroupSettings
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode
 from coseek.training.rl.experience import StepTokens, reward_data
 from coseek.training.rl.monitor import Monitor
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
 from coseek.training.tracker import Timer, as_written
-from coseek.training.trainer.checkpoint import HEALTHY, RunState
+from coseek.training.trainer.checkpoint import HEALTHY, TrainingState
 from coseek.training.trainer.workers import Workers
 
 
@@ -97,18 +97,18 @@ class AlarmWatch(Callback):
 class MetricsWriter(Callback):
     """Writes the step's row to `metrics.jsonl`."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: TrainingState) -> None:
         self._state = state
 
     def after_step(self, report: StepReport) -> None:
         parts = {f"runs_{name}": value for name, value in report.episodes.timings.items()}
-        self._state.record(report.row | report.timer.seconds | parts)
+        self._state.log_metrics(report.row | report.timer.seconds | parts)
 
 
 class CheckpointWriter(Callback):
     """Saves a checkpoint every `every` steps, and keeps the last one that no alarm followed within `patience` steps."""
 
-    def __init__(self, state: RunState, monitor: Monitor, every: int, patience: int) -> None:
+    def __init__(self, state: TrainingState, monitor: Monitor, every: int, patience: int) -> None:
         self._state, self._monitor, self._every, self._patience = state, monitor, every, patience
 
     def begin(self) -> None:
@@ -123,7 +123,7 @@ class CheckpointWriter(Callback):
             self._keep()
 
     def _keep(self) -> None:
-        self._state.keep(bool(self._monitor.alarms), self._patience)
+        self._state.update_healthy(bool(self._monitor.alarms), self._patience)
 
 
 class ProgressLine(Callback):
@@ -146,7 +146,7 @@ class ProgressLine(Callback):
 class AlarmStop(Callback):
     """Stops a run at an alarm (`rl.monitor.stop`). Alarms persist across resume."""
 
-    def __init__(self, monitor: Monitor, state: RunState, checkpoints: Path) -> None:
+    def __init__(self, monitor: Monitor, state: TrainingState, checkpoints: Path) -> None:
         self._monitor, self._state, self._checkpoints = monitor, state, checkpoints
 
     def begin(self) -> None:
@@ -213,7 +213,7 @@ class RolloutWriter(Callback):
 
     def begin(self) -> None:
         """Remove what a killed process left unfinished."""
-        if self._workers.first:
+        if self._workers.is_main:
             sweep(self._folder)
 
     def before_step(self, report: StepReport) -> None:
@@ -221,7 +221,7 @@ class RolloutWriter(Callback):
 
     def after_step(self, report: StepReport) -> None:
         """Write the step's rollouts if it is due. Raises `DiskFault` if they cannot be written."""
-        if not (report.wants_tokens and self._workers.first):
+        if not (report.wants_tokens and self._workers.is_main):
             return
         with report.timer("keep_s"):
             try:

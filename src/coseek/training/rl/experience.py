@@ -10,8 +10,8 @@ from coseek.data.run import RowKey
 from coseek.data.token_data import TokenData, agent_spans, finite
 from coseek.training.rl.algorithm import Algorithm, GoldProbe, StepRewards
 from coseek.training.rl.backend import TrainingBackend
-from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
 from coseek.training.rl.losses import importance_weights, kl_estimate
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.workers import Workers
@@ -154,10 +154,10 @@ class TokenRecord:
             self.entropy_BT[rows_b, :width] = entropy_bt.detach().cpu()
             self.has_entropy = True
 
-    def add_up(self, workers: Workers) -> None:
+    def all_reduce(self, workers: Workers) -> None:
         """Merge the records of all workers, each of which ran its own micro-batches."""
         for tensor in (self.logprobs_BT, self.entropy_BT, self.passes_B):
-            workers.add_up(tensor)
+            workers.all_reduce(tensor)
         self.has_entropy = any(workers.gather(self.has_entropy))
 
 

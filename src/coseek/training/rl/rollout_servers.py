@@ -30,7 +30,7 @@ from coseek.models.server_pool import ServerPool, open_pool
 from coseek.retrieval.retriever import SharedSchedule
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, rollout_seeds
+from coseek.training.rl.rollout import EpisodeBatch, RolloutFunction, rollout_seeds
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.policy import ADAPTER
@@ -65,7 +65,7 @@ class ServedBackend:
         self.refusals: dict[int, str] = {}
         """Place of a server → why it did not load them."""
         self._pools: list[ServerPool] = []
-        self._run = self.workers.agree(lambda: secrets.token_hex(4))
+        self._run = self.workers.broadcast(lambda: secrets.token_hex(4))
         self._loaded: int | None = None
         """The version that the current servers have."""
 
@@ -119,8 +119,8 @@ class ServedBackend:
         stale = places if version != self._loaded else sorted(self.refusals)
         for pool in self._pools:
             pool.pause()
-        self.workers.wait()
-        self.refusals = self.workers.agree(lambda: self._load(update, stale))
+        self.workers.barrier()
+        self.refusals = self.workers.broadcast(lambda: self._load(update, stale))
         self.current = tuple(place for place in places if place not in self.refusals)
         self._loaded = version
         if not self.current:
@@ -128,7 +128,7 @@ class ServedBackend:
         for pool in self._pools:
             names = {place: self._model_name(pool.servers[place], update) for place in self.current}
             pool.use(self.current, version, {place: name for place, name in names.items() if name is not None})
-        if self.workers.first:
+        if self.workers.is_main:
             for old in self.folder.glob("version-*"):
                 if old != folder:
                     shutil.rmtree(old, ignore_errors=True)
@@ -263,8 +263,10 @@ class RolloutAhead:
         count, workers = self._settings.questions_per_step, self._backend.workers
         for later in range(max(step, self._next), min(step + self._steps + 1, self._settings.steps)):
             questions = self._stream.take(position + (later - step) * count, count)
-            rows = workers.stretch([question for question in questions for _ in range(self._settings.group_size)])
-            seeds = list(workers.stretch(rollout_seeds(later, 0, count, self._settings)))
+            rows = workers.contiguous_share(
+                [question for question in questions for _ in range(self._settings.group_size)]
+            )
+            seeds = list(workers.contiguous_share(rollout_seeds(later, 0, count, self._settings)))
             if rows:
                 self._asked.append((seeds, self._thread.submit(self._rollout, rows, seeds)))
             self._next = later + 1

@@ -19,7 +19,8 @@ from coseek.core.record import Record, Schema, TokenIds
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
-from coseek.training.rl.episodes import (
+from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.rollout import (
     EpisodeBatch,
     ScoredEpisode,
     ScoreFunction,
@@ -27,7 +28,6 @@ from coseek.training.rl.episodes import (
     groups_with_spread,
     score,
 )
-from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import counted_rows, minibatch_weights
 from coseek.training.trainer.batch import FILLER_ID, Batch

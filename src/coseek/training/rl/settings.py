@@ -58,7 +58,7 @@ class MonitorSettings(Settings):
 
 
 class OverlongSettings(Settings):
-    """A soft penalty on long runs, a part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/episodes.py`."""
+    """A soft penalty on long runs, a part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/rollout.py`."""
 
     max_tokens: int = Field(ge=1)
     """Tokens after the prompt, observations included, from which the full penalty applies."""

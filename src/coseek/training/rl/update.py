@@ -14,10 +14,10 @@ from torch import Tensor
 from coseek.data.answers import exact_match
 from coseek.training.rl.algorithm import Algorithm
 from coseek.training.rl.backend import TrainingBackend
-from coseek.training.rl.episodes import ScoredEpisode
 from coseek.training.rl.experience import Experience, TokenRecord
 from coseek.training.rl.losses import kl_estimate, loss_weights, ratios, value_loss
 from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_loss
+from coseek.training.rl.rollout import ScoredEpisode
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.learner import ForwardModel, Loss
@@ -98,7 +98,7 @@ def update_weights(
             updates += 1
     metrics.add(backend.workers)
     if record is not None:
-        record.add_up(backend.workers)
+        record.all_reduce(backend.workers)
     return {"updates": updates, **metrics.result(), **_value_fit(experience)}
 
 

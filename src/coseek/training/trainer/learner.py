@@ -89,7 +89,7 @@ class Learner(ABC):
         self.settings = settings
         self.updates = updates
         self.workers = workers
-        self.is_sharded = settings.workers == "fsdp2" and workers.world > 1
+        self.is_sharded = settings.workers == "fsdp2" and workers.world_size > 1
         if settings.checkpointing:
             _prepare_recomputing(module)
 
@@ -131,7 +131,7 @@ class Learner(ABC):
         """Return `outputs` of a whole batch, without gradients."""
         outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
         entry, parts = self._trained, self._parts(batch, wanted_BT)
-        mine = self.workers.mine(parts)
+        mine = self.workers.strided_share(parts)
         with torch.no_grad():
             for rows_B in mine:
                 part, wanted = self._part(batch, wanted_BT, rows_B)
@@ -140,7 +140,7 @@ class Learner(ABC):
                 self.outputs(entry, *self._part(batch, wanted_BT, parts[-1]))
         if isinstance(entry, FSDPModule):
             entry.reshard()  # without a backward pass the weights outside the layers would stay whole
-        return self.workers.add_up(outputs_BT)
+        return self.workers.all_reduce(outputs_BT)
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
         """Add the gradient of `loss`, summed over the parts of the batch. Returns the loss.
@@ -150,7 +150,7 @@ class Learner(ABC):
         """
         total = torch.zeros((), dtype=torch.float64)
         entry, parts = self._trained, self._parts(batch, wanted_BT)
-        mine = self.workers.mine(parts)
+        mine = self.workers.strided_share(parts)
         with self._recomputing():
             for rows_B in mine:
                 part, wanted = self._part(batch, wanted_BT, rows_B)
@@ -160,12 +160,12 @@ class Learner(ABC):
             if self._lacks_a_part(mine, parts):
                 part, wanted = self._part(batch, wanted_BT, parts[-1])
                 (self.outputs(entry, part, wanted).sum() * 0.0).backward()
-        return float(self.workers.add_up(total))
+        return float(self.workers.all_reduce(total))
 
     def optim_step(self) -> float:
         """Make one update. Returns the norm of the gradient."""
         if not self.is_sharded:
-            self.workers.add_up_gradients(self.module.parameters())
+            self.workers.all_reduce_gradients(self.module.parameters())
         return self.optimizer.step()
 
     def restart(self, settings: LearnerSettings, updates: int) -> None:
@@ -215,7 +215,7 @@ class Learner(ABC):
 
     def _lacks_a_part(self, mine: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
         """Whether other workers run one more part than this one, for which they need its shards."""
-        return self.is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world)
+        return self.is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world_size)
 
     def _parts(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
         return self._split(batch, wanted_BT, wanted_BT.any(dim=1).nonzero()[:, 0])

@@ -54,7 +54,7 @@ def learner_placement(placement: Placement, settings: LearnerSettings, workers: 
     precision is the placement's: one copy serves both. Shards hold float32, since all of a shard has one number type.
     """
     whole = placement.in_float32()
-    if settings.workers == "fsdp2" and workers.world > 1:
+    if settings.workers == "fsdp2" and workers.world_size > 1:
         return whole.model_copy(update={"device": "cpu"})
     trained = precision_of(settings.precision, Use.TRAINING, device=placement.device)
     if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
@@ -262,8 +262,8 @@ class Policy(Learner):
         """
         model, adapter = self.model, adapter_weights(self.model)
         if self.is_sharded:
-            model = self._empty(torch.float32, torch.device("cpu")) if self.workers.first else self._skeleton
-            self._gather([model] if self.workers.first else [])
+            model = self._empty(torch.float32, torch.device("cpu")) if self.workers.is_main else self._skeleton
+            self._gather([model] if self.workers.is_main else [])
 
         def fill(part: Path) -> None:
             with quiet():
@@ -273,9 +273,9 @@ class Policy(Learner):
             if extra is not None:
                 extra(part)
 
-        if self.workers.first:
+        if self.workers.is_main:
             atomic_folder(folder, fill)
-        self.workers.wait()
+        self.workers.barrier()
 
 
 class AdapterOff(Policy):
@@ -427,7 +427,7 @@ class Critic(Learner):
     def __init__(
         self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
     ) -> None:
-        sharded = settings.workers == "fsdp2" and workers.world > 1
+        sharded = settings.workers == "fsdp2" and workers.world_size > 1
         adapted = settings.lora is not None
         module = ValueModule(policy, not settings.checkpointing, adapted=adapted, sharded=sharded)
         if settings.lora is not None:

@@ -1,8 +1,8 @@
 """Workers: several processes that train one policy, started by `torchrun`. With one process these are no-ops.
 
 Contract: W workers make the same update as one worker on the same batch, up to floating-point summation order. Loss
-weights are computed over the whole batch before it is split, each worker takes every W-th part, and gradients are
-*summed*. (An average of per-worker means would weight a token by the size of its worker's share.)
+weights are computed over the whole batch before it is split, each worker takes every W-th micro-batch, and gradients
+are *summed*. (An average of per-worker means would weight a token by the size of its worker's share.)
 """
 
 import os
@@ -22,84 +22,81 @@ from coseek.hardware.device import processes_here
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(days=1)
-"""Timeout of collectives: in some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""In some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
 
-SMALL, TOGETHER = 100_000, 100
-"""Gradients of fewer numbers than the first are summed so many in one message, since each message is a wait. Larger
-ones are summed in place, without a copy."""
+MIN_OWN_MESSAGE, BUCKET_SIZE = 100_000, 100
+"""Gradients with fewer numbers than the first are summed in buckets of at most `BUCKET_SIZE`, one message each, since
+each message is a wait. Larger ones are summed in place, without a copy."""
 
 
 class Workers:
     """This process and its rank among the processes that train together."""
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
 
     @property
-    def first(self) -> bool:
-        """Whether this worker is the one that writes files and reports progress."""
+    def is_main(self) -> bool:
+        """Whether this is the first worker, which writes files and reports progress."""
         return self.rank == 0
 
-    def mine(self, parts: Sequence[T]) -> Sequence[T]:
-        """Return every W-th part. Parts come longest first, so shares are about equal."""
-        return parts[self.rank :: self.world]
+    def strided_share(self, items: Sequence[T]) -> Sequence[T]:
+        """Return every W-th item. Micro-batches come longest first, so shares are about equal."""
+        return items[self.rank :: self.world_size]
 
-    def stretch(self, items: Sequence[T]) -> Sequence[T]:
+    def contiguous_share(self, items: Sequence[T]) -> Sequence[T]:
         """Return this worker's contiguous share of the items. The workers' shares, concatenated, are all items."""
-        return items[len(items) * self.rank // self.world : len(items) * (self.rank + 1) // self.world]
+        return items[len(items) * self.rank // self.world_size : len(items) * (self.rank + 1) // self.world_size]
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, local: T) -> list[T]:
         """Return the objects of all workers, in order of rank."""
-        if self.world == 1:
-            return [mine]
-        found: list[T | None] = [None] * self.world
-        dist.all_gather_object(found, mine)
-        return cast(list[T], found)
+        if self.world_size == 1:
+            return [local]
+        gathered: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(gathered, local)
+        return cast(list[T], gathered)
 
-    def agree(self, decide: Callable[[], T]) -> T:
-        """Return the first worker's result of `decide` on all workers."""
-        if self.world == 1:
-            return decide()
-        found: list[T | None] = [decide() if self.first else None]
-        dist.broadcast_object_list(found, src=0)
-        return cast(T, found[0])
+    def broadcast(self, compute: Callable[[], T]) -> T:
+        """Return the first worker's result of `compute` on all workers."""
+        if self.world_size == 1:
+            return compute()
+        objects: list[T | None] = [compute() if self.is_main else None]
+        dist.broadcast_object_list(objects, src=0)
+        return cast(T, objects[0])
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all workers call this."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.barrier()
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum the tensors of all workers, in place."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def add_up_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of all workers, in place. A parameter without a gradient on any worker keeps none."""
-        if self.world == 1:
+        if self.world_size == 1:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        used = self.add_up(torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32))
+        users = self.all_reduce(torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32))
         small: list[Tensor] = []
-        for parameter, users in zip(trained, used.tolist(), strict=True):
-            if not users:
+        for parameter, count in zip(trained, users.tolist(), strict=True):
+            if not count:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if parameter.numel() < SMALL:
+            if parameter.numel() < MIN_OWN_MESSAGE:
                 small.append(parameter.grad)
             else:
-                self.add_up(parameter.grad)
-        for first in range(0, len(small), TOGETHER):
-            self._add_up_together(small[first : first + TOGETHER])
-
-    def _add_up_together(self, tensors: Sequence[Tensor]) -> None:
-        """Sum these tensors of all workers in one message, in place. They have one type and one device."""
-        summed = self.add_up(torch.cat([tensor.flatten() for tensor in tensors]))
-        for tensor, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+                self.all_reduce(parameter.grad)
+        for start in range(0, len(small), BUCKET_SIZE):
+            bucket = small[start : start + BUCKET_SIZE]  # of one type and one device
+            sums = self.all_reduce(torch.cat([gradient.flatten() for gradient in bucket]))
+            for gradient, total in zip(bucket, sums.split([gradient.numel() for gradient in bucket]), strict=True):
+                gradient.copy_(total.view_as(gradient))
 
 
 ALONE = Workers()
@@ -114,7 +111,7 @@ def workers_here() -> Workers:
         if rank < torch.cuda.device_count():  # `device_of` refuses a worker without a device in a sentence
             torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     return Workers(dist.get_rank(), dist.get_world_size())
 
 
@@ -130,7 +127,7 @@ def shard(entry: nn.Module, workers: Workers, *, offload: bool = False) -> None:
     layer is copied to the devices for its pass, and to which its gradients return.
     """
     cuda = torch.cuda.is_available()
-    mesh = init_device_mesh("cuda" if cuda else "cpu", (workers.world,))
+    mesh = init_device_mesh("cuda" if cuda else "cpu", (workers.world_size,))
     policy = CPUOffloadPolicy(pin_memory=cuda) if offload else OffloadPolicy()
     for module in (*layers_of(entry), entry):
         sharded = fully_shard(module, mesh=mesh, offload_policy=policy)

@@ -184,8 +184,10 @@ def check(settings: RlSettings) -> None:
 def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> "TinkerBackend":
     """Connect to the server. Raises `SettingError` if its base model is not the policy that the run starts from."""
     check(settings)
-    if workers.world > 1:
-        raise SettingError(f"a Tinker server trains for one process, not for {workers.world}; start without torchrun")
+    if workers.world_size > 1:
+        raise SettingError(
+            f"a Tinker server trains for one process, not for {workers.world_size}; start without torchrun"
+        )
     return TinkerBackend(network, settings, workers)
 
 

@@ -85,7 +85,11 @@ def collect(
     """
     asked = [question for question in questions for _ in range(group_size)]
     groups = [group for group in range(len(questions)) for _ in range(group_size)]
-    mine = rollout(workers.stretch(asked), workers.stretch(seeds)) if workers.stretch(asked) else []
+    mine = (
+        rollout(workers.contiguous_share(asked), workers.contiguous_share(seeds))
+        if workers.contiguous_share(asked)
+        else []
+    )
     runs = [run for part in workers.gather(mine) for run in part]
     if [run.question.id for run in runs] != [question.id for question in asked]:
         raise ValueError(
@@ -101,7 +105,7 @@ def score(
 
     The first worker scores for all: a judge may answer differently each time, and only one process may write a cache.
     """
-    rewards_N = workers.agree(partial(_rewards, runs, reward))
+    rewards_N = workers.broadcast(partial(_rewards, runs, reward))
     scored: list[ScoredEpisode] = []
     failed: list[tuple[int, Trajectory]] = []
     faults: dict[str, int] = {}

@@ -30,33 +30,35 @@ from coseek.training.rl.callbacks import (
     ProgressLine,
     StepReport,
 )
-from coseek.training.rl.episodes import RolloutFunction, SampledStep, ScoreFunction, describe, sample_step
 from coseek.training.rl.experience import StepTokens, TokenRecord, make_experience
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
 from coseek.training.rl.monitor import Monitor
+from coseek.training.rl.rollout import RolloutFunction, SampledStep, ScoreFunction, describe, sample_step
 from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import LikelihoodProbe, counted_rows, logprob_gap, right_rows, update_weights
 from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.checkpoint import RunState
+from coseek.training.trainer.checkpoint import TrainingState
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.learner import Trainable
 
-FREE = frozenset({"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"})
+RESUMABLE_SETTINGS = frozenset(
+    {"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"}
+)
 """Settings that may change when a run is resumed; `steps` only if no schedule depends on it."""
 PROBE_RUNS = 8
 """Runs on which sampler and trainer are compared in a step without an update."""
 
 
 @dataclass(frozen=True, slots=True)
-class RlRun:
+class RlTraining:
     """Objects that all steps of a run share."""
 
     settings: RlSettings
     algorithm: Algorithm
     backend: TrainingBackend
     rollout: RolloutAhead
-    state: RunState
+    state: TrainingState
     """Position and files of the run."""
     answers: AnswerWriter | None
     """Writes gold answers, for algorithms that ask how likely the policy finds them."""
@@ -87,7 +89,7 @@ def train_rl(
     state = _open(folder, settings, backend, resume)
     backend.refresh()
     ahead = RolloutAhead(rollout, stream, settings, backend)
-    run = RlRun(settings, open_algorithm(settings), backend, ahead, state, answers)
+    run = RlTraining(settings, open_algorithm(settings), backend, ahead, state, answers)
     callbacks = [*callbacks, *_own_callbacks(run, folder, progress)]
     progress.stage(run.algorithm.name.upper(), settings.steps)
     for callback in callbacks:
@@ -117,7 +119,7 @@ def train_rl(
     return report.row
 
 
-def _update(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> dict[str, float]:
+def _update(step: int, sampled: SampledStep, run: RlTraining, report: StepReport) -> dict[str, float]:
     """Compute advantages and update. Returns the metrics; without a scored run there is no update."""
     settings, policy, episodes, timer = run.settings, run.backend.policy, sampled.kept, report.timer
     if not episodes.scored:
@@ -155,7 +157,7 @@ def _compare_sampler(policy: Trainable, sampled: SampledStep) -> dict[str, float
     return logprob_gap(policy, make_batch([one.trajectory for one in scored]), PROBE_RUNS) if scored else {}
 
 
-def _own_callbacks(run: RlRun, folder: Path, progress: Progress) -> list[Callback]:
+def _own_callbacks(run: RlTraining, folder: Path, progress: Progress) -> list[Callback]:
     """Return the built-in callbacks, in the order of their calls."""
     settings, state = run.settings, run.state
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
@@ -171,13 +173,13 @@ def _own_callbacks(run: RlRun, folder: Path, progress: Progress) -> list[Callbac
     ]
 
 
-def _open(folder: Path, settings: RlSettings, backend: TrainingBackend, resume: bool) -> RunState:
+def _open(folder: Path, settings: RlSettings, backend: TrainingBackend, resume: bool) -> TrainingState:
     models: dict[str, Trainable] = {"policy": backend.policy}
     if backend.critic is not None:
         models["critic"] = backend.critic
     frozen = {"reference": backend.reference} if backend.reference is not None else {}
-    free = FREE - {"steps"} if spread_over_steps(settings) else FREE
-    state = RunState(folder, settings, models, frozen, resume=resume, free=free, workers=backend.workers)
+    resumable = RESUMABLE_SETTINGS - ({"steps"} if spread_over_steps(settings) else set())
+    state = TrainingState(folder, settings, models, frozen, resume=resume, resumable=resumable, workers=backend.workers)
     if state.step > settings.steps:
         raise SettingError(
             f"{folder} has already taken {state.step} steps, more than steps={settings.steps}; set steps to at least "

@@ -16,7 +16,7 @@ from torch import Tensor
 from coseek.core.progress import Evaluate, NoProgress, Progress, waiting_stops
 from coseek.training.sft.settings import Draw, SftSettings
 from coseek.training.trainer.batch import Batch, make_batch, micro_batches
-from coseek.training.trainer.checkpoint import RunState
+from coseek.training.trainer.checkpoint import TrainingState
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy
@@ -67,7 +67,7 @@ def varied_batch(vocabulary: int, tokens: int, length: int, spread: float, gener
 
 CHUNK_STEPS = 16
 """Number of steps for which demonstrations are drawn at once, so that rows of similar length can share a step."""
-FREE = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint_every", "log_every"})
+RESUMABLE_SETTINGS = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint_every", "log_every"})
 """Settings that may change when a run is resumed."""
 
 
@@ -125,8 +125,8 @@ def _round(
     repeats = settings.repeat_steps + settings.varied_steps if number == 1 else 0
     total = repeats + settings.steps
     policy.restart(_scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
-    workers = policy.workers
-    state = RunState(folder, settings, {"policy": policy}, {}, resume=resume, free=FREE, workers=workers)
+    models, resumable = {"policy": policy}, RESUMABLE_SETTINGS
+    state = TrainingState(folder, settings, models, {}, resume=resume, resumable=resumable, workers=policy.workers)
     policy.release()  # what samplers hold is not needed until the first evaluation
     feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
@@ -154,7 +154,7 @@ def _round(
                 row |= {f"eval/{name}": value for name, value in evaluation.items()}
             pace = (tokens - before) / (time.perf_counter() - began)
             if done % settings.log_every == 0 or done == total or len(row) > 4:
-                state.record(row | {"tokens": tokens, "tokens_per_s": pace})
+                state.log_metrics(row | {"tokens": tokens, "tokens_per_s": pace})
             if done % settings.checkpoint_every == 0 or done == total:
                 state.save()
             progress.advance(done, f"loss {loss:.2f}, {pace:,.0f} tokens/s")
@@ -167,7 +167,7 @@ class BatchFeed:
     """The batch of each step, a pure function of the seed, the round and the chunk stored in the run state."""
 
     def __init__(
-        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, state: RunState
+        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, state: TrainingState
     ) -> None:
         self._draw, self._settings, self._round = draw, settings, number
         self._repeats, self._vocabulary, self._notes = repeats, vocabulary, state.notes
