@@ -40,6 +40,7 @@ def test_retrievers_are_compared_in_pairs(world: Path, index: Path, noise: Path,
     words = ("measure", world, index, noise, "--split", "test", "--metrics", "recall@5,ndcg@10")
     printed = coseek(*words, "--json").out
     assert means(printed)[str(index)]["recall@5"] > 0.3 > means(printed)[str(noise)]["recall@5"]
+    assert json.loads(printed)["costs"][str(index)]["index_bytes"] > 10_000
     (pair,) = (one for one in json.loads(printed)["comparisons"] if one["group"] == "all")
     assert (pair["run"], pair["metrics"]["recall@5"]["p"] < 0.01) == (str(noise), True)
     shown = coseek(*words)

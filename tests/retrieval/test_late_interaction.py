@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.retrieval.tiny_encoder import make_encoder, sentences
+from tests.retrieval.tiny_encoder import build_killed_once, make_encoder, sentences
 
 from coseek.core.errors import DataError, SettingError, UserError
-from coseek.core.files import read_json_object, write_json
+from coseek.core.files import JsonObject, read_json_object, write_json
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import Query
@@ -80,16 +80,11 @@ def test_blocks_and_other_queries_change_nothing(
 
 
 def test_a_killed_build_goes_on_to_the_same_bytes(dense_folder: Path, tmp_path: Path) -> None:
-    corpus, settings = sentences(300), {"encoder": str(dense_folder), "batch_size": 2}
-
-    def kill(what: str, done: int, total: int) -> None:
-        if done > total / 2:
-            raise KeyboardInterrupt
+    corpus: Corpus = sentences(300)
+    settings: JsonObject = {"encoder": str(dense_folder), "batch_size": 2}
 
     build_index(corpus, "late-interaction", tmp_path / "whole", settings)
-    with pytest.raises(KeyboardInterrupt):
-        build_index(corpus, "late-interaction", tmp_path / "killed", settings, kill)
-    build_index(corpus, "late-interaction", tmp_path / "killed", settings)
+    build_killed_once(corpus, "late-interaction", tmp_path / "killed", settings)
     build_index(corpus, "late-interaction", tmp_path / "two", {**settings, "devices": ["cpu", "cpu"]})
     for name in ("ends.npy", "vectors/shard-00000.npy"):
         wanted = (tmp_path / "whole" / name).read_bytes()

@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from coseek.core.files import JsonObject
 from coseek.data.passage import Corpus, Passage
+from coseek.retrieval.index import build_index
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -59,6 +63,18 @@ def _tokenizer() -> "PreTrainedTokenizerFast":
     )
     names = {"pad_token": pad, "unk_token": unknown, "cls_token": first, "sep_token": last}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+def build_killed_once(corpus: Corpus, retriever: str, folder: Path, settings: JsonObject) -> None:
+    """Build an index that is killed half-way, and go on."""
+
+    def kill(what: str, done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(corpus, retriever, folder, settings, kill)
+    build_index(corpus, retriever, folder, settings)
 
 
 def sentences(count: int) -> Corpus:

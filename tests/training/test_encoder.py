@@ -122,6 +122,7 @@ def timeless_lines(out: Path) -> list[dict[str, float]]:
         ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best"),
         ("training.checkpoint_every=2", "held_out.keep=best"),
         ("kind=late-interaction", "token_dimension=8", "training.dropout=0.1"),
+        ("kind=sparse", "loss.temperature=1"),
     ],
 )
 def test_a_run_that_goes_on_ends_with_the_same_weights(
@@ -163,29 +164,35 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_late_interaction_learns_and_is_searched_as_it_was_measured(given_folders: Path, tmp_path: Path) -> None:
-    settings = ("kind=late-interaction", "training.steps=40", "training.optimizer.lr=0.003")
+@pytest.mark.parametrize(
+    ("kind", "more", "start", "similarity"),
+    [("late-interaction", (), "start-tokens", "maxsim"), ("sparse", ("loss.temperature=1",), "start-sparse", "words")],
+)
+def test_another_kind_learns_and_is_searched_as_it_was_measured(
+    given_folders: Path, tmp_path: Path, kind: str, more: tuple[str, ...], start: str, similarity: str
+) -> None:
+    settings = (f"kind={kind}", "training.steps=40", "training.optimizer.lr=0.003", *more)
     training = train(given_folders, tmp_path / "out", *settings)
     training.results()
     read = json.loads((tmp_path / "out" / "table.json").read_text())["searchers"]
     assert read["trained"]["mrr"] > read["before"]["mrr"]
-    assert training.next_command.startswith("coseek index DATA --retriever late-interaction")
+    assert training.next_command.startswith(f"coseek index DATA --retriever {kind}")
     evaluator = training.evaluator
     assert evaluator is not None
     found = evaluator.evaluate(training.open(training.encoder_folder))
     corpus, held_out = Corpus(evaluator.held_out.pool), evaluator.held_out.labels
-    built = build_index(corpus, "late-interaction", tmp_path / "index", {"encoder": str(training.encoder_folder)})
+    built = build_index(corpus, kind, tmp_path / "index", {"encoder": str(training.encoder_folder)})
     for one, hits, rank in zip(
         held_out, built.search([one.query for one in held_out], len(corpus)), found.ranks.tolist(), strict=True
     ):
         texts = [hit.passage.text for hit in hits]
         assert abs(texts.index(one.passage(one.positive).text) + 1 - rank) <= 1
-    # An encoder of token vectors goes on as it is, and is none of one vector per text.
+    # A trained one goes on as it is, and is none of one vector per text.
     again = train(
         given_folders, tmp_path / "again", *settings[:1], "training.steps=1", f"encoder={tmp_path}/out/encoder"
     )
-    assert not (tmp_path / "again" / "start-tokens").exists() and again.card.similarity == "maxsim"
-    with pytest.raises(DataError, match="kind=late-interaction"):
+    assert not (tmp_path / "again" / start).exists() and again.card.similarity == similarity
+    with pytest.raises(DataError, match=f"kind={kind}"):
         train(given_folders, tmp_path / "dense", f"encoder={tmp_path}/out/encoder")
 
 

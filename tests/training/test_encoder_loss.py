@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from tests.examples_drawn import at_most
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label
@@ -18,7 +18,7 @@ from coseek.core.errors import RunError
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.batch import Collator, EncoderBatch, FeatureBuilder
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
-from coseek.training.encoder.laptop_encoder import make_token_encoder
+from coseek.training.encoder.laptop_encoder import make_sparse_encoder, make_token_encoder
 from coseek.training.encoder.loss import (
     Features,
     RetrieverObjective,
@@ -238,6 +238,23 @@ def test_the_loss_of_token_vectors_is_that_of_maxsim_over_the_querys_tokens() ->
     parts = [stacked([one[None] for one in vectors]) for vectors in (queries, passages)]
     # A token that agrees with no token of a passage counts as it is: padding is no token with a product of 0.
     assert similarities(*parts).tolist() == [[0.5, 0.0, 1.0], [0.0, -0.5, 1.0]]
+
+
+def test_the_flops_term_is_the_squared_mean_weight_of_every_word_of_the_batchs_own_texts(tmp_path: Path) -> None:
+    make_sparse_encoder(make_encoder(tmp_path / "dense"), tmp_path / "sparse", seed=0)
+    model = SparseEncoder(str(tmp_path / "sparse"), device="cpu", local_files_only=True)
+    queries, passages = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 4.0], [9.0, 9.0]])
+    labels = {
+        "query_B": torch.tensor([0, 1]),
+        "passage_S": torch.tensor([0, 1]),  # the third passage is a worker's spare one
+        "allowed_BS": torch.eye(2, dtype=torch.bool),
+        "positive_B": torch.tensor([0, 1]),
+        "targets_BS": torch.zeros(2, 2),
+    }
+    settings = RetrieverLoss(temperature=1, flops=(0.5, 0.1))
+    objective = RetrieverObjective(model, settings, micro_batch_tokens=9, cached=False, normalise=False)
+    loss = objective.calculate_loss([[queries], [passages]], labels)
+    assert float(loss) == pytest.approx(0.5 * 2**2 + 0.1 * 3**2)  # with one slot a row, the contrastive part is 0
 
 
 def test_cached_gradients_drop_the_same_activations_twice(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ class ModelCard:
             "## Figures",
             self.figures or "None: it was not measured, or the training has not ended.",
             "## Use",
-            _usage("late-interaction" if self.facts.get("similarity") == "maxsim" else self.kind),
+            _usage({"maxsim": "late-interaction", "words": "sparse"}.get(self.facts.get("similarity", ""), self.kind)),
             "## Limits",
             paragraph(self.limits) or "Unknown: the folder does not say how it was trained or measured.",
         )

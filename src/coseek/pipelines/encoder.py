@@ -1,7 +1,8 @@
 """Train a retriever: labels, or synthetic labels of throw-away worlds → an encoder folder and its retrieval metrics.
 
     OUT/recipe.yaml      the recipe, versions and commit
-    OUT/start            the untrained encoder, where one is made; OUT/start-tokens that of token vectors
+    OUT/start            the untrained encoder, where one is made; of token vectors OUT/start-tokens, of word weights
+                         OUT/start-sparse
     OUT/checkpoints      optimizer and data state
     OUT/metrics.jsonl    one line every few updates, one for each evaluation
     OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
@@ -40,14 +41,16 @@ from coseek.pipelines.agent_check import check_retriever_recipe
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, retriever_identities, threads_and_trackers, write_tables
 from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.sparse import load_sparse_encoder
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import (
     EncoderCard,
     check_prompts,
+    check_retriever_of,
     encoder_folder,
     load_encoder,
     most_read,
-    require_one_vector,
+    retriever_of,
 )
 from coseek.retrieval.vectors.token_vectors import load_token_encoder
 from coseek.training.encoder.batch import Collator, FeatureBuilder, UpdateCollator
@@ -66,7 +69,7 @@ from coseek.training.encoder.evaluation import (
     results_table,
 )
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
-from coseek.training.encoder.laptop_encoder import make_laptop_encoder, make_token_encoder
+from coseek.training.encoder.laptop_encoder import make_laptop_encoder, make_sparse_encoder, make_token_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe, synthetic_labels
 from coseek.training.encoder.trainer import (
@@ -82,6 +85,7 @@ from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import attach
 
+UNTRAINED = {"late-interaction": "start-tokens", "sparse": "start-sparse"}
 ABOUT = {
     "start": "A text encoder for search with random weights, not trained yet.",
     "encoder": "A text encoder for search, trained by coseek.",
@@ -129,15 +133,16 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     @cached_property
     def start_folder(self) -> Path:
         """The encoder that training starts from."""
-        given = self._given_folder
-        if self.recipe.kind == "dense":
-            require_one_vector(given)
+        given, kind = self._given_folder, self.recipe.kind
+        check_retriever_of(given, *dict.fromkeys(("dense", kind)))
+        if retriever_of(given) == kind:
             return given
-        if EncoderCard.of(given).similarity == "maxsim":
-            return given
-        folder = self.folder / "start-tokens"
+        folder = self.folder / UNTRAINED[kind]
         if not folder.exists():
-            make_token_encoder(given, self.recipe.token_dimension, folder, self.recipe.seed)
+            if kind == "sparse":
+                make_sparse_encoder(given, folder, self.recipe.seed)
+            else:
+                make_token_encoder(given, self.recipe.token_dimension, folder, self.recipe.seed)
             self._write_card(folder, "start")
         return folder
 
@@ -289,6 +294,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def open(self, folder: Path) -> BaseModel:
         """Open an encoder on the training device in float32, with the recipe's pooling."""
+        if self.recipe.kind == "sparse":
+            return load_sparse_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
         if self.recipe.kind == "late-interaction":
             return load_token_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
         model = load_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)

@@ -69,7 +69,7 @@ class StartSettings(Settings):
 class IndexSettings(Settings):
     """The index of the corpus for every encoder."""
 
-    retriever: Literal["dense", "hnsw", "ivf-pq", "late-interaction"] = "dense"
+    retriever: Literal["dense", "hnsw", "ivf-pq", "late-interaction", "sparse"] = "dense"
     """A retriever that searches vectors."""
     settings: dict[str, Plain | list[str]] = Field(default={})
     """Its settings, such as `search: int8` or `devices: auto`, on which the first worker encodes the corpus."""
@@ -203,8 +203,9 @@ class TogetherRecipe(Settings):
             raise ValueError("co-training knows nothing of agent.tools and agent.data.view; write them to YAML files")
         if self.agent.learn == "demonstrations" and not self.agent.stages:
             raise SettingError("an agent with learn: demonstrations learns nothing in a round; take agent.learn=rl")
-        if "late-interaction" in (kinds := {self.index.retriever, self.retriever.kind}) and len(kinds) > 1:
-            raise SettingError("index.retriever and retriever.kind must both be late-interaction, or neither")
+        kinds = {self.index.retriever, self.retriever.kind}
+        for kind in kinds & {"late-interaction", "sparse"} if len(kinds) > 1 else ():
+            raise SettingError(f"index.retriever and retriever.kind must both be {kind}, or neither")
         return self
 
 

@@ -30,7 +30,7 @@ def index(
     ] = None,
     retriever: Annotated[
         str | None,
-        typer.Option(help="Which retriever: bm25 (the default), dense, hnsw, ivf-pq, late-interaction, random."),
+        typer.Option(help="bm25 (the default), dense, hnsw, ivf-pq, late-interaction, sparse, random."),
     ] = None,
     encoder: Annotated[
         str | None,

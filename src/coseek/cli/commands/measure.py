@@ -1,10 +1,11 @@
 """Measure what retrievers find for the questions of a set."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 import typer
 
@@ -95,6 +96,9 @@ class Measured:
     faults: dict[str, str]
     """Question id → why its search failed."""
     ranked: dict[str, Ranked]
+    cost: JsonObject
+    """`search_ms`, of the mean search in batches without the first, which opens the index, and `index_bytes`; without
+    what is not known."""
 
 
 @app.command(epilog="Example: `coseek measure data/notes data/notes.index --split test`")
@@ -154,9 +158,9 @@ def measure(
     if per_question:
         write_jsonl(per_question, (row for result in measured.values() for row in question_rows(result)))
     if as_json:
-        print_json({**scores_json(scores), "unjudged": plan.measuring.unjudged(questions), "depth": depth})
+        print_json(measured_json(scores, plan, measured))
     else:
-        print_tables(scores, plan.metrics, retriever_table(scores, plan))
+        print_tables(scores, plan.metrics, retriever_table(scores, plan, measured.values()))
     return 1 if any(result.run.stops.keys() == {FAULT} for result in measured.values()) else 0
 
 
@@ -214,10 +218,11 @@ def open_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
 
 def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan) -> Measured:
     """Search every question, and measure the hits."""
+    seconds: list[tuple[float, int]] = []
     if isinstance(source, dict):
         answered = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
     else:
-        answered = searched(name, source, plan)
+        answered = searched(name, source, plan, seconds)
     faults: dict[str, str] = {}
     ranked: dict[str, Ranked] = {}
 
@@ -229,7 +234,11 @@ def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan)
                 ranked[question.id] = result.ranked
             yield question, result
 
-    measured = Measured(plan.measuring.measure(name, noted()), faults, ranked)
+    measured = Measured(plan.measuring.measure(name, noted()), faults, ranked, {})
+    if warm := seconds[1:]:
+        measured.cost["search_ms"] = 1000 * sum(took for took, _ in warm) / sum(searches for _, searches in warm)
+    if (folder := Path(name)).is_dir():
+        measured.cost["index_bytes"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if faults:
         ident, fault = next(iter(faults.items()))
         say(f"{name}: {len(faults)} of {len(plan.questions)} searches failed, the first for {ident!r}: {fault}")
@@ -238,11 +247,17 @@ def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan)
     return measured
 
 
-def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
+def searched(name: str, retriever: Retriever, plan: Plan, seconds: list[tuple[float, int]]) -> Iterator[Answered]:
+    """The answered questions. Adds the time and the number of the searches of every batch to `seconds`."""
     done, total = 0, len(plan.questions)
     queries = {search.question.id: search.query for search in plan.logged.searches} if plan.logged else None
     with progress_bar() as bars:
-        for batch in search_questions(retriever, plan.questions, plan.depth, queries=queries):
+        batches = search_questions(retriever, plan.questions, plan.depth, queries=queries)
+        while True:
+            began = time.perf_counter()
+            if (batch := next(batches, None)) is None:
+                return
+            seconds.append((time.perf_counter() - began, len(batch)))
             bars.report(name, done, total)
             yield from batch
             done += len(batch)
@@ -257,10 +272,25 @@ def by_question(results: Iterable[Measured], plan: Plan) -> list[ScoredRun]:
     return [plan.measuring.by_owner(result.run, owners) for result in results]
 
 
-def retriever_table(scores: Scores, plan: Plan) -> Table:
-    """The means, one line for each retriever."""
+def measured_json(scores: Scores, plan: Plan, measured: Mapping[str, Measured]) -> JsonObject:
+    """The results, for programs."""
+    costs: JsonObject = {name: result.cost for name, result in measured.items()}
+    unjudged = plan.measuring.unjudged(plan.questions)
+    return {**scores_json(scores), "unjudged": unjudged, "depth": plan.depth, "costs": costs}
+
+
+def retriever_table(scores: Scores, plan: Plan, results: Iterable[Measured]) -> Table:
+    """The means, one line for each retriever, and what its searches cost."""
     main = main_table(scores, plan.metrics)
-    return Table(("retriever", *main.columns[1:]), main.rows, tuple(notes(scores, plan)))
+    costs = filter(None, map(cost_line, results))
+    return Table(("retriever", *main.columns[1:]), main.rows, (*notes(scores, plan), *costs))
+
+
+def cost_line(result: Measured) -> str:
+    """What a search and the index of a retriever cost; empty if neither is known."""
+    ms, size = (cast(float | None, result.cost.get(name)) for name in ("search_ms", "index_bytes"))
+    parts = ("" if ms is None else f"{ms:.3g} ms a search", "" if size is None else f"{size / 1e6:.3g} MB of index")
+    return f"{result.run.name}: {', '.join(filter(None, parts))}." if any(parts) else ""
 
 
 def notes(scores: Scores, plan: Plan) -> Iterator[str]:

@@ -50,7 +50,7 @@ SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster"}
 
 def settle(settings: LateInteractionSettings) -> LateInteractionSettings:
     """Fill in the values of the encoder's card."""
-    return settled(settings, tokens=True)
+    return settled(settings, "late-interaction", "dense")
 
 
 def resume(corpus: Corpus, settings: LateInteractionSettings, folder: Path, report: Report) -> None:

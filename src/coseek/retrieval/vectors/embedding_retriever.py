@@ -26,8 +26,8 @@ from coseek.retrieval.vectors.encoder import (
     EncoderCard,
     Vectors,
     check_prompts,
+    check_retriever_of,
     encoder_folder,
-    require_one_vector,
 )
 from coseek.retrieval.views import View, find_view, render_view
 
@@ -93,13 +93,12 @@ EMBEDDING_SEARCH_TIME = frozenset(
 E = TypeVar("E", bound=EmbeddingSettings)
 
 
-def settled(settings: E, *, tokens: bool = False) -> E:
+def settled(settings: E, *retrievers: str) -> E:
     """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`; a prompt that
-    the folder leaves open, or without `tokens` an encoder of token vectors, is a `DataError`."""
+    the folder leaves open, or an encoder for none of these `retrievers` (without any: `dense`), is a `DataError`."""
     folder = encoder_folder(settings.encoder)
     card = EncoderCard.of(folder)
-    if not tokens:
-        require_one_vector(folder)
+    check_retriever_of(folder, *(retrievers or ("dense",)))
     check_prompts(folder, {"query_prompt": settings.query_prompt, "passage_prompt": settings.passage_prompt})
     if card.view is not None and settings.view not in (None, card.view):
         raise SettingError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coseek.core.errors import DataError, MissingExtra, SettingError, UserError, nearest
-from coseek.core.files import Json, JsonObject, read_json, read_json_object, read_yaml, write_yaml
+from coseek.core.files import JsonObject, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.hardware.placement import DevicePlacement, Placement, Precision
@@ -28,11 +28,11 @@ from coseek.models.model_folder import fetch_command, library_reads, missing, mo
 from coseek.retrieval.views import View
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
     from coseek.models.pretrained import Load
 
-    M = TypeVar("M", SentenceTransformer, MultiVectorEncoder)
+    M = TypeVar("M", SentenceTransformer, MultiVectorEncoder, SparseEncoder)
 
 # Encoder card: prompts, lengths, pooling and similarity of an encoder, stored in its folder as `coseek.yaml`.
 #
@@ -46,6 +46,12 @@ KIND = "SentenceTransformer"
 """What sentence-transformers calls a model that maps a text to one vector."""
 TOKENS_KIND = "MultiVectorEncoder"
 """What it calls a model that maps a text to a vector per token (late interaction)."""
+SPARSE_KIND = "SparseEncoder"
+"""What it calls a model that maps a text to a weight per word of its vocabulary."""
+_SIMILARITIES = {KIND: ("cosine", "dot"), TOKENS_KIND: ("maxsim",), SPARSE_KIND: ("words",)}
+"""Those that can be searched, of each kind of model; the first is the default."""
+_RETRIEVERS = {"maxsim": "late-interaction", "words": "sparse"}
+"""The retriever that searches by a similarity, besides `dense`."""
 MOST_TOKENS = 512
 """The default token limit. Some encoders could read 32,768 tokens at a high cost."""
 
@@ -86,8 +92,9 @@ class EncoderCard(Settings):
     """Pooling of token vectors: `mean`, `cls`, `lasttoken`, …; `a+b` concatenates two."""
     normalise: bool = True
     """Scale vectors to length 1."""
-    similarity: Literal["cosine", "dot", "maxsim"] = "cosine"
-    """Similarity of a query and a passage; `maxsim` of their token vectors."""
+    similarity: Literal["cosine", "dot", "maxsim", "words"] = "cosine"
+    """Similarity of a query and a passage; `maxsim` of their token vectors, `words`: the inner product of the weights
+    of words."""
 
     @classmethod
     def of(cls, folder: Path) -> "EncoderCard":
@@ -133,13 +140,15 @@ def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
     """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = _prompts(folder, config)
-    kind = "CrossEncoder" if is_cross_encoder(folder) else config.get("model_type") or KIND
-    if kind not in (KIND, TOKENS_KIND):  # sentence-transformers would put a pooling of its own on it
+    kind = "CrossEncoder" if is_cross_encoder(folder) else str(config.get("model_type") or KIND)
+    if kind not in _SIMILARITIES:  # sentence-transformers would put a pooling of its own on it
         raise DataError(
             f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
         )
-    possible = ("maxsim",) if kind == TOKENS_KIND else ("cosine", "dot")
+    possible = _SIMILARITIES[kind]
     similarity = said.get("similarity") or config.get("similarity_fn_name") or possible[0]
+    if kind == SPARSE_KIND and similarity == "dot":
+        similarity = "words"
     if similarity not in possible:
         raise DataError(
             f"{folder}: its similarity is {similarity!r}, and only {' and '.join(possible)} can be searched"
@@ -155,6 +164,11 @@ def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
         "normalise": normalises or similarity == "cosine",
         "similarity": similarity,
     }
+
+
+def retriever_of(folder: Path) -> str:
+    """The retriever that an encoder is for: `dense`, `late-interaction` or `sparse`."""
+    return _RETRIEVERS.get(EncoderCard.of(folder).similarity, "dense")
 
 
 def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
@@ -222,16 +236,16 @@ def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, l
     return found
 
 
-def require_one_vector(folder: Path) -> None:
-    """Raise `DataError` for an encoder of token vectors, which only late interaction reads."""
-    if EncoderCard.of(folder).similarity == "maxsim":
+def check_retriever_of(folder: Path, *possible: str) -> None:
+    """Raise `DataError` for an encoder that is for none of the `possible` retrievers."""
+    if (retriever := retriever_of(folder)) not in possible:
         raise DataError(
-            f"{folder} gives a vector per token; index it with --retriever late-interaction, train it with "
-            "kind=late-interaction, or take an encoder of one vector per text"
+            f"{folder} is an encoder for {retriever}: index it with --retriever {retriever} and train it with "
+            f"kind={retriever}, or take an encoder for {' or '.join(possible)}"
         )
 
 
-def _way_out(kind: Json) -> str:
+def _way_out(kind: str) -> str:
     if kind == "ColBERT":
         return f"save it once as a {TOKENS_KIND}: sentence_transformers.{TOKENS_KIND}('FOLDER').save('NEW')"
     rerank = "name it as the model of a `rerank` retriever, or "
@@ -418,7 +432,7 @@ def load_as(kind: "type[M]", folder: Path, placement: DevicePlacement, precision
     return model
 
 
-def _unread_poolers(model: "SentenceTransformer | MultiVectorEncoder", loads: "Sequence[Load]") -> list[str]:
+def _unread_poolers(model: "M", loads: "Sequence[Load]") -> list[str]:
     """Names of missing pooler weights on which no vector depends, as in a masked language model that became an encoder;
     they are set to 0. Whether a vector depends on them shows when they are NaN."""
     import torch
@@ -430,7 +444,7 @@ def _unread_poolers(model: "SentenceTransformer | MultiVectorEncoder", loads: "S
         return []
     for tensor in missing.values():
         tensor.fill_(torch.nan)
-    vector = model.encode("text", show_progress_bar=False, convert_to_numpy=True)
+    vector = cast(Vectors, model.encode("text", show_progress_bar=False))
     for tensor in missing.values():
         tensor.zero_()
     return list(missing) if np.isfinite(vector).all() else []

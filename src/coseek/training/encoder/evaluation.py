@@ -18,7 +18,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.model import BaseModel
 
@@ -33,6 +33,7 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+from coseek.retrieval.retrievers.sparse import word_weights
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors
 from coseek.retrieval.vectors.store import VectorStore
@@ -164,6 +165,8 @@ class EncoderEvaluator:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
         if isinstance(model, MultiVectorEncoder):
             return self._result(self._maxsim(TokenEncoder(model)))
+        if isinstance(model, SparseEncoder):
+            return self._result(self._by_words(model))
         card, encoder = self._card, Encoder(cast(SentenceTransformer, model))
         passages_UD = encoder.encode(
             self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
@@ -180,6 +183,12 @@ class EncoderEvaluator:
         ends_U = np.cumsum([len(one_TD) for one_TD in passages_U])
         store = VectorStore.of(np.concatenate(passages_U))
         return MaxSimSearch(store, ends_U, str(encoder.model.device)).scores(padded(queries_Q))
+
+    def _by_words(self, model: SparseEncoder) -> Vectors:
+        card = self._card
+        passages_UV = word_weights(model, self._texts, "document", card.passage_prompt, card.passage_tokens, BATCH)
+        queries_QV = word_weights(model, self._queries, "query", card.query_prompt, card.query_tokens, BATCH)
+        return cast(Vectors, (queries_QV @ passages_UV.T).toarray())
 
     def beside(self) -> dict[str, EvaluationResult]:
         """Evaluate what the table shows besides: BM25, which reads the query alone. Passages that it does not return

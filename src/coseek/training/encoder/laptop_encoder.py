@@ -96,6 +96,40 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int) -> 
     atomic_folder(folder, fill)
 
 
+def make_sparse_encoder(start: Path, folder: Path, seed: int) -> None:
+    """Write an encoder of word weights, atomically: the language model of another encoder, whose token vectors weigh
+    words by the model's own word vectors. Matrices between the two begin as the identity."""
+    import torch
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+    from transformers import AutoModelForMaskedLM
+
+    from coseek.models.pretrained import quiet
+
+    whole = load_encoder(start, Placement(device="cpu"), "float32")
+    trunk, tokenizer = whole.transformers_model, whole.tokenizer
+    assert trunk is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = AutoModelForMaskedLM.from_config(trunk.config)
+    network.base_model.load_state_dict(trunk.state_dict(), strict=False)  # without the pooler
+    for name, weight in network.named_parameters():
+        if weight.ndim == 2 and not name.startswith(network.base_model_prefix):
+            torch.nn.init.eye_(weight)
+    card = EncoderCard.of(start).model_copy(update={"pooling": "none", "normalise": False, "similarity": "words"})
+
+    def fill(part: Path) -> None:
+        with quiet():
+            network.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            body = Transformer(str(part), max_seq_length=whole.max_seq_length, transformer_task="fill-mask")
+            SparseEncoder(modules=[body, SpladePooling()], device="cpu").save(str(part), create_model_card=False)
+        card.save(part)
+
+    atomic_folder(folder, fill)
+
+
 def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokenizerFast":
     """Train a lower-cased byte-level BPE. Equal texts give equal tokenizers, unlike with the library's WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

@@ -14,6 +14,11 @@ targets,
 
     L = mean over rows b of  KL(P(· | q_b) ‖ T_b)
 
+FLOPS (Paria et al. 2020, eq. 4), of encoders of word weights w alone. With a mean over the N queries, and another over
+the passages, of a batch,
+
+    L += λ · Σ over words v of  (mean over texts n of w_nv)²
+
 Workers. Each encodes a share of the batch's texts, gathers the vectors of the others, and computes the whole loss.
 Only its own vectors have a gradient, so the *sum* of all workers' gradients is the batch's. The trainer averages
 gradients over W workers (DDP), so the loss is multiplied by W.
@@ -27,7 +32,7 @@ from typing import TypeAlias, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sentence_transformers import MultiVectorEncoder
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.losses import CachedLossMixin, RandContext
 from sentence_transformers.base.losses.gradcache import _create_minibatch, _minibatch_ranges
 from sentence_transformers.base.model import BaseModel
@@ -108,7 +113,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self._tokens = isinstance(model, MultiVectorEncoder)
+        self._tokens, self._words = isinstance(model, MultiVectorEncoder), isinstance(model, SparseEncoder)
         self.mini_batch_size = 1  # unused: micro-batches are limited by tokens
         self.mini_batch_num_tokens = micro_batch_tokens
         self._settings, self._cached, self._workers = settings, cached, workers
@@ -171,22 +176,23 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         """Return the whole batch's loss times the number of workers (see the module's docstring)."""
         assert isinstance(labels, dict)
         allowed_BS = labels["allowed_BS"]
-        scores_BS = self._scores(reps, labels) / self._settings.temperature
+        queries, passages = (self._gather(stacked(parts)) for parts in reps)
+        scores_BS = similarities(queries, passages)[labels["query_B"]][:, labels["passage_S"]]
+        scores_BS = scores_BS / self._settings.temperature
         if self._settings.kind == "kl":
             loss = divergence(scores_BS, allowed_BS, labels["targets_BS"]).mean()
         else:
             loss = contrastive(scores_BS, allowed_BS, labels["positive_B"]).mean()
+        if self._words:
+            counts = (int(labels[name].max()) + 1 for name in ("query_B", "passage_S"))
+            for weight, side_NV, count in zip(self._settings.flops, (queries, passages), counts, strict=True):
+                loss = loss + weight * side_NV[:count].mean(dim=0).square().sum()
         self._add_metrics(loss, scores_BS.detach(), labels)
         loss = loss * self._workers.world_size
         if not with_backward:
             return loss
         loss.backward()
         return loss.detach()
-
-    def _scores(self, reps: list[list[Tensor]], labels: Target) -> Tensor:
-        """Return the score of every row and slot, shape B × S."""
-        queries, passages = (self._gather(stacked(parts)) for parts in reps)
-        return similarities(queries, passages)[labels["query_B"]][:, labels["passage_S"]]
 
     def _gather(self, mine_MD: Tensor) -> Tensor:
         """Gather the vectors of all workers in the batch's order. Only this worker's own have a gradient."""

@@ -119,6 +119,8 @@ class RetrieverLoss(Settings):
     reranker, which would have to read each of them with the query)."""
     mask_false_negatives: bool = True
     """Leave out passages that may be right for a row: see `batch.py` (`contrastive`). Agentic-R leaves out none."""
+    flops: tuple[float, float] = (3e-4, 1e-4)
+    """Weights of the FLOPS term of queries and of passages, which keeps the words of a text few (`kind: sparse`)."""
     in_batch_rows: int | None = Field(default=None, ge=1)
     """Rows of an update that are negatives of each other; all of them if not set. With half of `batch_size`, an update
     has the gradient of two accumulated batches."""
@@ -203,12 +205,14 @@ class RetrieverRecipe(DevicePlacement):
     """Run the Python code in that folder, for encoders that are no architecture of transformers."""
     laptop: LaptopEncoderSettings = LaptopEncoderSettings()
     """Shape of a created encoder (`encoder: null`)."""
-    kind: Literal["dense", "late-interaction", "reranker"] = "dense"
+    kind: Literal["dense", "late-interaction", "sparse", "reranker"] = "dense"
     """The retriever that is trained. `late-interaction` compares the vectors of tokens by MaxSim; the loss divides it
     by the query's tokens, so that a temperature fits both kinds. It starts from the language model of an encoder of one
-    vector per text, or from an encoder of token vectors. `reranker`: a cross-encoder, which scores a query and a
-    passage that it reads together. It starts from the language model of an encoder, with an untrained layer for the
-    score, or from a cross-encoder. Its loss is listwise, over a row's own candidates, and fits a `temperature` of 1."""
+    vector per text, or from an encoder of token vectors. `sparse` gives a text a weight per word of the vocabulary
+    (SPLADE); its loss adds `loss.flops` and fits a `temperature` of 1. `reranker`: a cross-encoder, which scores a
+    query and a passage that it reads together. It starts from the language model of an encoder, with an untrained layer
+    for the score, or from a cross-encoder. Its loss is listwise, over a row's own candidates, and fits a `temperature`
+    of 1."""
     token_dimension: int = Field(default=128, ge=1)
     """Dimension of the token vectors where late interaction starts from an encoder of one vector per text: a linear
     layer with random orthogonal weights is put on its language model."""
@@ -267,9 +271,9 @@ class RetrieverRecipe(DevicePlacement):
             raise SettingError(
                 "these labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
             )
-        if self.kind == "late-interaction" and (self.data is not None or self.pooling is not None):
+        if self.kind in ("late-interaction", "sparse") and (self.data is not None or self.pooling is not None):
             raise SettingError(
-                "kind=late-interaction pools nothing, and is trained on label folders or synthetic labels; leave "
+                f"kind={self.kind} pools no vectors, and is trained on label folders or synthetic labels; leave "
                 "`data` and `pooling` out"
             )
         if self.kind == "reranker" and self.data is not None:

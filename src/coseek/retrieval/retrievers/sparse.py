@@ -1,0 +1,170 @@
+"""Sparse: ranks passages by the inner product of learned word weights (SPLADE; Formal et al., SIGIR 2021).
+
+The encoder gives a text one weight, mostly 0, per word of its vocabulary. The index holds the weights of all passages
+by word, so that a search reads those of the query's words alone. The search is exact, and the index fits into memory.
+"""
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+from pydantic import model_validator
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import atomic_path
+from coseek.data.passage import Corpus
+from coseek.hardware.placement import DevicePlacement, Precision
+from coseek.retrieval.factory import require_library
+from coseek.retrieval.index_files import Report
+from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder
+from coseek.retrieval.vectors.embedding_retriever import (
+    EMBEDDING_SEARCH_TIME,
+    EmbeddingRetriever,
+    EmbeddingSettings,
+    QueryEncoder,
+    Rows,
+    in_order,
+    passage_text,
+    settled,
+)
+from coseek.retrieval.vectors.encoder import MOST_TOKENS, Vectors, encoder_folder, load_as
+
+if TYPE_CHECKING:
+    from scipy.sparse import csc_array, csr_array
+    from sentence_transformers import SparseEncoder
+
+WEIGHTS = "weights"
+
+
+class SparseSettings(EmbeddingSettings):
+    """The encoder: a `SparseEncoder` folder."""
+
+    @model_validator(mode="after")
+    def _encoded_here(self) -> "SparseSettings":
+        if self.cluster is not None or self.vectors is not None or self.devices:
+            raise SettingError("sparse takes none of `cluster`, `devices` and `vectors`; leave them out")
+        return self
+
+
+def load_sparse_encoder(
+    folder: Path, placement: DevicePlacement, precision: Precision, *, trust: bool = False
+) -> "SparseEncoder":
+    """Load a folder onto its device."""
+    require_library("sentence_transformers", "the sparse retriever", "dense")
+    from sentence_transformers import SparseEncoder
+
+    return load_as(SparseEncoder, folder, placement, precision, trust=trust)
+
+
+_encoding = threading.Lock()
+
+
+def word_weights(
+    model: "SparseEncoder",
+    texts: Sequence[str],
+    side: Literal["query", "document"],
+    prompt: str,
+    max_tokens: int,
+    batch_size: int,
+) -> "csr_array":
+    """Encode texts after `prompt`, truncated to `max_tokens` with the prompt: float32 N × V, in input order."""
+    from scipy.sparse import csr_array, vstack
+
+    encode = model.encode_query if side == "query" else model.encode_document
+    batches = []
+    with _encoding:
+        model.max_seq_length = max_tokens
+        for start in range(0, len(texts), batch_size):
+            batch = list(texts[start : start + batch_size])
+            weights_BV = encode(batch, prompt=prompt, show_progress_bar=False, convert_to_sparse_tensor=False)
+            batches.append(csr_array(weights_BV.float().cpu().numpy()))
+    return csr_array(vstack(batches, format="csr"))
+
+
+class SparseQueryEncoder(QueryEncoder):
+    """Encodes queries to their word weights, Q × V."""
+
+    @cached_property
+    def _model(self) -> "SparseEncoder":
+        settings = self.settings
+        return load_sparse_encoder(self._folder, settings, settings.precision_at(), trust=settings.trust_remote_code)
+
+    def _vectors(self, texts: Sequence[str]) -> Vectors:
+        prompt, most = self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS
+        weights_QV = word_weights(self._model, texts, "query", prompt, most, self.settings.queries_together)
+        return cast(Vectors, weights_QV.toarray())
+
+
+class WordSearch:
+    """Exact search over the word weights in a folder, which are read at the first search."""
+
+    def __init__(self, folder: Path, passages: int) -> None:
+        self._folder, self._passages = folder, passages
+
+    @cached_property
+    def _weights_NV(self) -> "csc_array":
+        from scipy.sparse import csc_array, load_npz, vstack
+
+        windows = [load_npz(path) for path in sorted(self._folder.glob("*.npz"))]
+        if sum(window.shape[0] for window in windows) != self._passages:
+            raise DataError(f"{self._folder} is not of {self._passages} passages; rebuild the index")
+        return csc_array(vstack(windows, format="csc"))
+
+    def search(self, queries_QV: Vectors, k: int) -> tuple[Rows, Vectors]:
+        """The `k` best passages per query, best first, ties by row; −1 for those that share no word with it."""
+        scores_QN = np.stack([self._scores(query_V) for query_V in queries_QV])
+        rows_QN, scores_QN = in_order(np.where(scores_QN > 0, np.arange(self._passages), -1), scores_QN)
+        return rows_QN[:, :k], scores_QN[:, :k]
+
+    def _scores(self, query_V: Vectors) -> Vectors:
+        words = np.flatnonzero(query_V)
+        return np.asarray(self._weights_NV[:, words] @ query_V[words], dtype=np.float32)
+
+
+class Sparse(EmbeddingRetriever):
+    """The sparse retriever."""
+
+    name = "sparse"
+
+
+SETTINGS = SparseSettings
+SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster", "devices"}
+
+
+def settle(settings: SparseSettings) -> SparseSettings:
+    """Fill in the values of the encoder's card."""
+    return settled(settings, "sparse")
+
+
+def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Report) -> None:
+    """Encode the windows of the corpus that are missing."""
+    from scipy.sparse import save_npz
+
+    begin(settings, folder)
+    (folder / WEIGHTS).mkdir(exist_ok=True)
+    source = encoder_folder(settings.encoder)
+    model = load_sparse_encoder(source, settings, settings.precision_at(), trust=settings.trust_remote_code)
+    prompt, most = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    window = settings.batch_size * WINDOW_BATCHES
+    for start in range(0, len(corpus), window):
+        path = folder / WEIGHTS / f"{start // window:06d}.npz"
+        texts = [passage_text(passage) for passage in corpus[start : start + window]]
+        if not path.exists():
+            weights_WV = word_weights(model, texts, "document", prompt, most, settings.batch_size)
+            for row in np.flatnonzero(~np.isfinite(weights_WV.sum(axis=1))).tolist():
+                raise DataError(
+                    f"the encoder {settings.encoder} gave a weight that is not finite for the passage "
+                    f"{corpus[start + row].id!r}"
+                )
+            with atomic_path(path) as part, part.open("wb") as file:
+                save_npz(file, weights_WV)
+        report("passages encoded", start + len(texts), len(corpus))
+
+
+def load(folder: Path, corpus: Corpus, settings: SparseSettings) -> Sparse:
+    """Open an index. A changed encoder is an `IndexMismatch`."""
+    queries = open_encoder(folder, settings, SparseQueryEncoder)
+    return Sparse(corpus, settings, queries, WordSearch(folder / WEIGHTS, len(corpus)))
