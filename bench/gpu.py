@@ -293,7 +293,7 @@ class StepBench:
             update_weights(experience, rl, algorithm, self.backend, random.Random(number))
             settle(self.device)
         seconds = timer.seconds
-        assert not experience.silent_B.any(), "a group without spread is left out of the update"
+        assert not experience.zero_grad_B.any(), "a group without spread is left out of the update"
         reference = {"reference": PartTime(read, seconds["advantages_s"], flops)} if self.backend.reference else {}
         return {
             "rollouts": PartTime(rollout.written, seconds["rollout_s"]),

@@ -47,7 +47,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.experience import make_experience
-from coseek.training.rl.rollout import charge_overlong, score
+from coseek.training.rl.rollout import add_overlong_penalty, score
 from coseek.training.rl.rows import TrainingRow, rows_of
 
 QUESTIONS, GROUP = 42, 5
@@ -325,8 +325,7 @@ def neutral_rows(
     agent = Agent(recipe.load_protocol(), ScribeModel(scribe))
     runs = rollout(agent, open_retriever(settings.training_retriever), asked, seeds, recipe.limits)
     episodes = score([place.row for place in places], runs, make_reward(recipe.reward))
-    if recipe.rl.overlong is not None:
-        episodes = charge_overlong(episodes, recipe.rl.overlong)
+    episodes = add_overlong_penalty(episodes, recipe.rl.overlong)
     episodes = replace(episodes, scored=tuple(replace(one, sampled_at=7) for one in episodes.scored))
     algorithm = open_algorithm(recipe.rl)
     experience = make_experience(episodes, recipe.rl, algorithm, None)

@@ -26,7 +26,7 @@ from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
-from coseek.training.rl.rollout import describe, score
+from coseek.training.rl.rollout import rollout_metrics, score
 
 GBR: RewardSpec = {"gbr": 1.0}
 NOWHERE = Path("baselines.jsonl")
@@ -131,7 +131,7 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
         run(found("m", MIRA), seed=1),
     ]
     assert values(scoring(runs)) == [1, "generator", "judge", "retriever_error", 1]
-    described = describe(score([0, 0, 1, 1, 1], runs, scoring))
+    described = rollout_metrics(score([0, 0, 1, 1, 1], runs, scoring))
     assert described["faults"] == 3 and described["runs"] == 5
     assert {name: described[f"faults/{name}"] for name in ("generator", "judge", "retriever_error")} == {
         "generator": 1,
@@ -145,7 +145,7 @@ def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
     scoring = EpisodeScorer(
         make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes"))
     )
-    described = describe(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
+    described = rollout_metrics(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
     assert described["reward/gen_acc/span"] == pytest.approx(2 / 3)
     assert described["reward/gen_acc/judge"] == 1  # of the one run that he was asked about
 

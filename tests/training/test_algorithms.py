@@ -24,11 +24,12 @@ from coseek.training.rl.experience import make_experience
 from coseek.training.rl.losses import leave_one_out, rewards_to_come
 from coseek.training.rl.rollout import (
     EpisodeBatch,
+    FailedEpisode,
     SampledStep,
     ScoredEpisode,
-    charge_overlong,
-    describe,
-    overlong,
+    add_overlong_penalty,
+    overlong_penalty,
+    rollout_metrics,
     sample_step,
     score,
 )
@@ -61,7 +62,7 @@ def test_rloo_keeps_the_raw_reward_of_a_group_of_one_but_not_of_one_that_faults_
     assert leave_one_out(torch.tensor([0.7])).item() == pytest.approx(0.7)
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.MODEL_ERROR)]
     found = experience_of(runs, [0, 0], settings_of("rloo", group_size=2))
-    assert found.lone == 1 and not found.advantages_BT.any()
+    assert found.singleton_groups == 1 and not found.advantages_BT.any()
 
 
 def test_the_return_of_a_token_passes_over_what_the_environment_wrote() -> None:
@@ -128,14 +129,14 @@ def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
     sampled = resampled([[1, 1], [0, 1], [0, 0], [1, 0]])
     assert [episode.reward.value for episode in sampled.kept.scored] == [0, 1, 1, 0]
     assert len(sampled.episodes.scored) == 8 and sampled.questions == 4 and sampled.dropped == 2
-    assert sampled.describe() == {"questions": 4, "groups_dropped": 2, "zero_spread": 0.5}
-    assert describe(sampled.episodes)["reward"] == pytest.approx(0.5)  # of all runs, not of those with spread
+    assert sampled.metrics() == {"questions": 4, "groups_dropped": 2, "zero_spread": 0.5}
+    assert rollout_metrics(sampled.episodes)["reward"] == pytest.approx(0.5)  # of all runs, not of those with spread
     assert {episode.sampled_at for episode in sampled.kept.scored} == {7}
     asked = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
     assert asked == QuestionStream(QUESTIONS, 0).take(0, 4)
     assert len({episode.trajectory.seed for episode in sampled.episodes.scored}) == 8
     found = make_experience(sampled.kept, RESAMPLING, open_algorithm(RESAMPLING), untrained())
-    assert not found.silent_B.any() and found.lone == 0
+    assert not found.zero_grad_B.any() and found.singleton_groups == 0
 
 
 def test_resampling_ends_at_its_limit_with_what_has_spread_by_then() -> None:
@@ -182,28 +183,29 @@ def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_
         replace(silent, question=asked, searches=(Search("x", turn=0),)),
         replace(silent, question=Question("r", "?")),
     ]
+    failed = [FailedEpisode(0, silent, "model_error")] * 2
     scored = [ScoredEpisode(0, run, Reward(value, {})) for run, value in zip(runs, (0.5, 1.0, 0.0), strict=True)]
     third = {"answered": 1, "declined": 0, "valid": 1, "truncated": 0, "searches": 3, "search_rate": 1, "tokens": 9,
              "agent_tokens": 4, "reward": 1.5}  # fmt: skip
-    assert describe(EpisodeBatch(tuple(scored), {"model_error": 2}, {})) == pytest.approx(
+    assert rollout_metrics(EpisodeBatch(tuple(scored), tuple(failed))) == pytest.approx(
         {name: total / 3 for name, total in third.items()}
         | {"runs": 5, "faults": 2, "faults/model_error": 2, "exact_match": 0.5}
     )
-    assert "exact_match" not in describe(EpisodeBatch((scored[2],), {}, {}))
+    assert "exact_match" not in rollout_metrics(EpisodeBatch((scored[2],)))
 
 
 @pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
 def test_a_long_run_is_charged_in_proportion_to_its_last_stretch(tokens: int, part: float) -> None:
-    assert overlong(tokens, OverlongSettings(max_tokens=100, margin_tokens=40)) == pytest.approx(part)
+    assert overlong_penalty(tokens, OverlongSettings(max_tokens=100, margin_tokens=40)) == pytest.approx(part)
 
 
 def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name() -> None:
     run = trajectory(environment(*[1] * 50), agent(2, 3), environment(4), agent(5))
-    charged = charge_overlong(
-        EpisodeBatch((ScoredEpisode(0, run, Reward(1.0, {"exact_match": 1.0})),), {}, {}),
+    charged = add_overlong_penalty(
+        EpisodeBatch((ScoredEpisode(0, run, Reward(1.0, {"exact_match": 1.0})),)),
         OverlongSettings(max_tokens=8, margin_tokens=8, weight=0.5),
     )
-    described = describe(charged)
+    described = rollout_metrics(charged)
     assert (
         described["reward/overlong"] == -0.5 and described["reward"] == 0.75 and described["reward/exact_match"] == 1.0
     )

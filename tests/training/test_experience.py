@@ -23,7 +23,7 @@ def episodes(*rewards: float) -> EpisodeBatch:
     """Two runs of group 4 and one of group 9; the second ran into its limit, and was sampled three updates later."""
     runs = [ran(SHORT, True), replace(ran(LONG, False), stop=StopReason.TOKEN_LIMIT), ran(SHORT, True)]
     rows = zip((4, 4, 9), runs, rewards, (2, 5, 2), strict=True)
-    return EpisodeBatch(tuple(ScoredEpisode(group, run, Reward(paid), at) for group, run, paid, at in rows), {}, {})
+    return EpisodeBatch(tuple(ScoredEpisode(group, run, Reward(paid), at) for group, run, paid, at in rows))
 
 
 def made(backend: TableBackend, *rewards: float, algorithm: str = "grpo", **changes: object) -> Experience:
@@ -42,8 +42,8 @@ def test_an_experience_holds_what_its_runs_hold() -> None:
     assert close(found.advantages_BT.tolist(), [[0, 1, 1, 0, 0], [0, -1, 0, -1, -1], NONE])
     assert found.old_BT is found.batch.logprobs_BT
     assert (found.reference_BT, found.values_BT, found.returns_BT) == (None, None, None)
-    assert found.flat_B.tolist() == [False, False, True] == found.silent_B.tolist()
-    assert (found.zero_spread, found.lone) == (0.5, 1)
+    assert found.flat_B.tolist() == [False, False, True] == found.zero_grad_B.tolist()
+    assert (found.zero_spread, found.singleton_groups) == (0.5, 1)
 
 
 def test_old_logprobs_can_be_the_trainers_own() -> None:
@@ -77,7 +77,7 @@ def test_rows_are_silent_where_nothing_but_their_advantage_could_move_them(
     reference = TableLearner([[0.0, -1.0, -1.0, -1.0, -1.0]] * 3) if "kl_coef" in changes else None
     critic = TableLearner([[0.0] * 5] * 3) if "algorithm" in changes else None
     found = made(TableBackend(policy, critic, reference), 1.0, 1.0, 1.0, **changes)  # type: ignore[arg-type]
-    assert found.silent_B.tolist() == [silent] * 3
+    assert found.zero_grad_B.tolist() == [silent] * 3
 
 
 def test_a_truncated_run_pays_its_penalty_only_where_it_is_penalised() -> None:
@@ -115,7 +115,7 @@ def test_a_masked_run_counts_in_its_groups_mean_with_its_kl() -> None:
 
 def test_groups_of_one_are_neither_flat_nor_alone() -> None:
     found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, group_size=1)
-    assert found.flat_B.tolist() == [False] * 3 and (found.zero_spread, found.lone) == (0.0, 0)
+    assert found.flat_B.tolist() == [False] * 3 and (found.zero_spread, found.singleton_groups) == (0.0, 0)
 
 
 def test_a_spread_of_a_millionth_is_none() -> None:

@@ -21,7 +21,7 @@ from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.rollout import RolloutFunction, collect, describe, score
+from coseek.training.rl.rollout import RolloutFunction, collect, rollout_metrics, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.trainer import train_rl
 from coseek.training.rl.update import minibatches
@@ -115,7 +115,7 @@ def test_two_occurrences_of_a_question_are_two_groups() -> None:
     asked = [QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]]
     groups, runs = collect(asked, 2, range(6), lambda questions, _: [fixed(question) for question in questions])
     assert groups == [0, 0, 1, 1, 2, 2]
-    assert score(groups, runs, reward).members() == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
+    assert score(groups, runs, reward).rows_by_group() == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
 
 
 def test_a_rollout_that_answers_other_questions_is_noticed() -> None:
@@ -127,12 +127,12 @@ def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
     broken = fixed(QUESTIONS[0], StopReason.RETRIEVER_ERROR, right=False)
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), broken, fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
     episodes = score([0, 0, 0, 1, 1], runs, reward)
-    described = describe(episodes)
+    described = rollout_metrics(episodes)
     assert described["runs"] == 5 and described["faults"] == 1 and described["faults/retriever_error"] == 1
     assert described["reward"] == 0.75
     found = experience_of(runs, [0, 0, 0, 1, 1], settings_of("grpo", group_size=3))
     assert found.advantages_BT[:, 1].tolist() == [0.0, 0.0, 1.0, -1.0]
-    assert found.zero_spread == 0.5 and found.silent_B.tolist() == [True, True, False, False]
+    assert found.zero_spread == 0.5 and found.zero_grad_B.tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("choice", "advantages", "counted"), [("keep", [1, -1], 2), ("mask", [1, 0], 1)])
@@ -224,4 +224,4 @@ def test_groups_of_one_are_paid_their_raw_reward() -> None:
     found = experience_of(
         [fixed(QUESTIONS[0]), fixed(QUESTIONS[1], right=False)], [0, 1], settings_of("grpo", group_size=1)
     )
-    assert found.advantages_BT[:, 1].tolist() == [1.0, 0.0] and found.lone == 0
+    assert found.advantages_BT[:, 1].tolist() == [1.0, 0.0] and found.singleton_groups == 0

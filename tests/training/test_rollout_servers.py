@@ -283,7 +283,7 @@ class Asked:
 @pytest.mark.parametrize("dialects", [("sglang", "vllm"), ("vllm", "sglang")])
 def test_servers_of_two_dialects_each_sample_with_the_new_adapter(tmp_path: Path, dialects: tuple[str, str]) -> None:
     class Trained:
-        workers, policy = ALONE, SimpleNamespace(updates_done=3)
+        workers, policy, critic, reference = ALONE, SimpleNamespace(updates_done=3), None, None
 
         def save(self, folder: Path, extra: object) -> None:
             (folder / ADAPTER).mkdir(parents=True)

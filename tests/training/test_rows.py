@@ -117,7 +117,7 @@ def test_the_batch_of_a_step_can_be_made_of_its_rows(
     assert torch.equal(again.batch.ids_BT, experience.batch.ids_BT)
     assert torch.equal(again.batch.lengths_B, experience.batch.lengths_B)
     assert torch.equal(again.batch.logprobs_BT, experience.batch.logprobs_BT)
-    for name in ("mask_BT", "advantages_BT", "old_BT", "groups_B", "silent_B", "sampled_at_B"):
+    for name in ("mask_BT", "advantages_BT", "old_BT", "groups_B", "zero_grad_B", "sampled_at_B"):
         assert torch.equal(getattr(again, name), getattr(experience, name)), name
     trained = [row for row in rows if any(row.trained)]
     assert sum(row.weight * sum(row.trained) for row in trained) == pytest.approx(1.0 if trained else 0.0)

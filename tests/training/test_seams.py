@@ -135,7 +135,7 @@ class Noted(Callback):
 
     def after_step(self, report: StepReport) -> None:
         self.calls.append(("after", report.step))
-        report.row["mine"] = float(report.episodes.runs)
+        report.row["mine"] = float(len(report.episodes.episodes))
 
 
 def test_a_callback_is_called_around_every_step_and_what_it_adds_is_written(tmp_path: Path) -> None:

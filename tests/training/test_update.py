@@ -142,7 +142,7 @@ def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
 def test_a_step_without_a_gradient_makes_no_update() -> None:
     policy = TableLearner(table(-1.0, -1.0))
     experience, _, said = taught(TableBackend(policy), (True, True))
-    assert experience.silent_B.tolist() == [True, True]
+    assert experience.zero_grad_B.tolist() == [True, True]
     assert said == {"updates": 0} and policy.updates_done == 0 and policy.rows() == table(-1.0, -1.0)
 
 
@@ -152,7 +152,7 @@ def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> N
     algorithm = open_algorithm(settings)
     runs = [ran(SHORT, True), ran(LONG, False), ran(SHORT, True)]
     experience = make_experience(score([0, 0, 1], runs, reward), settings, algorithm, TableBackend(policy))
-    assert experience.silent_B.tolist() == [False, False, True]
+    assert experience.zero_grad_B.tolist() == [False, False, True]
     said = update_weights(experience, settings, algorithm, TableBackend(policy), random.Random(0))
     assert policy.rows_seen == [[0, 1]] and said["grad_norm"] == pytest.approx(math.sqrt(5) / 7)
 
@@ -346,21 +346,20 @@ class Pair(Workers):
 def test_the_means_of_several_workers_are_those_of_all_their_tokens() -> None:
     mask_BT = torch.tensor([[True, True, False]])
     mine, other = MetricAverager(), MetricAverager()
-    mine.tokens("a", torch.tensor([[1.0, 2.0, 9.0]]), mask_BT)
-    mine.tokens("a", torch.tensor([[3.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
-    mine.largest("most", torch.tensor([[1.0, 2.0, 9.0]]), mask_BT)
-    mine.number("b", 1.0)
-    mine.number("b", 2.0)
-    other.tokens("a", torch.tensor([[10.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
-    other.tokens("c", torch.tensor([[4.0]]), torch.tensor([[True]]))
-    other.tokens("none", torch.tensor([[4.0]]), torch.tensor([[False]]))
-    other.largest("most", torch.tensor([[-4.0]]), torch.tensor([[True]]))
-    other.largest("more", torch.tensor([[-4.0, -3.0]]), torch.tensor([[True, True]]))
-    other.largest("more", torch.tensor([[-5.0]]), torch.tensor([[True]]))
-    other.largest("none", torch.tensor([[-4.0]]), torch.tensor([[False]]))
+    mine.add_tokens("a", torch.tensor([[1.0, 2.0, 9.0]]), mask_BT)
+    mine.add_tokens("a", torch.tensor([[3.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
+    mine.add_max("most", 2.0)
+    mine.add("b", 1.0)
+    mine.add("b", 2.0)
+    other.add_tokens("a", torch.tensor([[10.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
+    other.add_tokens("c", torch.tensor([[4.0]]), torch.tensor([[True]]))
+    other.add_tokens("none", torch.tensor([[4.0]]), torch.tensor([[False]]), with_max=True)
+    other.add_max("most", -4.0)
+    other.add_tokens("d", torch.tensor([[-4.0, -3.0, 9.0]]), mask_BT, with_max=True)
+    other.add_tokens("d", torch.tensor([[-5.0]]), torch.tensor([[True]]), with_max=True)
     assert mine.result() == {"a": 2.0, "b": 1.5, "most": 2.0}
-    mine.add(Pair(other))
-    assert mine.result() == {"a": 4.0, "b": 1.5, "c": 4.0, "most": 2.0, "more": -3.0}
+    mine.merge(Pair(other))
+    assert mine.result() == {"a": 4.0, "b": 1.5, "c": 4.0, "d": -4.0, "most": 2.0, "d_max": -3.0}
 
 
 class Half(Workers):
@@ -382,7 +381,7 @@ def recorded(workers: Workers) -> TokenRecord:
     settings = settings_of("grpo", group_size=4, epochs=2, num_minibatches=2, measure_entropy=True, policy=still)
     runs, algorithm = random_trajectories(8, random.Random(0)), open_algorithm(settings)
     paid = [ScoredEpisode(place // 4, run, Reward(place % 2, {})) for place, run in enumerate(runs)]
-    experience = make_experience(EpisodeBatch(tuple(paid), {}, {}), settings, algorithm, None)
+    experience = make_experience(EpisodeBatch(tuple(paid)), settings, algorithm, None)
     record = TokenRecord(experience)
     backend = LocalBackend(Policy(tiny_model(), still, 8, workers=workers), settings)
     update_weights(experience, settings, algorithm, backend, random.Random(1), record)

@@ -28,7 +28,7 @@ from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.launch import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, describe, is_flat, row_rewards
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, rollout_metrics, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):
@@ -163,7 +163,7 @@ class ServerTurns:
             num_turns=sum(part.author is Author.AGENT for part in run.segments),
             metrics=AgentLoopMetrics(generate_sequences=self.seconds, tool_calls=run.timings["retriever_s"]),
             extra_fields={
-                "reward_extra_info": {name: float(value) for name, value in describe(batch).items()},
+                "reward_extra_info": {name: float(value) for name, value in rollout_metrics(batch).items()},
                 "episode": f"{run.question.id}/{run.seed}",
                 "min_global_steps": min(versions),
                 "max_global_steps": max(versions),

@@ -96,12 +96,24 @@ def function_module(kind: str, name: str) -> ModuleType:
 
 def check_takes(kind: str, function: Callable[..., object], *arguments: str) -> None:
     """Raise `SettingError` for a function that cannot be called with these arguments, before hours of work."""
+    if not _takes(function, arguments):
+        raise SettingError(f"the {kind} {called(function)} must take ({', '.join(arguments)})")
+
+
+def check_function(module: object, function: str, name: str, *arguments: str) -> None:
+    """Raise `SettingError` if a function of the part `name` cannot be called with these arguments."""
+    if not _takes(getattr(module, function), arguments):
+        raise SettingError(f"`{function}` of {name} must take ({', '.join(arguments)}), in this order")
+
+
+def _takes(function: Callable[..., object], arguments: Iterable[str]) -> bool:
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
-        raise SettingError(f"the {kind} {called(function)} must take ({', '.join(arguments)})") from None
+        return False
     except ValueError:  # a built-in without a signature
-        return
+        return True
+    return True
 
 
 class _Unidentified(Exception):

@@ -16,7 +16,6 @@ A run with a fault of a retriever or a model has no reward, also if only some se
 on: its result without the fault is unknown.
 """
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from typing import Protocol, TypeAlias, cast
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
 from coseek.core.plugins import (
     PluginSpec,
+    check_function,
     check_takes,
     find_plugin,
     find_yaml,
@@ -327,7 +327,8 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
         raise UnknownName("reward", name, reward_names())
     spelt = name if is_plugin_path(name) else name.replace("_", "-")
     module = cast("_PartModule | _GradedModule", find_plugin("reward", PACKAGE, spelt, CONTRACT))
-    _check_signature(name, module)
+    arguments = ["trajectory", "settings", *(["grades"] if hasattr(module, "needs") else [])]
+    check_function(module, "reward", name, *arguments)
     try:
         settings = make_settings(module.SETTINGS, tree)
     except SettingError as error:
@@ -341,15 +342,6 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
             "grades), which returns them"
         )
     return part
-
-
-def _check_signature(name: str, module: _PartModule | _GradedModule) -> None:
-    """Raise now what would fail hours later, at the first finished run."""
-    taken = ["trajectory", "settings", *(["grades"] if hasattr(module, "needs") else [])]
-    try:
-        inspect.signature(module.reward).bind(*taken)
-    except TypeError:
-        raise SettingError(f"`reward` of {name} must take ({', '.join(taken)}), in this order") from None
 
 
 def needs_answers(trajectory: Trajectory, name: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import schedule_of, tell_step
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.rl.backends.verl import VerlSettings, verl_settings
-from coseek.training.rl.rollout import EpisodeBatch, charge_overlong, score
+from coseek.training.rl.rollout import EpisodeBatch, add_overlong_penalty, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.data_order import derive_seed
 
@@ -142,9 +142,8 @@ class EpisodeHost:
         seed = position.seed(question, self.settings)
         trajectory = await self._drivers[position.training].run_episode(question, seed, generate)
         batch = await asyncio.to_thread(score, [0], [trajectory], self._scoring)  # graders are asked over the network
-        if position.training and self.settings.rl.overlong is not None:
-            batch = charge_overlong(batch, self.settings.rl.overlong)
         if position.training:
+            batch = add_overlong_penalty(batch, self.settings.rl.overlong)
             self._writer.keep(trajectory, position.step, [*batch.faults])
         return batch
 

@@ -4,17 +4,16 @@ An algorithm is one file: `rl/algorithms/NAME.py`, or a user's file whose path t
 (`rl.algorithm: opo.py`). It defines
 
     SETTINGS                       a subclass of `AlgorithmSettings` (`rl.algorithm_settings`)
-    advantages(step, settings)     `StepRewards` → a Tensor of shape BT (or B: the same at every token of a run), or
-                                   `Advantages` if a critic is trained
+    advantages(step, settings)     `StepRewards` → a Tensor of shape BT (or B: the same at every token of a
+                                   trajectory), or `Advantages` if a critic is trained
 
 In a program it may also be a function of the `StepRewards` alone (`algorithm_name`).
 
-A subclass of `GroupSettings` declares that the algorithm compares the runs of one question, a subclass of
+A subclass of `GroupSettings` declares that the algorithm compares the trajectories of one question, a subclass of
 `CriticSettings` that it trains a value model. An unknown name is an error. Neither this module nor the top level of an
 algorithm's file imports torch: a recipe is checked before torch is loaded.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 from pydantic import Field
 
 from coseek.core.errors import SettingError
-from coseek.core.plugins import PluginSpec, check_takes, find_plugin, offer, plugin_name
+from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name
 from coseek.core.settings import Settings, make_settings
 from coseek.data.trajectory import Segment, Trajectory
 from coseek.training.rl.settings import RlSettings
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "coseek.training.rl.algorithms"
 GoldContext: TypeAlias = tuple[Trajectory, Sequence[Segment]]
-"""A run, and segments of it that an agent reads: after them it would answer."""
+"""A trajectory, and segments of it that an agent reads: after them it would answer."""
 GoldProbe: TypeAlias = Callable[[Sequence[GoldContext]], list[float]]
 """Contexts → the mean log-probability, in nats, of the tokens of the gold answer of each one's question."""
 
@@ -43,7 +42,7 @@ class AlgorithmSettings(Settings):
 
 
 class GroupSettings(AlgorithmSettings):
-    """Settings of an algorithm that compares the runs of one question."""
+    """Settings of an algorithm that compares the trajectories of one question."""
 
     zero_spread: Literal["count", "drop"] = "count"
     """How to treat groups whose rewards are all equal. `count`: their tokens stay in the divisor of the loss, and the
@@ -62,34 +61,35 @@ CONTRACT: PluginSpec = {"SETTINGS": AlgorithmSettings, "advantages": None}
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rewards of a step, the input of an algorithm. Shapes: B rows (runs) · T tokens · G runs of one question."""
+    """Rewards of a step, the input of an algorithm. Shapes: B rows (trajectories) · T tokens · G trajectories of one
+    question."""
 
     rewards_B: "Tensor"
-    """Reward of each run, less its truncation penalty; float64."""
+    """Reward of each trajectory, less its truncation penalty; float64."""
     penalty_BT: "Tensor"
     """KL charged to the reward, per token; 0 if it is charged to the loss."""
     mask_BT: "Tensor"
     """True at the policy's tokens in the loss."""
     groups: tuple[tuple[int, ...], ...]
-    """Rows of each group: the runs of one occurrence of a question."""
+    """Rows of each group: the trajectories of one occurrence of a question."""
     group_size: int
-    """Requested runs per question; faults may leave fewer."""
+    """Requested trajectories per question; faults may leave fewer."""
     flat_B: "Tensor"
-    """Rows of groups without spread: all runs have the same reward, not counting the KL."""
+    """Rows of groups without spread: all have the same reward, not counting the KL."""
     values_BT: "Tensor | None" = None
     """The critic's values, if the algorithm trains one."""
     trajectories: tuple[Trajectory, ...] = ()
-    """The runs, one a row."""
+    """One for each row."""
     rewards_of_turns: tuple[tuple[float, ...], ...] = ()
-    """What the reward gave each turn of a run; empty for a run where it names none. Row by row."""
+    """Row by row, the reward of each turn; empty for a trajectory whose reward names no turns."""
     gold_probe: "GoldProbe | None" = None
     """Reads the gold answer with the policy: see `gold_logprobs`."""
 
     @property
     def turn_spans(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Start and end along T of every turn of every run. Raises `SettingError` where the engine hands over no
+        """Start and end along T of every turn of every trajectory. Raises `SettingError` where the engine hands over no
         trajectories."""
-        return tuple(run.turn_spans for run in self._runs())
+        return tuple(trajectory.turn_spans for trajectory in self._known_trajectories())
 
     @property
     def charged_B(self) -> "Tensor":
@@ -98,20 +98,21 @@ class StepRewards:
 
     @property
     def compared(self) -> tuple[tuple[int, ...], ...]:
-        """The groups that can be compared: a run that faults left alone has no baseline."""
+        """The groups that can be compared: a trajectory that faults left alone has no baseline."""
         return tuple(group for group in self.groups if len(group) > 1 or self.group_size == 1)
 
     def turn_rewards(self) -> list[list[float]]:
-        """Return what each turn of every run earned: what the reward gave it, and at the last turn also the rest, less
-        the KL charged to the turn's tokens."""
-        turns = self.rewards_of_turns or ((),) * len(self.rewards_B)
-        earned = [[*given] or [0.0] * len(spans) for given, spans in zip(turns, self.turn_spans, strict=True)]
-        for row, rewards in enumerate(earned):
+        """Return the reward of each turn of every trajectory: its own, and at the last turn also the rest of the
+        trajectory's reward, less the KL charged to the turn's tokens."""
+        turn_spans = self.turn_spans
+        given = self.rewards_of_turns or ((),) * len(self.rewards_B)
+        turn_rewards = [[*rewards] or [0.0] * len(spans) for rewards, spans in zip(given, turn_spans, strict=True)]
+        for row, rewards in enumerate(turn_rewards):
             if rewards:
                 rewards[-1] += float(self.rewards_B[row]) - sum(rewards)
-                for turn, (start, end) in enumerate(self.turn_spans[row]):
+                for turn, (start, end) in enumerate(turn_spans[row]):
                     rewards[turn] -= float(self.penalty_BT[row, start:end].sum())
-        return earned
+        return turn_rewards
 
     def gold_logprobs(self, contexts: "Sequence[GoldContext]") -> list[float]:
         """Return the policy's mean log-probability of the gold answer's tokens, in nats, if it answered after each
@@ -124,37 +125,32 @@ class StepRewards:
         return self.gold_probe(contexts)
 
     def tree(self) -> "tuple[TurnNode, ...]":
-        """The turns of all groups as trees: runs of a group whose tokens are the same up to a turn's end share it.
+        """The turns of all groups as trees: trajectories of a group whose tokens are the same up to a turn's end share
+        it.
 
-        Parents stand before their children. A turn's `rows` index the rewards, its siblings have the same `parent`.
+        Parents come before their children. A turn's `rows` index the rewards; its siblings have the same `parent`.
         """
-        return turn_tree(self._runs(), self.groups)
+        return turn_tree(self._known_trajectories(), self.groups)
 
     def every_turn(self, values: Sequence[Sequence[float]]) -> "Tensor":
-        """Copy one number for each turn of each run to the turn's policy tokens; shape BT."""
+        """Copy one number for each turn of each trajectory to the turn's policy tokens; shape BT."""
         import torch
 
-        advantages_BT = torch.zeros(self.mask_BT.shape)
-        for row, (spans, numbers) in enumerate(zip(self.turn_spans, values, strict=True)):
-            for (start, end), number in zip(spans, numbers, strict=True):
-                advantages_BT[row, start:end] = number
-        return torch.where(self.mask_BT, advantages_BT, 0.0)
+        values_BT = torch.zeros(self.mask_BT.shape)
+        for row, (spans, turn_values) in enumerate(zip(self.turn_spans, values, strict=True)):
+            for (start, end), value in zip(spans, turn_values, strict=True):
+                values_BT[row, start:end] = value
+        return torch.where(self.mask_BT, values_BT, 0.0)
 
-    def _runs(self) -> tuple[Trajectory, ...]:
+    def _known_trajectories(self) -> tuple[Trajectory, ...]:
         if len(self.trajectories) != len(self.mask_BT):
             raise SettingError(
                 "no trajectories are handed to an algorithm here, which reads turns; take rl.backend=local"
             )
         return self.trajectories
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether all rewards, penalties and values are finite numbers."""
-        given = (self.rewards_B, self.penalty_BT, self.values_BT)
-        return all(bool(values.isfinite().all()) for values in given if values is not None)
-
     def token_rewards(self) -> "Tensor":
-        """Return each run's reward at its last policy token, less the KL of every token; shape BT."""
+        """Return each trajectory's reward at its last policy token, less the KL of every token; shape BT."""
         from coseek.training.rl.losses import last_token_rewards
 
         return last_token_rewards(self.rewards_B, self.mask_BT) - self.penalty_BT
@@ -162,8 +158,8 @@ class StepRewards:
     def compare_groups(self, advantages: "Callable[[Tensor], Tensor]") -> "Tensor":
         """Apply `advantages` (rewards of a group, shape G → advantages, shape G) to every group; shape B.
 
-        The KL charged to a run is subtracted from its reward first. A run that faults left alone in its group gets 0:
-        its raw reward is on another scale.
+        The KL charged to a trajectory is subtracted from its reward first. A trajectory that faults left alone in its
+        group gets 0: its raw reward is on another scale.
         """
         import torch
 
@@ -175,7 +171,7 @@ class StepRewards:
         return advantages_B
 
     def every_token(self, advantages_B: "Tensor") -> "Tensor":
-        """Copy each run's advantage to all of its policy tokens; shape BT."""
+        """Copy each trajectory's advantage to all of its policy tokens; shape BT."""
         import torch
 
         return torch.where(self.mask_BT, advantages_B[:, None], 0.0)
@@ -228,33 +224,34 @@ class Algorithm:
             raise SettingError(
                 f"the algorithm {self.name} has CriticSettings and returned no returns as targets of the critic"
             )
-        for what, values_BT in (("advantages", advantages.advantages_BT), ("returns", advantages.returns_BT)):
-            self._check_finite(what, values_BT, step)
+        self._check_finite(advantages, step)
         return advantages
 
-    def _check_finite(self, what: str, values_BT: "Tensor | None", step: StepRewards) -> None:
-        """Blame the algorithm for NaN and infinity, unless it was given some."""
-        if values_BT is None or not step.is_finite:
+    def _check_finite(self, advantages: Advantages, step: StepRewards) -> None:
+        """Blame the algorithm for NaN and infinity, unless its inputs had some."""
+        inputs = (step.rewards_B, step.penalty_BT, step.values_BT)
+        if any(not bool(values.isfinite().all()) for values in inputs if values is not None):
             return
-        wrong_B = (~values_BT.isfinite() & step.mask_BT).any(dim=1)
-        if wrong_B.any():
-            row = int(wrong_B.nonzero()[0])
+        for name, values_BT in (("advantages", advantages.advantages_BT), ("returns", advantages.returns_BT)):
+            if values_BT is None or bool((values_BT.isfinite() | ~step.mask_BT).all()):
+                continue
+            row = int((~values_BT.isfinite() & step.mask_BT).any(dim=1).nonzero()[0])
             raise SettingError(
-                f"the algorithm {self.name} returned {what} that are not finite (row {row}); guard its divisions and "
+                f"the algorithm {self.name} returned {name} that are not finite (row {row}); guard its divisions and "
                 "logarithms"
             )
 
 
-def algorithm_name(given: "str | Path | Callable[[StepRewards], Tensor]") -> str:
-    """An algorithm as settings name it: a name, a file, or a function of a step's rewards, which becomes a part."""
-    if not callable(given):
-        return str(given)
-    check_takes("algorithm", given, "step")
+def algorithm_name(algorithm: "str | Path | Callable[[StepRewards], Tensor]") -> str:
+    """The name in settings of an algorithm: a name, a file, or a function of a step's rewards, which becomes a part."""
+    if not callable(algorithm):
+        return str(algorithm)
+    check_takes("algorithm", algorithm, "step")
 
     def advantages(step: StepRewards, settings: AlgorithmSettings) -> "Tensor":
-        return given(step)
+        return algorithm(step)
 
-    return offer("algorithm", given, {"SETTINGS": AlgorithmSettings, "advantages": advantages})
+    return offer("algorithm", algorithm, {"SETTINGS": AlgorithmSettings, "advantages": advantages})
 
 
 def open_algorithm(settings: RlSettings) -> Algorithm:
@@ -264,10 +261,7 @@ def open_algorithm(settings: RlSettings) -> Algorithm:
     """
     name = settings.algorithm
     module = find_plugin("algorithm", PACKAGE, name, CONTRACT)
-    try:
-        inspect.signature(module.advantages).bind("step", "settings")
-    except TypeError:
-        raise SettingError(f"`advantages` of {name} must take (step, settings), in this order") from None
+    check_function(module, "advantages", name, "step", "settings")
     kind = cast(type[AlgorithmSettings], module.SETTINGS)
     return Algorithm(plugin_name(name), make_settings(kind, settings.algorithm_settings), module.advantages)
 
@@ -275,7 +269,7 @@ def open_algorithm(settings: RlSettings) -> Algorithm:
 def spread_over_steps(settings: RlSettings) -> str:
     """Return the name of a setting whose schedule depends on the number of steps; empty if there is none.
 
-    Only if it is empty may a run be resumed with more steps.
+    Only if it is empty may a training be resumed with more steps.
     """
     trains_critic = open_algorithm(settings).needs_critic
     groups = {"policy": settings.policy, **({"critic": settings.critic} if trains_critic else {})}
@@ -287,45 +281,53 @@ def spread_over_steps(settings: RlSettings) -> str:
     return ""
 
 
-# Turns of a step's runs: the tree that runs of one question with a common beginning form.
+def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return Σ_{k≥t} γ^(k-t) r_k of each turn."""
+    returns, later = [], 0.0
+    for reward in reversed(rewards):
+        later = reward + gamma * later
+        returns.append(later)
+    return returns[::-1]
+
+
+# Turn tree: the turns of one question's trajectories, which may share a prefix.
 
 
 @dataclass(frozen=True, slots=True)
 class TurnNode:
-    """A turn that one run made, or several of one group whose tokens are the same up to its end."""
+    """A turn of one trajectory, or of several of one group whose tokens are the same up to its end."""
 
     turn: int
     """From 1."""
     rows: tuple[int, ...]
-    """The runs that went through it, in order."""
+    """The trajectories with this turn, in order."""
     parent: int | None
     """Index of the turn before it among the nodes; `None` for a first turn."""
 
 
 def turn_tree(trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]]) -> tuple[TurnNode, ...]:
-    """The nodes of every group's tree, parents first. A group has a fork wherever runs differ from one turn on, whether
-    a sampler forked them there or they were sampled apart."""
+    """The nodes of every group's tree, parents first. A group has a fork wherever trajectories differ from one turn on,
+    whether a sampler forked them there or they were sampled apart."""
     nodes: list[TurnNode] = []
     for group in groups:
         level: list[tuple[tuple[int, ...], int | None]] = [(tuple(group), None)]
         turn = 0
         while level:
             turn += 1
-            level = [child for rows, parent in level for child in _split(nodes, trajectories, rows, parent, turn)]
+            children: list[tuple[tuple[int, ...], int | None]] = []
+            for rows, parent in level:
+                for shared_rows in _rows_by_prefix(trajectories, rows, turn):
+                    children.append((shared_rows, len(nodes)))
+                    nodes.append(TurnNode(turn, shared_rows, parent))
+            level = children
     return tuple(nodes)
 
 
-def _split(
-    nodes: list[TurnNode], trajectories: Sequence[Trajectory], rows: Sequence[int], parent: int | None, turn: int
-) -> list[tuple[tuple[int, ...], int | None]]:
-    """Add a node for each different turn of these runs; returns the runs of each, with its index."""
-    alike: dict[tuple[int, ...], list[int]] = {}
+def _rows_by_prefix(trajectories: Sequence[Trajectory], rows: Sequence[int], turn: int) -> list[tuple[int, ...]]:
+    """Group the rows that have this turn by their tokens up to its end."""
+    by_prefix: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
         spans = trajectories[row].turn_spans
         if len(spans) >= turn:
-            alike.setdefault(trajectories[row].ids[: spans[turn - 1][1]], []).append(row)
-    found: list[tuple[tuple[int, ...], int | None]] = []
-    for same in alike.values():
-        found.append((tuple(same), len(nodes)))
-        nodes.append(TurnNode(turn, tuple(same), parent))
-    return found
+            by_prefix.setdefault(trajectories[row].ids[: spans[turn - 1][1]], []).append(row)
+    return [tuple(shared_rows) for shared_rows in by_prefix.values()]

@@ -12,14 +12,12 @@ A backend is one file: `rl/backends/NAME.py`, or a user's file whose path the re
 """
 
 import importlib
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
 
-from coseek.core.errors import SettingError
-from coseek.core.plugins import PluginSpec, find_plugin
+from coseek.core.plugins import PluginSpec, check_function, find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 
@@ -36,7 +34,7 @@ CONTRACT: PluginSpec = {"make": None}
 
 
 class TrainingBackend(Protocol):
-    """The models of a run. `Trainable` and `ForwardModel` define their interfaces."""
+    """The models of a training. `Trainable` and `ForwardModel` define their interfaces."""
 
     @property
     def policy(self) -> "Trainable":
@@ -73,7 +71,7 @@ class TrainingBackend(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Give the samplers the current weights. All workers call it, when a run begins and after every update."""
+        """Give the samplers the current weights. All workers call it, when a training begins and after every update."""
         ...
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
@@ -125,8 +123,5 @@ def _module(name: str) -> ModuleType:
     if hasattr(module, "LOOP"):
         return module
     module = find_plugin("training backend", PACKAGE, name, CONTRACT)
-    try:
-        inspect.signature(module.make).bind("network", "settings", "workers")
-    except TypeError:
-        raise SettingError(f"`make` of {name} must take (network, settings, workers), in this order") from None
+    check_function(module, "make", name, "network", "settings", "workers")
     return module

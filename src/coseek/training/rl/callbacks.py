@@ -3,7 +3,7 @@ calls each of a list, with the step's report."""
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,14 +11,13 @@ from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line
 from coseek.core.parts import sweep
 from coseek.core.progress import Evaluate, Progress
-from coseek.data.run import RowKey, Run
-from coseek.data.token_data import FILE, TokenData
-from coseek.data.trajectory import Trajectory
+from coseek.data.run import Run
+from coseek.data.token_data import FILE
 from coseek.retrieval.retriever import ScheduledRetriever, tell_step
 from coseek.training.rl.algorithm import Algorithm, GroupSettings
 from coseek.training.rl.experience import StepTokens, reward_data
 from coseek.training.rl.monitor import Monitor
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode
+from coseek.training.rl.rollout import EpisodeBatch, FailedEpisode, ScoredEpisode
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
 from coseek.training.tracker import Timer, as_written
 from coseek.training.trainer.checkpoint import HEALTHY, TrainingState
@@ -32,16 +31,16 @@ class StepReport:
     step: int
     """Number of the step, from 1."""
     steps: int
-    """Steps of the whole run."""
+    """Steps of the whole training."""
     row: dict[str, float] = field(default_factory=dict)
     """The step's metrics. A callback may add metrics, which later callbacks see."""
-    episodes: EpisodeBatch = field(default_factory=lambda: EpisodeBatch((), {}, {}))
-    """All scored episodes, and the counts of faults."""
+    episodes: EpisodeBatch = field(default_factory=EpisodeBatch)
+    """All episodes of the step."""
     timer: Timer = field(default_factory=Timer)
     wants_tokens: bool = False
-    """A callback sets it before the step, on all workers alike, to have `tokens`."""
+    """Set by a callback before the step, on all workers alike, to get `tokens`."""
     tokens: StepTokens | None = None
-    """Values of each token in the step's losses; `None` where nothing was learnt from."""
+    """Values of each token in the step's losses; `None` if nothing was trained on."""
 
     def is_due(self, every: int) -> bool:
         """Whether a task with the interval `every`, in steps (0: none), is due. After the last step every task is."""
@@ -52,7 +51,7 @@ class Callback:
     """Base class of callbacks. Every method is optional."""
 
     def begin(self) -> None:
-        """Called once, before the first step, also when a run is resumed."""
+        """Called once, before the first step, also when a training is resumed."""
 
     def before_step(self, report: StepReport) -> None:
         """Called before every step. The report holds the step's number and no metrics yet."""
@@ -70,12 +69,12 @@ class Evaluation(Callback):
     def after_step(self, report: StepReport) -> None:
         if report.is_due(self._every):
             with report.timer("evaluate_s"):
-                found = self._evaluate(report.step)
-            report.row |= {f"eval/{name}": value for name, value in found.items()}
+                metrics = self._evaluate(report.step)
+            report.row |= {f"eval/{name}": value for name, value in metrics.items()}
 
 
 class RetrieverSchedule(Callback):
-    """Tells a retriever that changes over the run how far the run is."""
+    """Passes the training's progress to a retriever with a schedule."""
 
     def __init__(self, retriever: ScheduledRetriever) -> None:
         self._retriever = retriever
@@ -101,8 +100,8 @@ class MetricsWriter(Callback):
         self._state = state
 
     def after_step(self, report: StepReport) -> None:
-        parts = {f"runs_{name}": value for name, value in report.episodes.timings.items()}
-        self._state.log_metrics(report.row | report.timer.seconds | parts)
+        timings = {f"runs_{name}": seconds for name, seconds in report.episodes.timings.items()}
+        self._state.log_metrics(report.row | report.timer.seconds | timings)
 
 
 class CheckpointWriter(Callback):
@@ -113,16 +112,16 @@ class CheckpointWriter(Callback):
 
     def begin(self) -> None:
         if self._state.step:  # a kill may have come between the last checkpoint and this call
-            self._keep()
+            self._update_healthy()
 
     def after_step(self, report: StepReport) -> None:
         due = report.is_due(self._every)
         if due:
             self._state.save()
         if due or self._monitor.alarms:  # one that is over at the next checkpoint was an alarm, too
-            self._keep()
+            self._update_healthy()
 
-    def _keep(self) -> None:
+    def _update_healthy(self) -> None:
         self._state.update_healthy(bool(self._monitor.alarms), self._patience)
 
 
@@ -131,20 +130,20 @@ class ProgressLine(Callback):
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def before_step(self, report: StepReport) -> None:
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def after_step(self, report: StepReport) -> None:
-        row, seconds = report.row, time.monotonic() - self._began_s
+        row, seconds = report.row, time.monotonic() - self._started_s
         tokens, searches = (row.get("runs", 0) * row.get(name, 0.0) / seconds for name in ("agent_tokens", "searches"))
         note = f"reward {row.get('reward', 0.0):.2f}, {tokens:,.0f} tokens/s, {searches:,.1f} searches/s"
         self._progress.advance(report.step, note)
 
 
 class AlarmStop(Callback):
-    """Stops a run at an alarm (`rl.monitor.stop`). Alarms persist across resume."""
+    """Stops a training at an alarm (`rl.monitor.stop`). Alarms persist across resume."""
 
     def __init__(self, monitor: Monitor, state: TrainingState, checkpoints: Path) -> None:
         self._monitor, self._state, self._checkpoints = monitor, state, checkpoints
@@ -162,15 +161,15 @@ class AlarmStop(Callback):
 
 
 QUIET_STEPS = 3
-"""Steps in a row without a gradient after which the training says so."""
+"""Consecutive steps without a gradient after which the training warns."""
 
 
 class LearnsNothing(Callback):
-    """Warns of groups of one run, and of steps that change no weight: neither shows in a loss of 0."""
+    """Warns of groups of one trajectory, and of steps that change no weight: neither shows in a loss of 0."""
 
     def __init__(self, algorithm: Algorithm, settings: RlSettings, progress: Progress) -> None:
         self._algorithm, self._settings, self._progress = algorithm, settings, progress
-        self._quiet = 0
+        self._steps_without_gradient = 0
 
     def begin(self) -> None:
         if self._settings.group_size == 1 and isinstance(self._algorithm.settings, GroupSettings):
@@ -181,9 +180,9 @@ class LearnsNothing(Callback):
             )
 
     def after_step(self, report: StepReport) -> None:
-        moved = report.row.get("updates", 0) and report.row.get("grad_norm") != 0.0
-        self._quiet = 0 if moved else self._quiet + 1
-        if self._quiet == QUIET_STEPS:
+        has_gradient = report.row.get("updates", 0) and report.row.get("grad_norm") != 0.0
+        self._steps_without_gradient = 0 if has_gradient else self._steps_without_gradient + 1
+        if self._steps_without_gradient == QUIET_STEPS:
             self._progress.warn(
                 f"the last {QUIET_STEPS} steps had no gradient and changed no weight (loss 0): the runs of every "
                 f"question had equal rewards (reward {report.row.get('reward', 0.0):.3g}); ask easier or harder "
@@ -196,10 +195,10 @@ class LearnsNothing(Callback):
 #     FOLDER/step-000010/run.yaml, trajectories.jsonl, tokens.jsonl
 #
 # A folder appears whole or not at all. On resume a step that is taken again is written again; one that was removed to
-# keep the budget stays removed, so that a run that was killed keeps the same steps as one that was not.
+# keep the budget stays removed, so that a training that was killed keeps the same steps as one that was not.
 
-SHARE = 0.1
-"""Share of the budget that one step takes at most."""
+MAX_STEP_SHARE = 0.1
+"""Maximum share of the budget that one step takes."""
 
 
 class RolloutWriter(Callback):
@@ -234,62 +233,54 @@ class RolloutWriter(Callback):
                 ) from None
 
     def _keep(self, report: StepReport) -> None:
-        step, kept = report.step, self._steps()
+        step, kept = report.step, self._kept_steps()
         if any(later > step for later in kept) and step not in kept:
             return  # it was written before a kill, and removed since
-        atomic_folder(kept.get(step, self._folder / f"step-{step:06d}"), lambda part: self._fill(part, report))
+        folder = kept.get(step, self._folder / f"step-{step:06d}")
+        atomic_folder(folder, lambda temp_folder: self._write(temp_folder, report))
         self._thin(step)
 
-    def _fill(self, part: Path, report: StepReport) -> None:
+    def _write(self, folder: Path, report: StepReport) -> None:
         """Write the step's groups, in order, that fit into its share of the budget; the first one in any case."""
-        groups = _groups(report)
-        places = report.tokens.places() if report.tokens is not None else {}
-        left = SHARE * self._settings.mb * 1e6
-        runs: list[str] = []
-        rows: list[str] = []
-        count = 0
-        for group in groups:
-            some = [json_line(run.to_json()) for run, _ in group]
-            some_rows = [json_line(_data_of(one, report.tokens, places).to_json()) for _, one in group if one]
-            left -= sum(len(line.encode()) for line in (*some, *some_rows))
-            if left < 0 and runs:
+        tokens = report.tokens
+        row_of = {} if tokens is None else tokens.row_of()
+        groups: dict[int, list[ScoredEpisode | FailedEpisode]] = {}
+        for episode in report.episodes.episodes:
+            groups.setdefault(episode.group, []).append(episode)
+        budget = MAX_STEP_SHARE * self._settings.mb * 1e6
+        trajectory_lines: list[str] = []
+        token_lines: list[str] = []
+        written = 0
+        for _, group in sorted(groups.items()):
+            trajectories = [json_line(episode.trajectory.to_json()) for episode in group]
+            token_data: list[str] = []
+            for episode in group:
+                if isinstance(episode, ScoredEpisode):
+                    row = row_of.get((episode.trajectory.question.id, episode.trajectory.seed))
+                    data = reward_data(episode) if tokens is None or row is None else tokens.token_data(row)
+                    token_data.append(json_line(data.to_json()))
+            budget -= sum(len(line.encode()) for line in (*trajectories, *token_data))
+            if budget < 0 and trajectory_lines:
                 break
-            runs += some
-            rows += some_rows
-            count += 1
-        described = {**self._describe(report.step), "groups": count, "groups_of_step": len(groups)}
-        with Run.create(part, described).open_for_append() as file:
-            file.writelines(runs)
-            (part / FILE).write_text("".join(rows), encoding="utf-8")  # before the digests
+            trajectory_lines += trajectories
+            token_lines += token_data
+            written += 1
+        settings = {**self._describe(report.step), "groups": written, "groups_of_step": len(groups)}
+        with Run.create(folder, settings).open_for_append() as file:
+            file.writelines(trajectory_lines)
+            (folder / FILE).write_text("".join(token_lines), encoding="utf-8")  # before the digests
 
     def _thin(self, newest: int) -> None:
         """Double the distance between kept steps until they fit the budget. The newest stays."""
-        folders = self._steps()
+        folders = self._kept_steps()
         sizes = {step: sum(path.stat().st_size for path in folder.iterdir()) for step, folder in folders.items()}
-        apart = self._settings.every
+        distance = self._settings.every
         while len(sizes) > 1 and sum(sizes.values()) > self._settings.mb * 1e6:
-            apart *= 2
-            for step in [step for step in sizes if step % apart and step != newest]:
+            distance *= 2
+            for step in [step for step in sizes if step % distance and step != newest]:
                 shutil.rmtree(folders[step])
                 del sizes[step]
 
-    def _steps(self) -> dict[int, Path]:
+    def _kept_steps(self) -> dict[int, Path]:
         """Kept step → its folder."""
         return {int(path.name.removeprefix("step-")): path for path in self._folder.glob("step-*")}
-
-
-def _groups(report: StepReport) -> list[list[tuple[Trajectory, ScoredEpisode | None]]]:
-    """The runs of a step, group by group, with their rewards; `None` for one in which a part failed."""
-    groups: dict[int, list[tuple[Trajectory, ScoredEpisode | None]]] = {}
-    for one in report.episodes.scored:
-        run = one.trajectory
-        groups.setdefault(one.group, []).append((run, one))
-    for group, run in report.episodes.failed:
-        groups.setdefault(group, []).append((run, None))
-    return [groups[group] for group in sorted(groups)]
-
-
-def _data_of(episode: ScoredEpisode, tokens: StepTokens | None, places: Mapping[RowKey, int]) -> TokenData:
-    """The token data of an episode; of one that is not learnt from, its reward."""
-    place = places.get((episode.trajectory.question.id, episode.trajectory.seed))
-    return reward_data(episode) if tokens is None or place is None else tokens.data(place)

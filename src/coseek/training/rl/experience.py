@@ -32,15 +32,15 @@ class Experience:
     values_BT: Tensor | None
     returns_BT: Tensor | None
     flat_B: Tensor
-    """Rows of groups without spread: all runs have the same reward, not counting a KL in the reward."""
-    silent_B: Tensor
+    """Rows of groups without spread: all have the same reward, not counting a KL in the reward."""
+    zero_grad_B: Tensor
     """Rows whose gradient is known to be zero: they count in the divisor of the loss, and no pass is run for them."""
     sampled_at_B: Tensor
     """The policy's number of updates when the row was sampled."""
     zero_spread: float
     """Share of groups whose rewards are all equal."""
-    lone: int
-    """Groups that faults reduced to a single run, which has no baseline."""
+    singleton_groups: int
+    """Groups that faults reduced to a single trajectory, which has no baseline."""
     importance_BT: Tensor | None = None
     """Weight of a token's policy loss for a sampler that is not the trainer; `None` without a correction."""
 
@@ -52,53 +52,54 @@ def make_experience(
     backend: TrainingBackend | None,
     gold_probe: GoldProbe | None = None,
 ) -> Experience:
-    """Make a batch with advantages from scored runs. Without a backend there is no reference and no critic, and the old
-    policy is the sampler's."""
+    """Make a batch with advantages from scored episodes. Without a backend there is no reference and no critic, and the
+    old policy is the sampler's."""
     policy, critic, reference = (backend.policy, backend.critic, backend.reference) if backend else (None,) * 3
-    batch = make_batch([episode.trajectory for episode in episodes.scored])
-    mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
+    trajectories = tuple(episode.trajectory for episode in episodes.scored)
+    batch = make_batch(trajectories)
+    # A masked trajectory still counts in its group's mean.
+    in_loss_B = torch.tensor([settings.truncated != "mask" or not each.truncated for each in trajectories])
+    mask_BT = batch.agent_BT & in_loss_B[:, None]
     recomputed = policy if settings.old_logprobs == "recompute" else None
-    old_BT = batch.logprobs_BT if recomputed is None else recomputed.forward(batch, batch.agent_BT)
-    # A masked run counts in its group's mean, so the KL that its reward is charged counts there too.
-    charged_BT = batch.agent_BT if settings.kl_in == "reward" else mask_BT
-    reference_BT = reference.forward(batch, charged_BT) if reference else None
+    old_BT = recomputed.forward(batch, batch.agent_BT) if recomputed else batch.logprobs_BT
+    # So the KL that the reward of a masked trajectory is charged counts there too.
+    kl_mask_BT = batch.agent_BT if settings.kl_in == "reward" else mask_BT
+    reference_BT = reference.forward(batch, kl_mask_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
-    flat_B = _flat(rewards_B, episodes, settings)
-    penalty_BT = _kl_in_reward(old_BT, reference_BT, charged_BT, settings)
-    members = episodes.members()
+    groups = [*episodes.rows_by_group().values()]
+    flat_B = torch.zeros(len(batch), dtype=torch.bool)
+    for rows in groups:
+        flat_B[rows] = settings.group_size > 1 and is_flat(rewards_B[rows])
     values_BT = critic.forward(batch, mask_BT) if critic else None
     step = StepRewards(
         rewards_B,
-        penalty_BT,
+        _kl_penalty(old_BT, reference_BT, kl_mask_BT, settings),
         mask_BT,
-        groups=tuple(map(tuple, members.values())),
+        groups=tuple(map(tuple, groups)),
         group_size=settings.group_size,
         flat_B=flat_B,
         values_BT=values_BT,
-        trajectories=tuple(episode.trajectory for episode in episodes.scored),
+        trajectories=trajectories,
         rewards_of_turns=tuple(episode.reward.turns for episode in episodes.scored),
         gold_probe=gold_probe,
     )
     estimates = algorithm.advantages(step)
-    advantages_BT = estimates.advantages_BT
-    has_other_terms = (
-        critic is not None or settings.entropy > 0.0 or (reference is not None and settings.kl_in == "loss")
-    )
-    silent_B = torch.zeros(len(batch)).bool() if has_other_terms else (advantages_BT == 0.0).all(dim=1)
+    has_kl_loss = reference is not None and settings.kl_in == "loss"
+    has_other_terms = critic is not None or settings.entropy > 0.0 or has_kl_loss
     return Experience(
         batch=batch,
         mask_BT=mask_BT,
         groups_B=torch.tensor([episode.group for episode in episodes.scored]),
-        advantages_BT=advantages_BT,
+        advantages_BT=estimates.advantages_BT,
         old_BT=old_BT,
         reference_BT=reference_BT,
         values_BT=values_BT,
         returns_BT=estimates.returns_BT,
         flat_B=flat_B,
-        silent_B=silent_B,
+        zero_grad_B=(estimates.advantages_BT == 0.0).all(dim=1) & (not has_other_terms),
         sampled_at_B=torch.tensor([episode.version for episode in episodes.scored]),
-        zero_spread=sum(bool(flat_B[places[0]]) for places in members.values()) / len(members),
-        lone=sum(len(places) == 1 for places in members.values()) if settings.group_size > 1 else 0,
+        zero_spread=sum(bool(flat_B[rows[0]]) for rows in groups) / len(groups),
+        singleton_groups=sum(len(rows) == 1 for rows in groups) if settings.group_size > 1 else 0,
         importance_BT=_importance(old_BT, batch, settings),
     )
 
@@ -109,22 +110,7 @@ def _importance(old_BT: Tensor, batch: Batch, settings: RlSettings) -> Tensor | 
     return importance_weights(old_BT, batch.logprobs_BT, batch.agent_BT, settings.importance, settings.importance_cap)
 
 
-def _flat(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
-    """Mark the rows of groups without spread. With `group_size` 1 no row is flat."""
-    flat_B = torch.zeros(len(rewards_B), dtype=torch.bool)
-    for places in episodes.members().values():
-        flat_B[places] = settings.group_size > 1 and is_flat(rewards_B[places])
-    return flat_B
-
-
-def _counted(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
-    """Return False for rows that are left out of the loss. A masked run still counts in its group's mean."""
-    if settings.truncated != "mask":
-        return torch.ones(len(episodes.scored), dtype=torch.bool)
-    return torch.tensor([not episode.trajectory.truncated for episode in episodes.scored])
-
-
-def _kl_in_reward(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: RlSettings) -> Tensor:
+def _kl_penalty(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: RlSettings) -> Tensor:
     """Return β · KL estimate per token if the settings charge it to the reward, else 0; shape BT."""
     if reference_BT is None or settings.kl_in != "reward":
         return torch.zeros_like(old_BT)
@@ -166,7 +152,7 @@ class StepTokens:
     """The experience of a step with the record of its updates."""
 
     episodes: EpisodeBatch
-    """Those that the experience was made of."""
+    """The episodes that the experience was made of."""
     experience: Experience
     record: TokenRecord
     trained_B: Tensor
@@ -174,25 +160,25 @@ class StepTokens:
     recomputed: bool
     """Whether the old log-probabilities are the trainer's (`old_logprobs: recompute`)."""
 
-    def places(self) -> dict[RowKey, int]:
+    def row_of(self) -> dict[RowKey, int]:
         """Question and seed of each episode → its row."""
-        runs = (episode.trajectory for episode in self.episodes.scored)
-        return {(run.question.id, run.seed): place for place, run in enumerate(runs)}
+        trajectories = (episode.trajectory for episode in self.episodes.scored)
+        return {(trajectory.question.id, trajectory.seed): row for row, trajectory in enumerate(trajectories)}
 
-    def data(self, place: int) -> TokenData:
+    def token_data(self, row: int) -> TokenData:
         """The token data of the episode in a row."""
-        episode = self.episodes.scored[place]
-        written_T = self.experience.batch.agent_BT[place]
-        passes = int(self.record.passes_B[place])
+        episode = self.episodes.scored[row]
+        agent_T = self.experience.batch.agent_BT[row]
+        passes = int(self.record.passes_B[row])
         logprobs_BT = self.experience.old_BT if self.recomputed else self.record.logprobs_BT
         updates = 0 if self.recomputed else passes - 1
 
-        def values(whole_BT: Tensor, known: bool = True) -> list[float]:
-            return whole_BT[place][written_T].tolist() if known else []
+        def values(whole_BT: Tensor, available: bool = True) -> list[float]:
+            return whole_BT[row][agent_T].tolist() if available else []
 
         return replace(
             reward_data(episode),
-            trained=bool(self.trained_B[place]),
+            trained=bool(self.trained_B[row]),
             spans=agent_spans(episode.trajectory),
             advantages=finite(values(self.experience.advantages_BT)),
             # The trainer's float32 says no more, and a gap is a small difference of two such numbers.
@@ -203,8 +189,8 @@ class StepTokens:
 
 
 def reward_data(episode: ScoredEpisode) -> TokenData:
-    """The token data of an episode that is not learnt from: its reward alone."""
-    run, reward = episode.trajectory, episode.reward
+    """The token data of an episode that is not trained on: its reward alone."""
+    trajectory, reward = episode.trajectory, episode.reward
     (value,) = finite([reward.value])
     parts = dict(zip(reward.parts, finite(reward.parts.values()), strict=True))
-    return TokenData(run.question.id, run.seed, episode.group, value, parts)
+    return TokenData(trajectory.question.id, trajectory.seed, episode.group, value, parts)

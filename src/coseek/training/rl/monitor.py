@@ -19,6 +19,7 @@ alarms: a run that searches until its budget ends has no answer either.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
@@ -31,20 +32,20 @@ from coseek.training.rl.settings import AlarmName, MonitorSettings, RlSettings
 Row: TypeAlias = Mapping[str, float]
 OUTCOME = "outcome"
 """Placeholder for the metric that `monitor.outcome` names."""
-ERRORS = 5.0
+MIN_STANDARD_ERRORS = 5.0
 """Standard errors by which a share must change: the extremes of 200 steps of noise stay within them."""
-ALARM = "alarm/"
+ALARM_PREFIX = "alarm/"
 """Prefix of the metric that is 1 while an alarm is on."""
-FAULT = "faults/"
-"""Prefix of the metric that counts the runs in which a part failed, by part."""
-SOLVED = 0.9
+FAULT_PREFIX = "faults/"
+"""Prefix of the metrics that count the trajectories in which a part failed, by part."""
+SOLVED_OUTCOME = 0.9
 """Outcome from which equal rewards within groups are expected."""
-STEADY = 0.8
+STEADY_SHARE = 0.8
 """Share of steps with a negative shift from which a fall counts as steady."""
 
 
 class MonitorStop(RunError):
-    """Raised when an alarm stops a run (`rl.monitor.stop`)."""
+    """Raised when an alarm stops a training (`rl.monitor.stop`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class AlarmWindow:
 
     rows: Sequence[Row]
     recent: Sequence[Row]
-    """Those among the run's last `steps` steps; at least one."""
+    """Those among the last `steps` steps; at least one."""
     steps: int
     """Length of the window."""
     questions: int
@@ -67,22 +68,18 @@ class AlarmWindow:
         return [(sums[end] - sums[end - self.steps]) / self.steps for end in range(self.steps, len(sums))]
 
     def exceeds_noise(self, before: float, now: float) -> bool:
-        """Whether a share changed by more than noise separates the best and the worst window of a long run.
+        """Whether a share changed by more than noise separates the best and the worst window of a long training.
 
-        The runs of one question are strongly correlated, so each question counts as one draw. Logged runs agree with
-        that.
+        The trajectories of one question are strongly correlated, so each question counts as one draw. Logged trainings
+        agree with that.
         """
-        middle = min(max((before + now) / 2.0, 0.0), 1.0)
-        return abs(now - before) > ERRORS * math.sqrt(middle * (1.0 - middle) / self.questions)
+        share = min(max((before + now) / 2.0, 0.0), 1.0)
+        return abs(now - before) > MIN_STANDARD_ERRORS * math.sqrt(share * (1.0 - share) / self.questions)
 
     def fall(self, means: Sequence[float], share: float) -> tuple[float, float] | None:
         """(the last mean, the best one) where the last is below `share` of the best, beyond noise."""
-        now, level = means[-1], max(means)
-        return (now, level) if now < share * level and self.exceeds_noise(level, now) else None
-
-    def recent_mean(self, name: str) -> float:
-        """Mean over the recent rows, of which there may be fewer than `steps`."""
-        return fmean(row[name] for row in self.recent)
+        now, best = means[-1], max(means)
+        return (now, best) if now < share * best and self.exceeds_noise(best, now) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +99,17 @@ class AlarmCheck:
 def find_alarms(rows: Sequence[Row], settings: RlSettings) -> dict[AlarmName, str]:
     """Return the alarms that are on after the last of these rows, with their advice."""
     window, questions = settings.monitor.window, settings.monitor.window * settings.questions_per_step
-    found: dict[AlarmName, str] = {}
-    for check in checks_of(settings):
+    alarms: dict[AlarmName, str] = {}
+    for check in active_checks(settings):
         names = check.metrics(settings.monitor)
-        within, recent = (
-            [row for row in part if all(name in row for name in names)] for part in (rows, rows[-window:])
+        complete, recent = (
+            [row for row in candidates if all(name in row for name in names)] for candidates in (rows, rows[-window:])
         )
-        if recent and (check.at_once or len(within) >= window):
-            advice = check.find(AlarmWindow(within, recent, window, questions, settings.monitor))
+        if recent and (check.at_once or len(complete) >= window):
+            advice = check.find(AlarmWindow(complete, recent, window, questions, settings.monitor))
             if advice is not None:
-                found.setdefault(check.alarm, advice)
-    return found
+                alarms.setdefault(check.alarm, advice)
+    return alarms
 
 
 def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
@@ -120,13 +117,13 @@ def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
     steps: dict[str, list[int]] = {}
     for row in rows:
         for name in sorted(row):
-            if name.startswith(ALARM):
-                steps.setdefault(name.removeprefix(ALARM), []).append(int(row["step"]))
+            if name.startswith(ALARM_PREFIX):
+                steps.setdefault(name.removeprefix(ALARM_PREFIX), []).append(int(row["step"]))
     return steps
 
 
-def checks_of(settings: RlSettings) -> list[AlarmCheck]:
-    """Return the active checks. `no-signal` does not apply to groups of one run."""
+def active_checks(settings: RlSettings) -> list[AlarmCheck]:
+    """Return the active checks. `no-signal` does not apply to groups of one trajectory."""
     ignored = set(settings.monitor.ignore) | ({"no-signal"} if settings.group_size == 1 else set())
     return [check for check in CHECKS if check.alarm not in ignored]
 
@@ -140,8 +137,8 @@ def _no_search(window: AlarmWindow) -> str | None:
 
 
 def _no_answer(window: AlarmWindow) -> str | None:
-    means = [sum(both) for both in zip(window.means("answered"), window.means("declined"), strict=True)]
-    fall = window.fall(means, window.settings.answer_share)
+    answered, declined = window.means("answered"), window.means("declined")
+    fall = window.fall([sum(pair) for pair in zip(answered, declined, strict=True)], window.settings.answer_share)
     return fall and (
         f"{fall[0]:.0%} of the runs answer or decline, down from {fall[1]:.0%}; check how the others end (`truncated`, "
         "`valid`): give no reward to runs without an answer, and raise the token limits so that an answer fits"
@@ -150,16 +147,16 @@ def _no_answer(window: AlarmWindow) -> str | None:
 
 def _endless_search(window: AlarmWindow) -> str | None:
     truncated, searches = window.means("truncated"), window.means("searches")
-    least = truncated.index(min(truncated))
+    lowest = truncated.index(min(truncated))
     if (
-        truncated[-1] - truncated[least] <= window.settings.truncated_rise
-        or not window.exceeds_noise(truncated[least], truncated[-1])
-        or searches[-1] < searches[least]
+        truncated[-1] - truncated[lowest] <= window.settings.truncated_rise
+        or not window.exceeds_noise(truncated[lowest], truncated[-1])
+        or searches[-1] < searches[lowest]
     ):
         return None
     return (
-        f"a budget ends {truncated[-1]:.0%} of the runs, up from {truncated[least]:.0%}; searches per run went from "
-        f"{searches[least]:.1f} to {searches[-1]:.1f}: charge for a search (reward.searches) or for a truncated run "
+        f"a budget ends {truncated[-1]:.0%} of the runs, up from {truncated[lowest]:.0%}; searches per run went from "
+        f"{searches[lowest]:.1f} to {searches[-1]:.1f}: charge for a search (reward.searches) or for a truncated run "
         "(rl.truncated=penalise)"
     )
 
@@ -185,7 +182,7 @@ def _format_hacking(window: AlarmWindow) -> str | None:
 def _likelihood_decay(window: AlarmWindow) -> str | None:
     shifts = [row["right_shift"] for row in window.rows[-2 * window.steps :]]
     down, total = sum(shift < 0.0 for shift in shifts) / len(shifts), sum(shifts)
-    if len(shifts) < 2 * window.steps or down < STEADY or total >= -window.settings.likelihood_fall:
+    if len(shifts) < 2 * window.steps or down < STEADY_SHARE or total >= -window.settings.likelihood_fall:
         return None
     return (
         f"in {down:.0%} of the last {len(shifts)} steps the updates made right runs less likely, by "
@@ -198,41 +195,27 @@ def _long_gradients(window: AlarmWindow) -> str | None:
     earlier = [row["grad_norm"] for row in window.rows[: -window.steps]]
     if len(earlier) < window.steps:
         return None
-    now, level = min(row["grad_norm"] for row in window.rows[-window.steps :]), median(earlier)
-    if now <= window.settings.gradient_factor * level:
+    smallest, usual = min(row["grad_norm"] for row in window.rows[-window.steps :]), median(earlier)
+    if smallest <= window.settings.gradient_factor * usual:
         return None
     return (
-        f"the smallest gradient norm of the last {window.steps} steps is {now:.2g}, and the median before was "
-        f"{level:.2g}: {LOWER_RATE}, and check `loss` and `ratio_max`"
+        f"the smallest gradient norm of the last {window.steps} steps is {smallest:.2g}, and the median before was "
+        f"{usual:.2g}: {LOWER_RATE}, and check `loss` and `ratio_max`"
     )
 
 
-def _gap(window: AlarmWindow) -> str | None:
-    return _above(
-        window,
-        "logprob_gap",
-        "the log-probabilities of sampler and trainer differ by {:.2g} nats per token: training is off-policy; compare "
-        "precision, temperature and weights of the two, or set rl.old_logprobs=recompute",
-    )
-
-
-def _far_steps(window: AlarmWindow) -> str | None:
-    way_out = f"{LOWER_RATE}, or lower rl.epochs and rl.num_minibatches"
-    return _above(window, "kl_old", "one step moves the policy by {:.2g} nats per token: " + way_out)
-
-
-def _above(window: AlarmWindow, metric: str, message: str) -> str | None:
-    """The message, where the recent mean of a metric lies above the limit of its name."""
-    mean = window.recent_mean(metric)
-    return message.format(mean) if mean > getattr(window.settings, metric) else None
+def _above_limit(window: AlarmWindow, metric: str, advice: str) -> str | None:
+    """Return the advice if the recent mean of a metric exceeds the setting of its name."""
+    mean = fmean(row[metric] for row in window.recent)  # there may be fewer rows than `steps`
+    return advice.format(mean) if mean > getattr(window.settings, metric) else None
 
 
 def _no_signal(window: AlarmWindow) -> str | None:
-    now, outcome = window.means("zero_spread")[-1], window.means(OUTCOME)[-1]
-    if now < window.settings.flat_share or outcome >= SOLVED:
+    flat, outcome = window.means("zero_spread")[-1], window.means(OUTCOME)[-1]
+    if flat < window.settings.flat_share or outcome >= SOLVED_OUTCOME:
         return None
     return (
-        f"{now:.0%} of the groups have equal rewards, and {outcome:.0%} of the runs are right: there is no advantage "
+        f"{flat:.0%} of the groups have equal rewards, and {outcome:.0%} of the runs are right: there is no advantage "
         "to learn from; use easier or harder questions, larger groups, or a finer-grained reward"
     )
 
@@ -241,7 +224,9 @@ def _faults(window: AlarmWindow) -> str | None:
     share = fmean(row["faults"] / row["runs"] for row in window.recent)
     if share < window.settings.fault_share:
         return None
-    parts = sorted({name.removeprefix(FAULT) for row in window.recent for name in row if name.startswith(FAULT)})
+    parts = sorted(
+        {name.removeprefix(FAULT_PREFIX) for row in window.recent for name in row if name.startswith(FAULT_PREFIX)}
+    )
     return (
         f"{share:.0%} of the runs are left out of training because {' and '.join(parts)} failed in them: repair "
         "that first"
@@ -249,6 +234,13 @@ def _faults(window: AlarmWindow) -> str | None:
 
 
 LOWER_RATE = "lower rl.policy.optimizer.lr"
+GAP = (
+    "the log-probabilities of sampler and trainer differ by {:.2g} nats per token: training is off-policy; compare "
+    "precision, temperature and weights of the two, or set rl.old_logprobs=recompute"
+)
+FAR_STEP = (
+    f"one step moves the policy by {{:.2g}} nats per token: {LOWER_RATE}, or lower rl.epochs and rl.num_minibatches"
+)
 
 CHECKS = (
     AlarmCheck("no-search", ("search_rate",), _no_search),
@@ -257,15 +249,15 @@ CHECKS = (
     AlarmCheck("format-hacking", (OUTCOME, "reward", "valid"), _format_hacking),
     AlarmCheck("likelihood-decay", ("right_shift",), _likelihood_decay),
     AlarmCheck("exploding", ("grad_norm",), _long_gradients),
-    AlarmCheck("exploding", ("logprob_gap",), _gap, at_once=True),
-    AlarmCheck("exploding", ("kl_old",), _far_steps, at_once=True),
+    AlarmCheck("exploding", ("logprob_gap",), partial(_above_limit, metric="logprob_gap", advice=GAP), at_once=True),
+    AlarmCheck("exploding", ("kl_old",), partial(_above_limit, metric="kl_old", advice=FAR_STEP), at_once=True),
     AlarmCheck("no-signal", ("zero_spread", OUTCOME), _no_signal),
     AlarmCheck("faults", ("faults", "runs"), _faults),
 )
 
 
 class Monitor:
-    """Raises the alarms of one run. It reads only the written rows, so a resumed run raises the same alarms."""
+    """Raises the alarms of a training. It reads only the written rows, so a resumed training raises the same alarms."""
 
     def __init__(self, settings: RlSettings, rows: Iterable[Row], progress: Progress) -> None:
         self._settings, self._progress = settings, progress
@@ -280,9 +272,9 @@ class Monitor:
         self.alarms = find_alarms([*self._rows, row], self._settings)
         recent = self._rows[-self._window :]
         for name, advice in self.alarms.items():
-            if not any(f"{ALARM}{name}" in earlier for earlier in recent):
+            if not any(f"{ALARM_PREFIX}{name}" in logged for logged in recent):
                 self._progress.warn(f"alarm {name} in step {row['step']:.0f}: {advice}")
-        alarm_metrics = {"alarms": float(len(self.alarms)), **{f"{ALARM}{name}": 1.0 for name in self.alarms}}
+        alarm_metrics = {"alarms": float(len(self.alarms)), **{f"{ALARM_PREFIX}{name}": 1.0 for name in self.alarms}}
         self._rows.append({**row, **alarm_metrics})
         self._report_missing_metrics()
         return alarm_metrics
@@ -301,10 +293,10 @@ class Monitor:
         if self._missing_reported or len(self._rows) < self._window:
             return
         self._missing_reported = True
-        for check in checks_of(self._settings):
+        for check in active_checks(self._settings):
             names = check.metrics(self._settings.monitor)
-            absent = [name for name in names if not any(name in row for row in self._rows)]
-            if absent:
+            missing = [name for name in names if not any(name in row for row in self._rows)]
+            if missing:
                 self._progress.warn(
-                    f"monitor: no metric {' or '.join(absent)}, so alarm {check.alarm} cannot be raised"
+                    f"monitor: no metric {' or '.join(missing)}, so alarm {check.alarm} cannot be raised"
                 )

@@ -12,14 +12,13 @@ KL, the entropy bonus and `rl.importance`. Neither this module nor the top level
 recipe is checked before torch is loaded.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from coseek.core.errors import SettingError
-from coseek.core.plugins import PluginSpec, check_takes, find_plugin, offer, plugin_name
+from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name
 from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 
@@ -38,8 +37,8 @@ CONTRACT: PluginSpec = {"SETTINGS": PolicyLossSettings, "token_losses": None}
 
 @dataclass(frozen=True, slots=True)
 class LossBatch:
-    """Whole rows of a minibatch, the input of a policy loss. Shapes: b rows (runs) · t tokens. Tensors of numbers are 0
-    outside the mask."""
+    """Whole rows of a minibatch, the input of a policy loss. Shapes: b rows (trajectories) · t tokens. Tensors of
+    numbers are 0 outside the mask."""
 
     new_bt: "Tensor"
     """Log-probabilities under the policy in training, with their gradient."""
@@ -107,16 +106,16 @@ class PolicyLoss:
         return torch.where(batch.mask_bt, losses_bt, 0.0)
 
 
-def policy_loss_name(given: "str | Path | Callable[[LossBatch], Tensor]") -> str:
-    """A policy loss as settings name it: a name, a file, or a function of a batch, which becomes a part."""
-    if not callable(given):
-        return str(given)
-    check_takes("policy loss", given, "batch")
+def policy_loss_name(policy_loss: "str | Path | Callable[[LossBatch], Tensor]") -> str:
+    """The name in settings of a policy loss: a name, a file, or a function of a batch, which becomes a part."""
+    if not callable(policy_loss):
+        return str(policy_loss)
+    check_takes("policy loss", policy_loss, "batch")
 
     def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
-        return given(batch)
+        return policy_loss(batch)
 
-    return offer("policy loss", given, {"SETTINGS": PolicyLossSettings, "token_losses": token_losses})
+    return offer("policy loss", policy_loss, {"SETTINGS": PolicyLossSettings, "token_losses": token_losses})
 
 
 def open_policy_loss(settings: RlSettings) -> PolicyLoss:
@@ -127,16 +126,13 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
     """
     name = settings.policy_loss
     module = find_plugin("policy loss", PACKAGE, name, CONTRACT)
-    try:
-        inspect.signature(module.token_losses).bind("batch", "settings")
-    except TypeError:
-        raise SettingError(f"`token_losses` of {name} must take (batch, settings), in this order") from None
-    needed = getattr(module, "LOSS_AGG_MODE", settings.loss_agg_mode)
-    if needed != settings.loss_agg_mode:
+    check_function(module, "token_losses", name, "batch", "settings")
+    mode = getattr(module, "LOSS_AGG_MODE", settings.loss_agg_mode)
+    if mode != settings.loss_agg_mode:
         raise SettingError(
-            f"rl.policy_loss={name} is defined with rl.loss_agg_mode={needed}, not {settings.loss_agg_mode}; add "
-            f"rl.loss_agg_mode={needed}{' and rl.constant_tokens=TOKENS' if needed.endswith('norm') else ''}"
+            f"rl.policy_loss={name} is defined with rl.loss_agg_mode={mode}, not {settings.loss_agg_mode}; add "
+            f"rl.loss_agg_mode={mode}{' and rl.constant_tokens=TOKENS' if mode.endswith('norm') else ''}"
         )
     kind = cast(type[PolicyLossSettings], module.SETTINGS)
-    made = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")
-    return PolicyLoss(plugin_name(name), made, module.token_losses)
+    loss_settings = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")
+    return PolicyLoss(plugin_name(name), loss_settings, module.token_losses)

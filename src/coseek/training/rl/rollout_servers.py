@@ -38,9 +38,6 @@ from coseek.training.trainer.policy import ADAPTER
 if TYPE_CHECKING:
     from coseek.models.model import Tokenizer
     from coseek.models.sampler import SamplerSettings
-    from coseek.training.rl.backend import TrainingBackend
-    from coseek.training.trainer.learner import ForwardModel, Trainable
-    from coseek.training.trainer.workers import Workers
 
 
 class ServedBackend:
@@ -56,34 +53,20 @@ class ServedBackend:
         """`folder` holds the weights unless the settings name another one, where it gives them a folder of their own;
         `extra` adds files to them, such as a tokenizer."""
         self.backend = backend
+        self.policy, self.critic, self.reference = backend.policy, backend.critic, backend.reference
+        self.workers = backend.workers
         self.settings = settings
-        own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-        self.folder = folder.resolve() if settings.weights is None else Path(settings.weights).resolve() / own
+        subfolder = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        self.folder = folder.resolve() if settings.weights is None else Path(settings.weights).resolve() / subfolder
         self.extra = extra
         self.current: tuple[int, ...] = ()
-        """Places of the servers with the current weights."""
+        """Indices of the servers with the current weights."""
         self.refusals: dict[int, str] = {}
-        """Place of a server → why it did not load them."""
+        """Index of a server → why it did not load them."""
         self._pools: list[ServerPool] = []
-        self._run = self.workers.broadcast(lambda: secrets.token_hex(4))
-        self._loaded: int | None = None
+        self._run_id = self.workers.broadcast(lambda: secrets.token_hex(4))
+        self._loaded_version: int | None = None
         """The version that the current servers have."""
-
-    @property
-    def policy(self) -> "Trainable":
-        return self.backend.policy
-
-    @property
-    def critic(self) -> "Trainable | None":
-        return self.backend.critic
-
-    @property
-    def reference(self) -> "ForwardModel | None":
-        return self.backend.reference
-
-    @property
-    def workers(self) -> "Workers":
-        return self.backend.workers
 
     @property
     def moved(self) -> int:
@@ -109,25 +92,29 @@ class ServedBackend:
         """Write the weights and have the servers load them, unless a step changed none. Raises `ModelError` if no
         server loads them."""
         version = self.policy.updates_done
-        if version == self._loaded and not self.refusals:
+        if version == self._loaded_version and not self.refusals:
             return
         folder = self.folder / f"version-{version:06}"
         self.backend.save(folder, self.extra)
         adapter = folder / ADAPTER
-        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None, self._run)
-        places = range(len(self.settings.servers))
-        stale = places if version != self._loaded else sorted(self.refusals)
+        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None, self._run_id)
+        servers = range(len(self.settings.servers))
+        stale = servers if version != self._loaded_version else sorted(self.refusals)
         for pool in self._pools:
             pool.pause()
         self.workers.barrier()
         self.refusals = self.workers.broadcast(lambda: self._load(update, stale))
-        self.current = tuple(place for place in places if place not in self.refusals)
-        self._loaded = version
+        self.current = tuple(server for server in servers if server not in self.refusals)
+        self._loaded_version = version
         if not self.current:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
-            names = {place: self._model_name(pool.servers[place], update) for place in self.current}
-            pool.use(self.current, version, {place: name for place, name in names.items() if name is not None})
+            names: dict[int, str] = {}
+            for server in self.current:
+                dialect = weight_dialect_of(pool.servers[server].served.dialect)
+                if dialect is not None and dialect.ADAPTERS and update.adapter:
+                    names[server] = update.name
+            pool.use(self.current, version, names)
         if self.workers.is_main:
             for old in self.folder.glob("version-*"):
                 if old != folder:
@@ -141,20 +128,15 @@ class ServedBackend:
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         self.backend.save(folder, extra)
 
-    def _load(self, update: WeightUpdate, places: Sequence[int]) -> dict[int, str]:
-        """Have the servers at these places load the weights, all at once. Returns those that did not, with the
+    def _load(self, update: WeightUpdate, indices: Sequence[int]) -> dict[int, str]:
+        """Have the servers with these indices load the weights, all at once. Returns those that did not, with the
         reason."""
         if not self._pools:
             raise ModelError("no sampler was opened, so no server is known to load weights")
         servers = self._pools[0].servers
         with ThreadPoolExecutor(len(servers)) as threads:
-            outcomes = list(threads.map(lambda place: _load_one(servers[place], update), places))
-        return {place: outcome for place, outcome in zip(places, outcomes, strict=True) if outcome}
-
-    @staticmethod
-    def _model_name(server: RemoteModel, update: WeightUpdate) -> str | None:
-        dialect = weight_dialect_of(server.served.dialect)
-        return update.name if dialect is not None and dialect.ADAPTERS and update.adapter else None
+            failures = threads.map(lambda index: _load_weights(servers[index], update), indices)
+            return {index: failure for index, failure in zip(indices, failures, strict=True) if failure}
 
 
 class ServerMetrics(Callback):
@@ -173,8 +155,8 @@ class ServerMetrics(Callback):
             "turns_moved": moved - self._moved,
         }
         self._moved = moved
-        for why in backend.refusals.values():
-            self._say(why)
+        for reason in backend.refusals.values():
+            self._say(reason)
 
 
 def check_servers(settings: RolloutSettings) -> None:
@@ -198,8 +180,8 @@ def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> Non
         )
 
 
-def _load_one(server: RemoteModel, update: WeightUpdate) -> str:
-    """Send a server the calls of an update; empty, or why it failed."""
+def _load_weights(server: RemoteModel, update: WeightUpdate) -> str:
+    """Send a server the calls of an update. Returns why it failed, or an empty text."""
     dialect = weight_dialect_of(server.served.dialect)
     for call in dialect.update_calls(update) if dialect is not None else ():
         try:
@@ -211,38 +193,38 @@ def _load_one(server: RemoteModel, update: WeightUpdate) -> str:
 
 # Rollout ahead: the rollouts of later steps, sampled by servers while the policy trains.
 #
-# At the beginning of step t, whose weights the servers have, the runs of the steps up to t + k are asked for, in a
+# At the beginning of step t, whose weights the servers have, the rollouts of the steps up to t + k are started, in a
 # thread that samples one step after the other. So the tokens of step t are at most k steps old (k =
 # `rollout.max_steps_behind`). New weights reach a rollout under way: its later turns are of the later version, and
 # every turn says which.
 #
-# Nothing of it is saved. A run that is resumed asks again for the rollouts that it had not trained on, with the same
+# Nothing of it is saved. A resumed training starts the rollouts that it had not trained on again, with the same
 # questions and seeds, from the weights of its checkpoint. A turn depends on its row's seed and ids and on the version
 # of the weights alone, but which version samples it depends on time.
 
 
 class RolloutAhead:
-    """A `RolloutFunction` that returns what was asked for in advance. Without servers, or with k = 0, it samples when
-    it is called."""
+    """A `RolloutFunction` that returns prefetched trajectories. Without servers, or with k = 0, it samples when it is
+    called."""
 
     def __init__(
         self, rollout: RolloutFunction, stream: QuestionStream, settings: RlSettings, backend: TrainingBackend
     ) -> None:
         """Raises `SettingError` if the settings need a step's rewards before the next one is sampled."""
         self._rollout, self._stream, self._settings, self._backend = rollout, stream, settings, backend
-        self._steps = 0
+        self._max_steps_behind = 0
         if isinstance(backend, ServedBackend):
             backend.settings.check(settings)
-            self._steps = backend.settings.max_steps_behind
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="coseek-rollout") if self._steps else None
-        self._asked: deque[tuple[list[int], Future[list[Trajectory]]]] = deque()
-        """Seeds and runs of this worker's rows, for each step that was asked for."""
-        self._next = 0
-        """The next step to ask for."""
-        self._step_of: dict[int, int] = {}
+            self._max_steps_behind = backend.settings.max_steps_behind
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="coseek-rollout") if self._max_steps_behind else None
+        self._pending: deque[tuple[list[int], Future[list[Trajectory]]]] = deque()
+        """Seeds and trajectories of this worker's share of each prefetched step."""
+        self._next_step = 0
+        """The next step to prefetch."""
+        self._step_of_version: dict[int, int] = {}
         """Version of the weights → the last step that began with it."""
         self._ready_s = time.perf_counter()
-        self._waited = 0.0
+        self._waited_share = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -254,49 +236,49 @@ class RolloutAhead:
                 self._backend.stop()
             self._thread.shutdown(cancel_futures=True)
 
-    def ask(self, step: int, position: int) -> None:
-        """Ask for the runs of all steps up to `step` + k; the servers have the weights of `step`, whose questions begin
-        at `position`."""
+    def prefetch(self, step: int, position: int) -> None:
+        """Start the rollouts of all steps up to `step` + k; the servers have the weights of `step`, whose questions
+        begin at `position`."""
         if self._thread is None:
             return
-        self._step_of[self._backend.policy.updates_done] = step
-        count, workers = self._settings.questions_per_step, self._backend.workers
-        for later in range(max(step, self._next), min(step + self._steps + 1, self._settings.steps)):
-            questions = self._stream.take(position + (later - step) * count, count)
-            rows = workers.contiguous_share(
-                [question for question in questions for _ in range(self._settings.group_size)]
-            )
-            seeds = list(workers.contiguous_share(rollout_seeds(later, 0, count, self._settings)))
-            if rows:
-                self._asked.append((seeds, self._thread.submit(self._rollout, rows, seeds)))
-            self._next = later + 1
+        settings, workers = self._settings, self._backend.workers
+        self._step_of_version[self._backend.policy.updates_done] = step
+        count = settings.questions_per_step
+        for later in range(max(step, self._next_step), min(step + self._max_steps_behind + 1, settings.steps)):
+            taken = self._stream.take(position + (later - step) * count, count)
+            questions = workers.contiguous_share([question for question in taken for _ in range(settings.group_size)])
+            seeds = list(workers.contiguous_share(rollout_seeds(later, 0, count, settings)))
+            if questions:
+                self._pending.append((seeds, self._thread.submit(self._rollout, questions, seeds)))
+            self._next_step = later + 1
 
     def __call__(self, questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         if self._thread is None:
             return self._rollout(questions, seeds)
-        began = time.perf_counter()
-        asked, runs = self._asked.popleft()
-        if asked != list(seeds):
+        called_s = time.perf_counter()
+        prefetched_seeds, future = self._pending.popleft()
+        if prefetched_seeds != list(seeds):
             raise ValueError("the runs that were asked for in advance are those of another step")
-        found = runs.result()
-        ready = time.perf_counter()
-        self._waited, self._ready_s = (ready - began) / (ready - self._ready_s), ready
-        return found
+        trajectories = future.result()
+        ready_s = time.perf_counter()
+        self._waited_share = (ready_s - called_s) / (ready_s - self._ready_s)
+        self._ready_s = ready_s
+        return trajectories
 
-    def describe(self, step: int, episodes: EpisodeBatch) -> dict[str, float]:
+    def metrics(self, step: int, episodes: EpisodeBatch) -> dict[str, float]:
         """Return the mean and the maximum of the steps by which the weights that sampled a token were behind those of
-        `step`, and the share of time that the training waited for runs; empty if nothing is sampled ahead."""
+        `step`, and the share of time that the training waited for rollouts; empty if nothing is sampled ahead."""
         if self._thread is None:
             return {}
         behind = [
-            (step - self._step_of[segment.version], len(segment.ids))
+            (step - self._step_of_version[segment.version], len(segment.ids))
             for episode in episodes.scored
             for segment in episode.trajectory.segments
             if segment.version is not None and segment.ids
         ]
-        described = {"waited": self._waited}
+        metrics = {"waited": self._waited_share}
         if behind:
             tokens = sum(count for _, count in behind)
-            described["steps_behind"] = sum(steps * count for steps, count in behind) / tokens
-            described["steps_behind_max"] = max(steps for steps, _ in behind)
-        return described
+            metrics["steps_behind"] = sum(steps * count for steps, count in behind) / tokens
+            metrics["steps_behind_max"] = max(steps for steps, _ in behind)
+        return metrics

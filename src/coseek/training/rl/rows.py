@@ -22,14 +22,13 @@ from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorith
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import (
     EpisodeBatch,
-    ScoredEpisode,
     ScoreFunction,
-    charge_overlong,
+    add_overlong_penalty,
     groups_with_spread,
     score,
 )
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import counted_rows, minibatch_weights
+from coseek.training.rl.update import minibatch_weights, rows_in_loss
 from coseek.training.trainer.batch import FILLER_ID, Batch
 
 SCHEMA = 1
@@ -59,13 +58,13 @@ class TrainingRow(Record):
     step: int
     """Rows of one step were normalised together."""
     group: int
-    """The question's occurrence, whose runs were compared."""
+    """The question's occurrence, whose trajectories were compared."""
     episode: str
     """`QUESTION_ID/SEED`; an episode with several contexts has several rows."""
     turn: int
     """The agent's first turn in this context, from 1."""
     policy_version: int
-    """The oldest version of the weights that sampled the row; 0 where the run does not tell."""
+    """The oldest version of the weights that sampled the row; 0 if the run does not record it."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.ids), len(self.trained), len(self.sampled_logprob), len(self.advantage)}
@@ -90,8 +89,9 @@ class RowExport:
 def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path | None = None) -> RowExport:
     """Write the rows of a stored run to `out` (`rows.jsonl` in its folder), atomically and step by step.
 
-    The runs of a question are a group, and a step has `questions_per_step` of them. Raises `SettingError` for settings
-    that need a model, and `DataError` if the algorithm compares the runs of a question and each has only one.
+    The trajectories of a question are a group, and a step has `questions_per_step` groups. Raises `SettingError` for
+    settings that need a model, and `DataError` if the algorithm compares the trajectories of a question and each has
+    only one.
     """
     algorithm = open_algorithm(settings)
     if algorithm.needs_critic:
@@ -101,8 +101,8 @@ def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path
             "the rows of a stored run have no reference policy; set kl_coef=0, or kl_in=loss for the engine"
         )
     export = RowExport(out or run.folder / "rows.jsonl")
-    found = _rows_of_run(run, reward, settings, algorithm, export)
-    export.rows = write_jsonl(export.path, (row.to_json() for row in found))
+    rows = _rows_of_run(run, reward, settings, algorithm, export)
+    export.rows = write_jsonl(export.path, (row.to_json() for row in rows))
     return export
 
 
@@ -115,29 +115,26 @@ def rows_of(
     experience: Experience, episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, step: int = 0
 ) -> list[TrainingRow]:
     """The rows of a step's experience, one for each scored episode, in order."""
-    weights_BT = minibatch_weights(experience, settings, counted_rows(experience, algorithm.drops_zero_spread))
+    weights_BT = minibatch_weights(experience, settings, rows_in_loss(experience, algorithm.drops_zero_spread))
     trained_BT = weights_BT != 0.0
     advantages_BT = torch.where(trained_BT, experience.advantages_BT, 0.0)
-
-    def row(place: int, length: int, episode: ScoredEpisode) -> TrainingRow:
-        def values(whole_BT: Tensor) -> tuple[float, ...]:
-            return tuple(whole_BT[place, :length].tolist())
-
-        return TrainingRow(
-            ids=tuple(experience.batch.ids_BT[place, :length].tolist()),
-            trained=tuple(trained_BT[place, :length].tolist()),
-            sampled_logprob=values(experience.batch.logprobs_BT),
-            advantage=values(advantages_BT),
-            weight=float(weights_BT[place].max()),
+    rows: list[TrainingRow] = []
+    for row, episode in enumerate(episodes.scored):
+        length = int(experience.batch.lengths_B[row])
+        training_row = TrainingRow(
+            ids=tuple(experience.batch.ids_BT[row, :length].tolist()),
+            trained=tuple(trained_BT[row, :length].tolist()),
+            sampled_logprob=tuple(experience.batch.logprobs_BT[row, :length].tolist()),
+            advantage=tuple(advantages_BT[row, :length].tolist()),
+            weight=float(weights_BT[row].max()),
             step=step,
             group=episode.group,
             episode=f"{episode.trajectory.question.id}/{episode.trajectory.seed}",
             turn=1,
             policy_version=episode.version,
         )
-
-    lengths = experience.batch.lengths_B.tolist()
-    return [row(place, lengths[place], episode) for place, episode in enumerate(episodes.scored)]
+        rows.append(training_row)
+    return rows
 
 
 def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experience:
@@ -150,9 +147,9 @@ def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experien
     trained_BT, advantages_BT = padded("trained", torch.bool), padded("advantage", torch.float32)
     logprobs_BT = padded("sampled_logprob", torch.float32)
     lengths_B = torch.tensor([len(row.ids) for row in rows])
-    silent_B = (advantages_BT == 0.0).all(dim=1) & (settings.entropy == 0.0)
+    zero_grad_B = (advantages_BT == 0.0).all(dim=1) & (settings.entropy == 0.0)
     groups_B = torch.tensor([row.group for row in rows])
-    flat = [bool(silent_B[groups_B == group].all()) for group in groups_B.unique()]
+    flat = [bool(zero_grad_B[groups_B == group].all()) for group in groups_B.unique()]
     return Experience(
         batch=Batch(padded("ids", torch.long, FILLER_ID), trained_BT, logprobs_BT, lengths_B),
         mask_BT=trained_BT,
@@ -162,11 +159,11 @@ def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experien
         reference_BT=None,
         values_BT=None,
         returns_BT=None,
-        flat_B=torch.zeros_like(silent_B),  # dropped rows are not trained
-        silent_B=silent_B,
+        flat_B=torch.zeros_like(zero_grad_B),  # dropped rows are not trained
+        zero_grad_B=zero_grad_B,
         sampled_at_B=torch.tensor([row.policy_version for row in rows]),
         zero_spread=sum(flat) / len(flat),
-        lone=0,
+        singleton_groups=0,
     )
 
 
@@ -174,31 +171,31 @@ def _rows_of_run(
     run: Run, reward: ScoreFunction, settings: RlSettings, algorithm: Algorithm, export: RowExport
 ) -> Iterator[TrainingRow]:
     questions = run.by_question()
-    first, lone, step = 0, 0, 0
+    first_group, singletons, step = 0, 0, 0
     while groups := list(islice(questions, settings.questions_per_step)):
-        episodes = _scored(groups, first, reward, settings)
-        export.faults += sum(episodes.faults.values())
+        episodes = _score_step(groups, first_group, reward, settings)
+        export.faults += len(episodes.failed)
         if episodes.scored:
             experience = make_experience(episodes, settings, algorithm, None)
-            lone += experience.lone
+            singletons += experience.singleton_groups
             yield from rows_of(experience, episodes, settings, algorithm, step)
-        first, step = first + len(groups), step + 1
-    if first and lone == first and isinstance(algorithm.settings, GroupSettings):
+        first_group, step = first_group + len(groups), step + 1
+    if first_group and singletons == first_group and isinstance(algorithm.settings, GroupSettings):
         raise DataError(
             f"{algorithm.name} compares the runs of a question, and {run.folder} has one of each; make several with "
             "--samples, or set group_size=1"
         )
 
 
-def _scored(
-    groups: Sequence[Sequence[Trajectory]], first: int, reward: ScoreFunction, settings: RlSettings
+def _score_step(
+    groups: Sequence[Sequence[Trajectory]], first_group: int, reward: ScoreFunction, settings: RlSettings
 ) -> EpisodeBatch:
-    """Score the groups of a step, numbered from `first`, as a step of training does."""
-    runs = [(first + place, one) for place, group in enumerate(groups) for one in group]
-    episodes = score([group for group, _ in runs], [one for _, one in runs], reward)
-    if settings.overlong is not None:
-        episodes = charge_overlong(episodes, settings.overlong)
+    """Score the groups of a step, numbered from `first_group`, as a step of training does."""
+    numbers = [number for number, group in enumerate(groups, start=first_group) for _ in group]
+    episodes = score(numbers, [trajectory for group in groups for trajectory in group], reward)
+    episodes = add_overlong_penalty(episodes, settings.overlong)
     if settings.dynamic_sampling:
-        kept = groups_with_spread(episodes, settings)
-        episodes = replace(episodes, scored=tuple(one for one in episodes.scored if one.group in kept))
+        kept_groups = groups_with_spread(episodes, settings)
+        kept = tuple(episode for episode in episodes.scored if episode.group in kept_groups)
+        episodes = replace(episodes, scored=kept)
     return episodes

@@ -1,4 +1,4 @@
-"""Loop: reinforcement learning of an agent: sample, score, compute advantages, update, call back.
+"""Trainer: reinforcement learning of an agent: sample, score, compute advantages, update, call back.
 
 It depends on no tag, retriever or reward. The caller passes in the rollout and the score function; the settings name
 the algorithm; the backend computes gradients. The entropy bonus is off by default: no paper uses one, though public
@@ -33,10 +33,10 @@ from coseek.training.rl.callbacks import (
 from coseek.training.rl.experience import StepTokens, TokenRecord, make_experience
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
 from coseek.training.rl.monitor import Monitor
-from coseek.training.rl.rollout import RolloutFunction, SampledStep, ScoreFunction, describe, sample_step
+from coseek.training.rl.rollout import RolloutFunction, SampledStep, ScoreFunction, rollout_metrics, sample_step
 from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import LikelihoodProbe, counted_rows, logprob_gap, right_rows, update_weights
+from coseek.training.rl.update import LikelihoodProbe, logprob_gap, right_rows, rows_in_loss, update_weights
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.checkpoint import TrainingState
 from coseek.training.trainer.data_order import QuestionStream
@@ -45,21 +45,20 @@ from coseek.training.trainer.learner import Trainable
 RESUMABLE_SETTINGS = frozenset(
     {"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"}
 )
-"""Settings that may change when a run is resumed; `steps` only if no schedule depends on it."""
-PROBE_RUNS = 8
-"""Runs on which sampler and trainer are compared in a step without an update."""
+"""Settings that may change when a training is resumed; `steps` only if no schedule depends on it."""
+GAP_ROWS = 8
+"""Trajectories on which sampler and trainer are compared in a step without an update."""
 
 
 @dataclass(frozen=True, slots=True)
 class RlTraining:
-    """Objects that all steps of a run share."""
+    """Objects that all steps of a training share."""
 
     settings: RlSettings
     algorithm: Algorithm
     backend: TrainingBackend
     rollout: RolloutAhead
     state: TrainingState
-    """Position and files of the run."""
     answers: AnswerWriter | None
     """Writes gold answers, for algorithms that ask how likely the policy finds them."""
 
@@ -81,36 +80,36 @@ def train_rl(
 
     `callbacks` are called before the built-in ones, which raise alarms and write metrics and checkpoints, so metrics
     that they add are written. On one machine with one number of threads, the same settings, questions and initial
-    weights give the same run, also when it is killed and resumed; not where rollouts are sampled ahead
+    weights give the same training, also when it is killed and resumed; not where rollouts are sampled ahead
     (`rollout.max_steps_behind`), whose turns depend on when new weights arrive.
     """
     progress = progress or NoProgress()
     stream = QuestionStream(questions, settings.seed, settings.balance_hops)
-    state = _open(folder, settings, backend, resume)
+    state = _open_state(folder, settings, backend, resume)
     backend.refresh()
     ahead = RolloutAhead(rollout, stream, settings, backend)
-    run = RlTraining(settings, open_algorithm(settings), backend, ahead, state, answers)
-    callbacks = [*callbacks, *_own_callbacks(run, folder, progress)]
-    progress.stage(run.algorithm.name.upper(), settings.steps)
+    training = RlTraining(settings, open_algorithm(settings), backend, ahead, state, answers)
+    callbacks = [*callbacks, *_built_in_callbacks(training, folder, progress)]
+    progress.stage(training.algorithm.name.upper(), settings.steps)
     for callback in callbacks:
         callback.begin()
 
     report = StepReport(state.step, settings.steps)
-    with run.rollout, waiting_stops() as stop:
+    with ahead, waiting_stops() as stop:
         for step in range(state.step, settings.steps):
             report = StepReport(step + 1, settings.steps)
             for callback in callbacks:
                 callback.before_step(report)
 
-            run.rollout.ask(step, state.position)
-            sampled = sample_step(step, stream, state.position, settings, run.rollout, reward, backend, report.timer)
+            ahead.prefetch(step, state.position)
+            sampled = sample_step(step, stream, state.position, settings, ahead, reward, backend, report.timer)
             backend.release()
-            updated = _update(step, sampled, run, report)
+            update_metrics = _update(step, sampled, training, report)
             backend.refresh()
 
             report.episodes = sampled.episodes
-            report.row = {"step": step + 1, **describe(sampled.episodes), **updated, **sampled.describe()}
-            report.row |= run.rollout.describe(step, sampled.episodes)
+            report.row = {"step": step + 1, **rollout_metrics(sampled.episodes), **update_metrics, **sampled.metrics()}
+            report.row |= ahead.metrics(step, sampled.episodes)
             state.advance(step + 1, state.position + sampled.questions)
             for callback in callbacks:
                 callback.after_step(report)
@@ -119,47 +118,44 @@ def train_rl(
     return report.row
 
 
-def _update(step: int, sampled: SampledStep, run: RlTraining, report: StepReport) -> dict[str, float]:
-    """Compute advantages and update. Returns the metrics; without a scored run there is no update."""
-    settings, policy, episodes, timer = run.settings, run.backend.policy, sampled.kept, report.timer
+def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepReport) -> dict[str, float]:
+    """Compute advantages and update. Returns the metrics. Without an episode to train on there is no update, and
+    sampler and trainer are compared on the episodes that were sampled."""
+    settings, policy = training.settings, training.backend.policy
+    algorithm, episodes = training.algorithm, sampled.kept
     if not episodes.scored:
-        return {"updates": 0, **_compare_sampler(policy, sampled)}
-    with timer("advantages_s"):
-        asked = None if run.answers is None else PolicyProbe(policy, run.answers)
-        experience = make_experience(episodes, settings, run.algorithm, run.backend, asked)
+        trajectories = [episode.trajectory for episode in sampled.episodes.scored]
+        return {"updates": 0, **(logprob_gap(policy, make_batch(trajectories), GAP_ROWS) if trajectories else {})}
+    with report.timer("advantages_s"):
+        gold_probe = None if training.answers is None else PolicyProbe(policy, training.answers)
+        experience = make_experience(episodes, settings, algorithm, training.backend, gold_probe)
+        batch, has_grad_B = experience.batch, ~experience.zero_grad_B
         right_N = right_rows(episodes.scored, settings.monitor.outcome)
-        probe = LikelihoodProbe(policy, experience.batch, right_N, ~experience.silent_B, settings.monitor.probe_runs)
-    with timer("update_s"):
+        probe = LikelihoodProbe(policy, batch, right_N, has_grad_B, settings.monitor.probe_runs)
+    with report.timer("update_s"):
         rng = random.Random(f"{settings.seed}/minibatches/{step}")
         record = TokenRecord(experience) if report.wants_tokens else None
-        updated = update_weights(experience, settings, run.algorithm, run.backend, rng, record)
-        if "logprob_gap" not in updated:
-            updated |= logprob_gap(policy, experience.batch, PROBE_RUNS)
-    batch = experience.batch
+        metrics = update_weights(experience, settings, algorithm, training.backend, rng, record)
+        if "logprob_gap" not in metrics:
+            metrics |= logprob_gap(policy, batch, GAP_ROWS)
     if record is not None:
         trained_B = torch.zeros(len(batch), dtype=torch.bool)
-        trained_B[counted_rows(experience, run.algorithm.drops_zero_spread)] = True
+        trained_B[rows_in_loss(experience, algorithm.drops_zero_spread)] = True
         report.tokens = StepTokens(episodes, experience, record, trained_B, settings.old_logprobs == "recompute")
     return {
         # The sampler returned it, so it costs no pass. Its expectation is the entropy of the sampling distribution.
         "sampled_nll": -float(batch.logprobs_BT[batch.agent_BT].mean()),
         "zero_spread": experience.zero_spread,
-        "lone_runs": experience.lone,
+        "lone_runs": experience.singleton_groups,
         "lr": policy.learning_rate,
-        **updated,
+        **metrics,
         **probe.metrics(),
     }
 
 
-def _compare_sampler(policy: Trainable, sampled: SampledStep) -> dict[str, float]:
-    """Compare sampler and trainer in a step that sampled runs but trains on none."""
-    scored = sampled.episodes.scored
-    return logprob_gap(policy, make_batch([one.trajectory for one in scored]), PROBE_RUNS) if scored else {}
-
-
-def _own_callbacks(run: RlTraining, folder: Path, progress: Progress) -> list[Callback]:
+def _built_in_callbacks(training: RlTraining, folder: Path, progress: Progress) -> list[Callback]:
     """Return the built-in callbacks, in the order of their calls."""
-    settings, state = run.settings, run.state
+    settings, state = training.settings, training.state
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
     monitor = Monitor(settings, rows, progress)
     stop = [AlarmStop(monitor, state, folder / "checkpoints")] if settings.monitor.stop else []
@@ -167,19 +163,20 @@ def _own_callbacks(run: RlTraining, folder: Path, progress: Progress) -> list[Ca
         AlarmWatch(monitor),
         MetricsWriter(state),
         CheckpointWriter(state, monitor, settings.checkpoint_every, settings.monitor.window),
-        LearnsNothing(run.algorithm, settings, progress),
+        LearnsNothing(training.algorithm, settings, progress),
         ProgressLine(progress),
         *stop,
     ]
 
 
-def _open(folder: Path, settings: RlSettings, backend: TrainingBackend, resume: bool) -> TrainingState:
+def _open_state(folder: Path, settings: RlSettings, backend: TrainingBackend, resume: bool) -> TrainingState:
     models: dict[str, Trainable] = {"policy": backend.policy}
     if backend.critic is not None:
         models["critic"] = backend.critic
     frozen = {"reference": backend.reference} if backend.reference is not None else {}
     resumable = RESUMABLE_SETTINGS - ({"steps"} if spread_over_steps(settings) else set())
-    state = TrainingState(folder, settings, models, frozen, resume=resume, resumable=resumable, workers=backend.workers)
+    workers = backend.workers
+    state = TrainingState(folder, settings, models, frozen, resume=resume, resumable=resumable, workers=workers)
     if state.step > settings.steps:
         raise SettingError(
             f"{folder} has already taken {state.step} steps, more than steps={settings.steps}; set steps to at least "

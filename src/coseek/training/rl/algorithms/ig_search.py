@@ -29,7 +29,7 @@ class IgSearchSettings(GroupSettings):
     weight: float = Field(default=1.0, ge=0)
     """Weight of the gain, in nats a token, beside GRPO's advantage."""
     others: int = Field(default=3, ge=1)
-    """What at most this many other turns read is put in a turn's place."""
+    """Maximum number of other turns whose passages replace those of a turn."""
 
 
 SETTINGS = IgSearchSettings
@@ -39,35 +39,42 @@ def advantages(step: StepRewards, settings: IgSearchSettings) -> "Tensor":
     """Return GRPO's advantage + weight · IG; shape BT. A turn that read nothing, and the last one, adds 0."""
     from coseek.training.rl.losses import group_advantages
 
-    whole_B = step.compare_groups(group_advantages)
-    values = [[float(whole_B[row])] * len(turns) for row, turns in enumerate(step.turn_spans)]
-    pool = [shown for run in step.trajectories for shown in _shown(run).values()]
-    asked = {
-        (row, turn): [(run, context) for context in _contexts(run, turn, shown, pool, settings.others)]
-        for row, run in enumerate(step.trajectories)
-        for turn, shown in _shown(run).items()
+    episode_B = step.compare_groups(group_advantages)
+    values = [[float(episode_B[row])] * len(spans) for row, spans in enumerate(step.turn_spans)]
+    observations = [_observations(trajectory) for trajectory in step.trajectories]
+    pool = [observation for by_turn in observations for observation in by_turn.values()]
+    contexts = {
+        (row, turn): _contexts(trajectory, turn, observation, pool, settings.others)
+        for row, (trajectory, by_turn) in enumerate(zip(step.trajectories, observations, strict=True))
+        for turn, observation in by_turn.items()
     }
-    measured = iter(step.gold_logprobs([one for contexts in asked.values() for one in contexts]) if asked else [])
-    for (row, turn), contexts in asked.items():
-        real, *others = [next(measured) for _ in contexts]
+    probes = [(step.trajectories[row], context) for (row, _), replaced in contexts.items() for context in replaced]
+    logprobs = iter(step.gold_logprobs(probes) if probes else [])
+    for (row, turn), replaced in contexts.items():
+        real, *others = [next(logprobs) for _ in replaced]
         if others:
             values[row][turn] += settings.weight * (real - fmean(others))
     return step.every_turn(values)
 
 
-def _shown(run: Trajectory) -> dict[int, tuple[Segment, ...]]:
+def _observations(trajectory: Trajectory) -> dict[int, tuple[Segment, ...]]:
     """Turn, from 0 → what its searches showed to the next turn."""
-    found = {search.turn for search in run.searches if search.hits}
-    steps = enumerate(pairwise(run.contexts))
+    found = {search.turn for search in trajectory.searches if search.hits}
+    steps = enumerate(pairwise(trajectory.contexts))
     return {turn: after[len(before) + 1 :] for turn, (before, after) in steps if turn + 1 in found}
 
 
 def _contexts(
-    run: Trajectory, turn: int, shown: tuple[Segment, ...], pool: Sequence[tuple[Segment, ...]], others: int
+    trajectory: Trajectory,
+    turn: int,
+    observation: tuple[Segment, ...],
+    pool: Sequence[tuple[Segment, ...]],
+    others: int,
 ) -> list[tuple[Segment, ...]]:
-    """The context after a turn, and the same with what drawn others read."""
-    begun = run.contexts[turn + 1][: len(run.contexts[turn]) + 1]
-    rest = [one for one in pool if one != shown]
-    # by the run's seed, so that the same runs get the same credit
-    drawn = random.Random(f"{run.question.id}/{run.seed}/{turn}").sample(rest, min(others, len(rest)))
-    return [(*begun, *one) for one in (shown, *drawn)]
+    """The context after a turn, and the same with observations drawn from the pool in place of its own."""
+    up_to_turn = trajectory.contexts[turn + 1][: len(trajectory.contexts[turn]) + 1]
+    candidates = [other for other in pool if other != observation]
+    # by the trajectory's seed, so that the same trajectories get the same credit
+    rng = random.Random(f"{trajectory.question.id}/{trajectory.seed}/{turn}")
+    drawn = rng.sample(candidates, min(others, len(candidates)))
+    return [(*up_to_turn, *each) for each in (observation, *drawn)]

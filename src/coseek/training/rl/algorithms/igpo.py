@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, discounted_returns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class IgpoSettings(GroupSettings):
     """Settings of IGPO."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of what is earned a turn later."""
+    """Discount of a gain one turn later."""
     of: Literal["probability", "log"] = "probability"
     """Of what the gain is taken."""
 
@@ -37,23 +37,19 @@ def advantages(step: StepRewards, settings: IgpoSettings) -> "Tensor":
 
     from coseek.training.rl.losses import group_advantages
 
-    contexts = [(run, context) for run in step.trajectories for context in run.contexts]
-    measured = iter(step.gold_logprobs(contexts))
-    earned: list[list[float]] = []
-    for row, run in enumerate(step.trajectories):
-        levels = [next(measured) for _ in run.contexts]
+    contexts = [(trajectory, context) for trajectory in step.trajectories for context in trajectory.contexts]
+    logprobs = iter(step.gold_logprobs(contexts))
+    gains: list[list[float]] = []
+    for row, trajectory in enumerate(step.trajectories):
+        potentials = [next(logprobs) for _ in trajectory.contexts]
         if settings.of == "probability":
-            levels = [math.exp(level) for level in levels]
-        gains = [after - before for before, after in pairwise(levels)]
-        earned.append([*gains, float(step.charged_B[row])][: len(levels)])
-    values = [[0.0] * len(gains) for gains in earned]
+            potentials = [math.exp(logprob) for logprob in potentials]
+        differences = [after - before for before, after in pairwise(potentials)]
+        gains.append([*differences, float(step.charged_B[row])][: len(potentials)])
+    values = [[0.0] * len(row_gains) for row_gains in gains]
     for group in step.compared:
-        lengths = [len(earned[row]) for row in group]
-        standard = group_advantages(torch.tensor([gain for row in group for gain in earned[row]])).split(lengths)
-        for row, gains_T in zip(group, standard, strict=True):
-            later, total = [], 0.0
-            for gain in reversed(gains_T.tolist()):
-                total = gain + settings.gamma * total
-                later.append(total)
-            values[row] = later[::-1]
+        lengths = [len(gains[row]) for row in group]
+        standardised = group_advantages(torch.tensor([gain for row in group for gain in gains[row]])).split(lengths)
+        for row, gains_T in zip(group, standardised, strict=True):
+            values[row] = discounted_returns(gains_T.tolist(), settings.gamma)
     return step.every_turn(values)

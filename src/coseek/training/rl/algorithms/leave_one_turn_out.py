@@ -36,19 +36,19 @@ def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> "Tensor"
     context ends before it, adds 0."""
     from coseek.training.rl.losses import group_advantages
 
-    whole_B = step.compare_groups(group_advantages)
-    asked = [(run, context) for run in step.trajectories for context in _contexts(run)]
-    measured = iter(step.gold_logprobs(asked))
+    episode_B = step.compare_groups(group_advantages)
+    contexts = [(trajectory, context) for trajectory in step.trajectories for context in _contexts(trajectory)]
+    logprobs = iter(step.gold_logprobs(contexts))
     credits: list[list[float]] = []
-    for run in step.trajectories:
-        levels = [next(measured) for _ in run.turn_spans]  # the whole context first
-        credits.append([levels[0] - level for level in levels[1:]])
+    for trajectory in step.trajectories:
+        measured = [next(logprobs) for _ in trajectory.turn_spans]  # the whole context first
+        credits.append([measured[0] - logprob for logprob in measured[1:]])
     if settings.gated:
         for group in step.compared:
             _gate(credits, group)
     return step.every_turn(
         [
-            [float(whole_B[row]) + settings.weight * credit for credit in (*turns, 0.0)][: len(spans)]
+            [float(episode_B[row]) + settings.weight * credit for credit in (*turns, 0.0)][: len(spans)]
             for row, (turns, spans) in enumerate(zip(credits, step.turn_spans, strict=True))
         ]
     )
@@ -60,17 +60,17 @@ def _gate(credits: list[list[float]], group: Sequence[int]) -> None:
 
     from coseek.training.rl.losses import group_advantages
 
-    given = [credit for row in group for credit in credits[row]]
-    standard = iter(group_advantages(torch.tensor(given)).tolist() if given else [])
+    raw = [credit for row in group for credit in credits[row]]
+    standardised = iter(group_advantages(torch.tensor(raw)).tolist() if raw else [])
     for row in group:
-        pairs = [(credit, next(standard)) for credit in credits[row]]
-        credits[row] = [one if one * credit > 0 else 0.0 for credit, one in pairs]
+        pairs = [(credit, next(standardised)) for credit in credits[row]]
+        credits[row] = [scaled if scaled * credit > 0 else 0.0 for credit, scaled in pairs]
 
 
-def _contexts(run: Trajectory) -> list[tuple[Segment, ...]]:
-    """What stands before the last turn, and the same without each earlier turn and what followed it."""
-    starts = [place for place, segment in enumerate(run.segments) if segment.author is Author.AGENT]
+def _contexts(trajectory: Trajectory) -> list[tuple[Segment, ...]]:
+    """The context before the last turn, and the same without each earlier turn and what followed it."""
+    starts = [index for index, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
     if not starts:
         return []
-    whole = run.segments[: starts[-1]]
+    whole = trajectory.segments[: starts[-1]]
     return [whole, *(whole[:start] + whole[end:] for start, end in pairwise(starts))]

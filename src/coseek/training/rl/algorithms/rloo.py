@@ -1,4 +1,4 @@
-"""RLOO: subtracts from each reward the mean of the other runs of its group (Ahmadian et al. 2024, eq. 8)."""
+"""RLOO: subtracts from each reward the mean of the others of its group (Ahmadian et al. 2024, eq. 8)."""
 
 from typing import TYPE_CHECKING
 

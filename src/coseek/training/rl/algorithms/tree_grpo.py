@@ -1,7 +1,7 @@
-"""Tree-GRPO: compares each run with the runs of its own tree and with all of its question (Ji et al. 2025,
+"""Tree-GRPO: compares each trajectory with those of its own tree and with all of its question (Ji et al. 2025,
 arXiv 2509.21240, eq. 6).
 
-Runs of a question belong to one tree if they share their first turn. A turn that several runs share stands once in
+Trajectories of a question belong to one tree if they share their first turn. A turn that several share stands once in
 each of them, and so gets the mean of their advantages: that is the paper's signal of single steps.
 """
 
@@ -16,7 +16,7 @@ SETTINGS = GroupSettings
 
 
 def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
-    """Return Â_intra-tree + Â_inter-tree of each run; shape B. A tree of one run adds 0."""
+    """Return Â_intra-tree + Â_inter-tree of each trajectory; shape B. A tree of one trajectory adds 0."""
     from coseek.training.rl.losses import group_advantages
 
     values_B = step.compare_groups(group_advantages)

@@ -1,4 +1,4 @@
-"""Turn reward: pays each turn what the reward gave it, less the mean over the group's turns. No baseline of a state."""
+"""Turn reward: each turn's own reward, less the mean over the group's turns. No baseline of a state."""
 
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,11 @@ SETTINGS = GroupSettings
 
 def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
     """Return the reward of each turn less the mean turn reward of its group; shape BT."""
-    earned = step.turn_rewards()
-    values = [[0.0] * len(turns) for turns in earned]
+    turn_rewards = step.turn_rewards()
+    values = [[0.0] * len(rewards) for rewards in turn_rewards]
     for group in step.compared:
-        every = [reward for row in group for reward in earned[row]]
-        mean = sum(every) / max(1, len(every))
+        group_rewards = [reward for row in group for reward in turn_rewards[row]]
+        mean = sum(group_rewards) / max(1, len(group_rewards))
         for row in group:
-            values[row] = [reward - mean for reward in earned[row]]
+            values[row] = [reward - mean for reward in turn_rewards[row]]
     return step.every_turn(values)
