@@ -1,13 +1,19 @@
-"""Models for tests: a text model that writes what a function says, and a `Model` that replays given turns."""
+"""Models for tests: a text model that writes what a function says, with a generator and a judge over it, a `Model` that
+replays given turns, and a retriever that fails."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from coseek.core.errors import ModelError
+from coseek.core.errors import ModelError, RetrieverError
+from coseek.data.passage import Hit
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
-from coseek.models.text_model import Output, texts_of
+from coseek.models.text_model import Output, TextModel, texts_of
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 
 
 @dataclass
@@ -30,6 +36,33 @@ class Scripted:
             return self.says(prompt)
         except ModelError as error:
             return error
+
+
+def generator(model: TextModel, **settings: object) -> Generator:
+    """A frozen generator that asks the model in the shipped prompt, or as the settings say."""
+    chosen = GeneratorSettings.model_validate({"model": "scripted", **settings})
+    return Generator(model, load_generator_prompt(chosen), chosen)
+
+
+def judge(model: TextModel, **settings: object) -> ModelJudge:
+    """A judge that asks the model in the shipped prompt."""
+    chosen = JudgeSettings.model_validate({"model": "scripted", **settings})
+    return ModelJudge(model, load_judge_prompt(chosen), chosen)
+
+
+class Failing(LayeredRetriever):
+    """A retriever that fails for a batch with a query of which `refuses` is true. Remembers what it was asked."""
+
+    def __init__(self, over: Retriever, refuses: Callable[[Query], bool] = lambda query: True) -> None:
+        super().__init__(over)
+        self.name, self.identity, self.refuses = over.name, over.identity, refuses
+        self.asked: list[Query] = []
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        self.asked += map(Query.of, queries)
+        if any(self.refuses(Query.of(query)) for query in queries):
+            raise RetrieverError("the disk is gone")
+        return self.over.search(queries, k)
 
 
 Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[EpisodeState], str]

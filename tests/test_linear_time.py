@@ -1,7 +1,6 @@
 """Linear time: text from passages, questions, models, servers and files decides neither how long a pattern looks at it
 nor how long a reader does."""
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -215,19 +214,6 @@ def test_no_reader_takes_longer_than_its_text_is_long(name: str) -> None:
 
 
 SEARCH_O1 = load_protocol("search-o1").grammar
-OLD_NUMBERS = re.compile(r"""\[?\s*(?:["']?[0-9]{1,6}["']?(?:\s*,\s*["']?[0-9]{1,6}["']?)*)?\s*\]?""")
-OLD_SENTENCE_END = re.compile(r"""(?:[!?]+|(?:(?<=\w\w\w)|(?<=[\d\s]))\.+)["')\]]*(?=\s|$)""")
-
-
-@given(st.text("[]1234567,'\" \n", max_size=14))
-def test_numbers_are_read_as_they_always_were(text: str) -> None:
-    assert (parse_numbers(text) is not None) == (OLD_NUMBERS.fullmatch(text.strip()) is not None)
-
-
-@given(st.text("abc1.!?'\")] \n", max_size=14))
-def test_a_sentence_ends_where_it_always_did(text: str) -> None:
-    end = OLD_SENTENCE_END.search(text.strip())
-    assert first_sentence(text) == (text.strip()[: end.end()] if end else text.strip())
 
 
 @given(st.text("{}a", max_size=16))

@@ -1,4 +1,4 @@
-"""What is installed: every library of development is pinned by digest, in the version of the constraints."""
+"""What is installed, here and in the container: pinned by digest, with a Python that we are tested with."""
 
 import re
 import tomllib
@@ -43,3 +43,25 @@ def test_every_pin_of_the_lock_has_digests_and_no_file_of_pins_names_a_registry(
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry) for entry in entries)
     for name in ("requirements.lock", "constraints.txt", "pyproject.toml", "Makefile"):
         assert "://" not in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+# --- the container
+
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+
+
+def test_its_python_is_one_that_we_are_tested_with() -> None:
+    (version,) = re.findall(r"^FROM python:(3\.\d+)-", "\n".join(DOCKERFILE), flags=re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+
+
+def test_nothing_that_git_leaves_out_is_copied_into_it() -> None:
+    def names(file: str) -> set[str]:
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        return {line.strip("/").removeprefix("**/") for line in lines if line and not line.startswith("#")}
+
+    assert names(".gitignore") <= names(".dockerignore")
+    copied = {"pyproject.toml", "constraints.txt", "Makefile", "README.md", "LICENSE", "src", "docs", "bench", "tests"}
+    assert not copied & names(".dockerignore")

@@ -1,12 +1,25 @@
 """The grammar: what it complains of, and what text from outside can never do. What is valid: `test_forms.py`."""
 
+import json
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coseek.agents.actions import (
+    QueryFormat,
+    first_sentence,
+    parse_flag,
+    parse_numbers,
+    parse_queries,
+    parse_tool_call,
+)
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
+from coseek.agents.tool import Tool, open_tool
 from coseek.core.errors import UnknownName
+from coseek.core.files import JsonObject
 from coseek.data.trajectory import Author, Segment
 
 SEARCH_R1 = load_protocol("search-r1").grammar
@@ -71,3 +84,158 @@ def test_the_stops_are_the_closings_that_set_something_off() -> None:
 def test_an_unknown_protocol_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UnknownName, match="did you mean 'search-r1'"):
         load_protocol("search-r2")
+
+
+# --- what a turn asks for
+
+
+def opened(name: str, **settings: object) -> Tool:
+    tool = open_tool(name, {"tool": name, **settings})  # type: ignore[dict-item]
+    assert tool is not None
+    return tool
+
+
+TOOLS = {"search": opened("search", max_queries=3), "visit": opened("visit", id="url")}
+
+
+@pytest.mark.parametrize(
+    ("text", "queries", "problem"),
+    [
+        ("<query> a b </query>\n<query>c</query>", ("a b", "c"), ""),
+        ("<query>a</query> and <query>b</query>", ("a", "b"), "text outside <query> in a search: 'and'"),
+        ("<query>a</query><query></query>", ("a",), "an empty <query>"),
+        ("<query>a<query>b</query>", ("b",), "<query> is not closed"),
+        ("<query>a", (), "<query> is not closed"),
+        ("</query>a", (), "</query> at the wrong place in a search"),
+        ("a", (), "text outside <query> in a search: 'a'"),
+        ("  ", (), "a search without a <query>"),
+        ("<query>a</query>" * 4, ("a", "a", "a"), "4 queries in one search, and at most 3 are allowed"),
+    ],
+)
+def test_queries_in_tags_keep_their_order_and_never_exceed_their_number(
+    text: str, queries: tuple[str, ...], problem: str
+) -> None:
+    reading = parse_queries(text, QueryFormat.ITEMS, most=3)
+    assert (reading.queries, reading.problem) == (queries, problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "queries", "formed"),
+    [
+        (' {"query": " a \\"b\\" "} ', ('a "b"',), True),
+        ('["a", "b"]', ("a", "b"), True),
+        ('"a"', ("a",), True),
+        ('{"query": ["a", 1, ""]}', ("a",), False),
+        ('{"q": "a"}', (), False),
+        ('{"query": "a', (), False),
+        ('What year was it?"', ('What year was it?"',), False),  # as in a trajectory that the paper prints
+        ("2007", ("2007",), False),
+        ("null", ("null",), False),
+        ("", (), False),
+        ("[" * 20_000, (), False),
+    ],
+)
+def test_a_json_query_is_taken_as_it_was_meant(text: str, queries: tuple[str, ...], formed: bool) -> None:
+    reading = parse_queries(text, QueryFormat.JSON)
+    assert (reading.queries, reading.problem == "") == (queries, formed)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Ada knew Dr. Babbage. She was born in 1815.", "Ada knew Dr. Babbage."),
+        ("Pi is 3.14 or so! Yes", "Pi is 3.14 or so!"),
+        (" The mayor of X is Y . I need", "The mayor of X is Y ."),
+        ('He said "then." And', 'He said "then."'),
+        ("It was 7. And", "It was 7."),
+        ("no end", "no end"),
+        ("", ""),
+    ],
+)
+def test_the_first_sentence_is_the_query(text: str, sentence: str) -> None:
+    assert first_sentence(text) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("[1, 4]", (1, 4)),
+        ("1,2", (1, 2)),
+        ("[3, 1, 3]", (3, 1)),
+        ('["2"]', (2,)),
+        ("[]", ()),
+        ("  ", ()),
+        ("none", None),
+        ("[1, 2] because", None),
+        ("Doc 1", None),
+        ("[1.5]", None),
+        ("[-1]", None),
+        ("[１]", None),
+    ],
+)
+def test_a_selection_is_a_list_of_numbers_and_nothing_else(text: str, numbers: tuple[int, ...] | None) -> None:
+    assert parse_numbers(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"), [("True", True), (" true ", True), ("1", True), ("0", False), ("FALSE", False), ("yes", None)]
+)
+def test_a_flag_says_true_or_false(text: str, flag: bool | None) -> None:
+    assert parse_flag(text) is flag
+
+
+def call(name: object, arguments: object) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def asked(text: str) -> JsonObject | None:
+    parsed = parse_tool_call(text, TOOLS).call
+    return None if parsed is None else parsed.arguments
+
+
+def test_a_tool_call_searches_or_visits() -> None:
+    assert asked(call("search", {"query": "a"})) == {"queries": ["a"]}
+    assert asked(call("search", {"query": ["a", "b"], "why": 1})) == {"queries": ["a", "b"]}
+    assert asked(call("search", json.dumps({"query": "a"}))) == {"queries": ["a"]}
+    assert asked(call("search", {"query": ["a", "b", "c", "d"]})) == {"queries": ["a", "b", "c"]}
+    assert asked(call("visit", {"url": ["p1", "p2"], "page": 2})) == {"id": "p1", "page": 2}
+    assert asked(call("visit", {"url": 7})) == {"id": "7", "page": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("search a", "a tool call is a JSON object"),
+        (call("google", {}), "no tool named 'google'; there are: search, visit"),
+        (call("search", {"query": []}), "a search needs 'query'"),
+        (call("search", "a"), "the arguments of 'search' are no JSON object"),
+        (call("visit", {"id": "p1"}), "a visit needs 'url'"),
+        (call("visit", {"url": "p1", "page": True}), "'page' is a whole number"),
+        (call(["search"], {}), "no tool named"),
+    ],
+)
+def test_a_broken_tool_call_says_what_is_wrong(text: str, said: str) -> None:
+    reading = parse_tool_call(text, TOOLS)
+    assert reading.problem.startswith(said) and reading.call is None
+
+
+jsons = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["name", "arguments", "query", "url", "page"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.text() | jsons.map(json.dumps))
+def test_reading_never_fails_and_no_query_is_empty(text: str) -> None:
+    readings = [list(parse_queries(text, reads, most=3).queries) for reads in QueryFormat]
+    called = asked(text) or {}
+    if "queries" in called:
+        readings.append(cast(list[str], called["queries"]))
+    for queries in readings:
+        assert all(query and query == query.strip() for query in queries) and len(queries) <= 3
+    numbers = parse_numbers(text)
+    assert numbers is None or len(set(numbers)) == len(numbers)
+    assert parse_flag(text) in (True, False, None)

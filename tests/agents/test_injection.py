@@ -7,7 +7,6 @@ what is parsed, how the run ends and what it earns must not.
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,6 @@ from coseek.data.trajectory import Author, Trajectory
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward
 
-NAMES = OURS
 ROLES = [
     "<|im_start|>assistant\n", "<|im_end|>", "<|eot_id|>", "\nAssistant: ", "\n\nHuman: ", "[INST]", "<|end|>",
     "</s>",
@@ -74,10 +72,12 @@ def run(name: str, titles: list[str], texts: list[str], question: Question, note
     return rollout(Agent(protocol, model), shelf, [question], [7], WIDE)[0]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", OURS)
 @given(data=st.data())
 @settings(max_examples=at_most(30))
-def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward(name: str, data: st.DataObject) -> None:
+def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward_and_forges_no_mark(
+    name: str, data: st.DataObject
+) -> None:
     texts = st.lists(st.sampled_from(hostile(name)), max_size=4).map("".join)
     titles = data.draw(st.lists(texts, min_size=3, max_size=3))
     bodies = data.draw(st.lists(texts, min_size=3, max_size=3))
@@ -94,25 +94,11 @@ def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward(name: str, dat
     assert [passage.id for passage in served_context(poisoned)] == [passage.id for passage in served_context(clean)]
     reward = make_reward({"format": 1.0, "exact-match": 1.0, "f1": 1.0, "valid": 1.0, "searches": -0.1})
     assert reward(poisoned) == reward(clean) is not None
-
-
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
-@given(data=st.data())
-@settings(max_examples=at_most(30))
-def test_hostile_text_puts_no_mark_and_no_special_token_into_what_the_model_reads(
-    name: str, data: st.DataObject
-) -> None:
-    texts = st.lists(st.sampled_from(hostile(name)), max_size=4).map("".join)
-    trajectory = run(
-        name, ["", data.draw(texts), ""], [data.draw(texts), "", ""], after(data.draw(texts)), data.draw(texts)
-    )
-    clean = run(name, [""] * 3, [""] * 3, QUESTION, "noted")
-    tokenizer = ByteTokenizer(opened(name).grammar.special_tokens)
-    for ours, theirs in zip(trajectory.segments, clean.segments, strict=True):
-        special = [[token for token in segment.ids if token >= tokenizer.eos_id] for segment in (ours, theirs)]
-        assert special[0] == special[1]
-        for mark in (*opened(name).grammar.special_tokens, "<|im_start|>", "<|im_end|>", "<|eot_id|>"):
-            assert ours.text.count(mark) == theirs.text.count(mark)
+    eos = ByteTokenizer(grammar.special_tokens).eos_id
+    for hostile_segment, segment in zip(poisoned.segments, clean.segments, strict=True):
+        assert [token for token in hostile_segment.ids if token >= eos] == [one for one in segment.ids if one >= eos]
+        for mark in (*grammar.special_tokens, "<|im_start|>", "<|im_end|>", "<|eot_id|>"):
+            assert hostile_segment.text.count(mark) == segment.text.count(mark)
 
 
 def test_a_conversation_is_lines_before_the_question_and_a_message_cannot_forge_one() -> None:

@@ -1,3 +1,5 @@
+""""""
+
 import random
 from dataclasses import replace
 
@@ -7,13 +9,13 @@ from hypothesis import strategies as st
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.rules import RuleAgent, guess
+from coseek.agents.scripted.rules import RuleAgent, guess, heading, opening_name, with_subject
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.agents.sources import served_context
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason
-from coseek.measure.retrieval import all_gold_at, fused, served
+from coseek.measure.retrieval import all_gold_at, served
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -78,21 +80,12 @@ def test_finding_nothing_ends_in_an_answer() -> None:
     assert moves[-1] == Move(thought=" I found nothing . I answer unknown .", answer=" unknown")
 
 
-def test_its_runs_are_ordinary_valid_trajectories() -> None:
+def test_its_runs_are_valid_and_a_generator_is_given_what_it_ranked_best_first() -> None:
     protocol = load_protocol("search-r1", "laptop")
     model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
     (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
-    assert (run.stop, run.valid) == (StopReason.ANSWERED, True)
-    assert set(fused(run)) == {hit.passage.id for search in run.searches for hit in search.hits}
+    assert (run.stop, run.valid) == (StopReason.ANSWERED, True) and all_gold_at(run, 2)
     assert run.evidence == tuple(RuleAgent().evidence(QUESTION.question, run.searches))
-    assert all_gold_at(run, 2)
-
-
-def test_a_generator_is_given_what_the_agent_ranked_best_first() -> None:
-    protocol = load_protocol("search-r1", "laptop")
-    model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
-    (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
-    assert run.evidence is not None
     assert [passage.id for passage in served_context(run)] == list(run.evidence)
     assert [passage.id for passage in served_context(replace(run, evidence=None))] == [one.id for one in served(run)]
 
@@ -131,3 +124,42 @@ def test_whatever_is_found_it_makes_a_move_and_ranks_everything_once(
     assert all(query.strip() for query in move.queries)
     evidence = RuleAgent().evidence(question, searches)
     assert sorted(evidence) == sorted({hit.passage.id for search in searches for hit in search.hits})
+
+
+# --- the name of what a passage is about
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ("# Opening hours\n\nWe open at nine.", "Opening hours"),
+        ("Devotion (1929 film)\nDevotion is a German film.", "Devotion (1929 film)"),
+        ("We open at nine.\nWe close at six.", ""),
+        ("name | hours\nshop | nine", ""),
+        ("The Garry Moore Show is the name of several series.", "Garry Moore Show"),
+        ("In the Church of England, courts formerly decided.", "Church of England"),
+        ("M. Ward (born 1973) is a singer.", "M. Ward"),
+        ("Ed Wood. Ed Wood is a 1994 film.", "Ed Wood"),
+        ("1998 was a year.", ""),
+        ("nothing here is a name", ""),
+        ("", ""),
+    ],
+)
+def test_a_passage_without_a_title_has_the_name_that_its_text_shows(text: str, subject: str) -> None:
+    assert with_subject(Passage("p", " ", text)).title == subject
+
+
+def test_a_title_is_never_replaced() -> None:
+    passage = Passage("p", "The title", "# Another heading\n\nText.")
+    assert with_subject(passage) is passage
+
+
+@given(st.text(alphabet="Ab 1.\n#|(’é黑", max_size=60))
+def test_a_subject_is_made_of_words_of_its_text(text: str) -> None:
+    for found in (heading(text), opening_name(text)):
+        assert set(found.split()) <= {part for word in text.split() for part in _ways(word)}
+
+
+def _ways(word: str) -> set[str]:
+    """A word of a text, whole, and as marks around it leave it."""
+    return {word[start:end] for start in range(len(word)) for end in range(start + 1, len(word) + 1)}

@@ -1,6 +1,7 @@
 """The driver and the audit hold each other to the same invariants, under every protocol, whatever a model writes."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -8,21 +9,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agents.playing import ADA, BOB, CORPUS, EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
+from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, WIDE, Shelf, Typist, play, script, typist
 from tests.examples_drawn import at_most
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.search_turns import replay_queries
-from coseek.data.passage import Corpus
+from coseek.agents.run_questions import run_questions
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
+from coseek.data.run import Run
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
+from coseek.measure.searched import search_questions
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.audit import audit_run
 from coseek.pipelines.run_checks import Derivation
-
-NAMES = OURS
+from coseek.retrieval.query import QueryLike
 
 
 @cache
@@ -51,7 +54,7 @@ class Breaking(Typist):
         return replace(turn, end=TurnEnd.FAULT, fault="out of memory") if number == self.breaks_at else turn
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", OURS)
 @given(data=st.data(), max_tokens=st.integers(1, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
 @settings(max_examples=at_most(40))
 def test_whatever_a_model_writes_its_run_is_sound(
@@ -82,15 +85,6 @@ def test_whatever_a_model_writes_its_run_is_sound(
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
         assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(trajectory)) == []
     assert model.count == {}
-
-
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
-def test_a_finished_run_says_again_what_the_driver_asked(name: str) -> None:
-    shelf = Shelf(CORPUS, RESULTS | {QUESTION.question: ["p1", "p2"]})
-    trajectory = play(name, *script(name), retriever=shelf)
-    tokenizer = ByteTokenizer(opened(name).grammar.special_tokens)
-    assert list(Derivation(opened(name), tokenizer, WIDE, own_ranking=False).differences(trajectory)) == []
-    assert replay_queries(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked
 
 
 @pytest.mark.parametrize("end", [TurnEnd.FAULT, TurnEnd.EOS])
@@ -142,3 +136,52 @@ def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, 
     run = play("s3", *script("s3"))
     assert list(check_trajectory(run)) == [] and run.stop is StopReason.COMPLETE
     assert any(said in what for what, _ in check_trajectory(change(run)))
+
+
+# --- what no file can hold
+
+
+class Unwritable(Shelf):
+    """Gives one hit that no file can hold to whoever asks for Bob."""
+
+    def __init__(self, hit: Hit) -> None:
+        super().__init__()
+        self.hit = hit
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        found = super().search(queries, k)
+        return [[self.hit] if "Bob" in self.seen(query) else hits for query, hits in zip(queries, found, strict=True)]
+
+
+HITS = {
+    "NaN": Hit(Passage("p1", "Ada", "x"), math.nan),
+    "infinity": Hit(Passage("p1", "Ada", "x"), math.inf),
+    "half in the text": Hit(Passage("p1", "Ada", "x \ud800"), 1.0),
+    "half in the title": Hit(Passage("p1", "\ud800", "x"), 1.0),
+    "half in the id": Hit(Passage("\ud800", "Ada", "x"), 1.0),
+}
+
+
+@pytest.mark.parametrize("hit", HITS.values(), ids=list(HITS))
+def test_a_hit_that_no_file_can_hold_is_a_fault_of_the_retriever_and_spares_the_siblings(
+    hit: Hit, tmp_path: Path
+) -> None:
+    questions = [*(Question(f"q{number}", QUESTION.question, ("1815",)) for number in range(3)), Question("bob", "Bob")]
+    shelf, rag = Unwritable(hit), load_protocol("rag")
+    run = Run.create(tmp_path / "run", {})
+    run_questions(run, Agent(rag, typist(rag, "<answer> x </answer>")), shelf, questions, WIDE)
+    *good, bob = run.trajectories()
+    assert bob.stop is StopReason.RETRIEVER_ERROR and "hit 1" in bob.stop_detail
+    assert all(trajectory.stop is not StopReason.RETRIEVER_ERROR for trajectory in good)
+    assert audit_run(run.folder).violations == ()
+    (found,) = search_questions(shelf, questions, 3)
+    assert [search.fault is not None for _, search in found] == [False, False, False, True]
+
+
+def test_a_query_that_a_model_escapes_as_half_of_a_pair_is_searched_and_kept(tmp_path: Path) -> None:
+    protocol = load_protocol("react")
+    call = '<tool_call>{"name": "search", "arguments": {"query": "Ada \\ud800"}}</tool_call>'
+    run = Run.create(tmp_path / "run", {})
+    run_questions(run, Agent(protocol, typist(protocol, f"<think> x </think>{call}")), Shelf(), [QUESTION], WIDE)
+    (trajectory,) = run.trajectories()
+    assert "Ada \ufffd" in [search.query for search in trajectory.searches]

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from typing import Literal, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,9 @@ from tests.scripted import ScriptedModel
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
+from coseek.agents.tool import Tool, ToolContext, ToolFault, ToolRequest, open_tool, tool_name
 from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.files import JsonObject
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import TOOL, Author, Call, StopReason, Trajectory
@@ -24,6 +27,7 @@ from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_trajectory
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Query
 from coseek.rewards.reward import make_reward
 
 CALCULATOR = Path(__file__).parents[2] / "examples" / "tools" / "calculator.py"
@@ -280,3 +284,98 @@ def test_a_visit_of_a_page_that_was_not_found_is_told_counted_and_no_evidence() 
     assert score_trajectory(run)["missed_visits"] == pytest.approx(2 / 3)
     assert "missed_visits" not in score_trajectory(play("react", first, last))
     assert not list(check_trajectory(run))
+
+
+# --- functions as tools
+
+
+def convert(amount: float, unit: Literal["km", "mi"] = "km") -> dict[str, float]:
+    """Convert a distance
+    to metres.
+
+    Args:
+        amount: how far
+        unit (str): of the distance
+    """
+    if amount < 0:
+        raise ValueError("a distance is not negative")
+    return {"metres": amount * (1000 if unit == "km" else 1609)}
+
+
+def converter() -> Tool:
+    tool = open_tool("mine", {"tool": tool_name(convert)}, run_files=True)
+    assert tool is not None
+    return tool
+
+
+def test_name_arguments_and_description_are_the_functions() -> None:
+    assert tool_name(convert) == "python:convert"
+    assert converter().schema == {
+        "type": "function",
+        "function": {
+            "name": "mine",
+            "description": "Convert a distance to metres.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "amount": {"type": "number", "description": "how far"},
+                    "unit": {
+                        "type": "string",
+                        "enum": ["km", "mi"],
+                        "default": "km",
+                        "description": "of the distance",
+                    },
+                },
+                "required": ["amount"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+def test_a_call_is_checked_and_run() -> None:
+    tool = converter()
+    parsed = tool.parse({"amount": 2})
+    assert parsed.call is not None and parsed.call.arguments == {"amount": 2.0, "unit": "km"} and not parsed.problem
+    asked: list[JsonObject] = [parsed.call.arguments, {"amount": -1.0, "unit": "km"}, {"amount": 1.0, "unit": "mi"}]
+    requests = [ToolRequest(arguments, 1, Query("", "q")) for arguments in asked]
+    found = tool.run(requests, cast(ToolContext, None))  # it reads no context
+    assert found[0] == {"metres": 2000.0} and found[2] == {"metres": 1609.0}
+    assert found[1] == ToolFault("ValueError: a distance is not negative")
+    wrong: list[tuple[JsonObject, str]] = [({"amount": "far"}, "'amount' needs a number")]
+    wrong += [({"amont": 1}, "did you mean 'amount'")]
+    for arguments, problem in wrong:
+        parsed = tool.parse(arguments)
+        assert parsed.call is None and problem in parsed.problem
+
+
+def test_a_protocol_takes_further_tools() -> None:
+    plain, more = load_protocol("tools"), load_protocol("tools", tools=[tool_name(convert)], run_files=True)
+    assert set(more.grammar.tools) - set(plain.grammar.tools) == {"convert"} and more.identity != plain.identity
+    with pytest.raises(SettingError, match="shows the agent no further tools; take the protocol tools"):
+        load_protocol("search-r1", tools=["visit"])
+    with pytest.raises(SettingError, match="has a tool 'search' already"):
+        load_protocol("tools", tools=["search"])
+
+
+def untyped(x):  # type: ignore[no-untyped-def]
+    """Say it."""
+    return x
+
+
+def silent(x: str) -> str:
+    return x
+
+
+def many(*x: str) -> str:
+    """Say them."""
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(untyped, "with a type, such as `x: str`"), (silent, "needs a docstring"), (many, "needs a named argument")],
+)
+def test_what_a_function_lacks_is_said(function: object, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        tool_name(function)  # type: ignore[arg-type]

@@ -140,28 +140,6 @@ def test_an_unknown_metric_is_refused_with_the_nearest(refused: Refused, coseek:
     assert "'recall'" in sentence
 
 
-BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "broken corpus": ("corpus.jsonl", '{0}\n{1}\n{{"id": "cat", \n', ("corpus.jsonl, line 3", "not valid JSON")),
-    "broken question": ("questions.test.jsonl", "{2}\nnot json\n", ("questions.test.jsonl, line 2", "not valid JSON")),
-    "gold that is not there": (
-        "questions.test.jsonl",
-        '{2}\n{{"id": "q9", "question": "?", "gold_ids": ["dog"]}}\n',
-        ("'q9'", "'dog'", "not in"),
-    ),
-}
-"""What is broken → the file, what it holds (0 and 1: passages, 2: a question), and what the sentence must hold."""
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_file_is_named_with_its_line(what: str, home: Path, refused: Refused) -> None:
-    name, text, named = BROKEN[what]
-    rows = [json.dumps(row) for row in (CORPUS[0], CORPUS[1], QUESTIONS[0])]
-    (home / "set" / name).write_text(text.format(*rows), encoding="utf-8")
-    words = ("index", "set", "--out", "new") if name == "corpus.jsonl" else RUN
-    sentence = refused(*words)
-    assert all(part in sentence for part in named), sentence
-
-
 def test_a_gold_passage_that_the_index_lacks_is_named(home: Path, refused: Refused) -> None:
     write(home / "other.jsonl", [{"id": "q", "question": "?", "answers": ["x"], "gold_ids": ["dog"]}])
     sentence = refused("run", "other.jsonl", *RUN[2:])
@@ -198,11 +176,6 @@ def test_a_damaged_index_is_named_with_the_way_out_and_a_whole_one_is_verified(
         assert "weights.npy is damaged" in sentence and "coseek index" in sentence
     assert coseek("index", "set", "--out", "bm25").code == 0
     assert coseek("index", "bm25", "--verify").code == 0
-
-
-def test_a_run_is_never_written_over(refused: Refused, coseek: Type) -> None:
-    assert coseek(*RUN).code == 0
-    assert "--resume" in refused(*RUN)
 
 
 def test_a_run_goes_on_only_with_its_own_settings(refused: Refused, coseek: Type) -> None:

@@ -1,19 +1,33 @@
 """One after another, as a newcomer types them."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.core.test_lock import holder
 from tests.hardware.paces import FAST, SLOW, processor
+from tests.hub.hub_server import HubState
+from tests.hub.test_sharing import TINY
+from tests.hub.test_sharing import server as server  # a fixture
 from tests.models.tiny_policy import tiny_policy
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.source_tree import ROOT
 
+from coseek.cli.main import main
+from coseek.core.files import write_jsonl, write_yaml
+from coseek.core.lock import lock_folder
+from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset, draw
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.hardware import placement
+from coseek.models.laptop import make_policy
+from coseek.pipelines.agent_recipe import DataSettings
+from coseek.retrieval.index import IndexCard
 
 
 def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +247,174 @@ def test_ask_takes_a_budget_as_run_spells_it(index: Path, coseek: Type) -> None:
         ("limits.max_turns=0", "turn_limit"),
     ):
         assert Trajectory.from_json(json.loads(coseek(*words, typed).out)).stop.value == stop
+
+
+# --- the list of runs
+
+
+def training(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True)
+    write_yaml(folder / "recipe.yaml", {"recipe": {"about": "mine", "rl": {}}, "created": "2026-01-02T03:04:05+00:00"})
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".", 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def test_a_training_is_finished_where_its_table_is_and_else_says_how_far_it_is(tmp_path: Path, coseek: Type) -> None:
+    table = "# mine\n\n| em | test |\n| --- | --- |\n| before | 0.1 [0, 1] |\n| after | 0.3 [0, 1] |\n"
+    training(tmp_path / "runs/done", table_md=table)
+    write_yaml(tmp_path / "runs/done/table/after.test/run.yaml", {"settings": {}})
+    training(tmp_path / "runs/half", rl__metrics_jsonl='{"step": 1}\n{"step": 2}\n{"st')
+    training(tmp_path / "runs/now")
+    training(tmp_path / "runs/unmeasured", encoder__config_json="{}")
+    training(
+        tmp_path / "runs/unmeasured-yet", encoder__config_json="{}", before_json="{}", metrics_jsonl='{"step": 3}\n'
+    )
+    write_yaml(tmp_path / "runs/theirs/run.yaml", {"settings": {"traces": ["logs.jsonl"]}})
+    with lock_folder(tmp_path / "runs/now"):
+        rows = {Path(row["folder"]).name: row for row in json.loads(coseek("runs", tmp_path / "runs", "--json").out)}
+    assert set(rows) == {"done", "half", "now", "unmeasured", "unmeasured-yet", "theirs"}
+    assert (rows["done"]["state"], rows["done"]["result"]) == ("finished", "em on test: before 0.1, after 0.3")
+    assert (rows["half"]["state"], rows["half"]["result"]) == ("stopped, rl step 2", "")
+    assert (rows["unmeasured"]["state"], rows["unmeasured-yet"]["state"]) == ("finished", "stopped, step 3")
+    assert rows["theirs"]["about"] == "logs: logs.jsonl"
+    assert rows["now"]["state"] == "running" and rows["now"]["what"] == "agent"
+    assert "done" in coseek("runs", tmp_path / "runs").out
+
+
+def test_a_wrong_place_is_one_sentence(tmp_path: Path, coseek: Type) -> None:
+    assert "coseek runs DIR" in coseek("runs", tmp_path / "nowhere").sentence
+    assert "holds no training" in coseek("runs", tmp_path).out
+
+
+# --- paths below ~
+
+
+def test_index_run_and_their_settings_read_and_write_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    write_jsonl(home / "data" / "corpus.jsonl", [{"id": "a", "title": "Orlen", "text": "Orlen lies on the Tave."}])
+    write_jsonl(home / "data" / "questions.test.jsonl", [{"id": "q", "question": "Orlen?", "answers": ["Tave"]}])
+    assert main(["index", "~/data", "--out=~/index"]) == 0
+    assert IndexCard.read(home / "index").passages == 1
+    write_yaml(home / "bm25.yaml", {"retriever": "index", "path": "~/index", "settings": {}})
+    for number, retriever in enumerate(("~/index", "~/bm25.yaml")):
+        words = ["run", "~/data", "--split", "test", "--agent", "rules", "--retriever", retriever]
+        assert main([*words, f"--out=~/run-{number}"]) == 0
+        assert (home / f"run-{number}" / "trajectories.jsonl").is_file()
+    capsys.readouterr()
+    assert main(["search", "~/index", "~/nothing of that name, a query"]) == 0
+    assert not list(here.iterdir())
+    assert make_settings(DataSettings, {"folder": "~/data"}).folder == str(home / "data")
+
+
+# --- a new project
+
+
+TEXT = (ROOT / "src" / "coseek" / "cli" / "project" / "AGENTS.md").read_text(encoding="utf-8")
+STEPS: list[tuple[str, str]] = re.findall(r"```sh\n(.*?)\n```\n\n```text\n(.*?)\n```", TEXT, flags=re.DOTALL)
+
+
+def printed_as_told(told: str, out: str) -> bool:
+    """Whether every expected line is in the output, in order; `…` stands for anything, and columns may be wider."""
+    rest = [" ".join(line.split()) for line in out.splitlines()]
+    for line in told.splitlines():
+        parts = [re.escape(" ".join(part.split())) for part in line.split("…")]
+        pattern = re.compile(".*".join(part and rf" ?{part} ?" for part in parts))
+        place = next((number for number, one in enumerate(rest) if pattern.fullmatch(one)), None)
+        if place is None:
+            return False
+        rest = rest[place + 1 :]
+    return True
+
+
+@pytest.mark.slow
+def test_the_six_commands_of_a_new_project_print_what_its_agents_md_says(
+    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(STEPS) == 6
+    outcome = coseek("init", tmp_path / "mine")
+    assert outcome.code == 0 and sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
+        "AGENTS.md", "data", "recipe.yaml"
+    ]  # fmt: skip
+    monkeypatch.chdir(tmp_path / "mine")
+    for command, told in STEPS:
+        done = coseek(*shlex.split(command)[1:])
+        assert done.code == 0 and printed_as_told(told, done.out), f"{command}\n{done.out}{done.err}"
+
+
+def test_init_takes_a_new_folder_alone(tmp_path: Path, coseek: Type) -> None:
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    assert coseek("init", tmp_path).sentence == f"{tmp_path} is not empty; name a new folder"
+    assert (tmp_path / "mine.txt").read_text(encoding="utf-8") == "mine"
+
+
+# --- push and pull
+
+
+@pytest.mark.slow
+def test_a_pulled_agent_runs_over_an_index_of_a_pulled_encoder_of_pulled_data(
+    coseek: Type, world: Path, tmp_path: Path, server: HubState
+) -> None:
+    make_policy(TINY, ["a few words"], (), tmp_path / "policy", 0)
+    make_encoder(tmp_path / "encoder")
+    for name, folder in (("policy", tmp_path / "policy"), ("encoder", tmp_path / "encoder"), ("data", world)):
+        sent = coseek("push", folder, f"me/{name}")
+        assert sent.code == 0 and "license: unknown" in sent.err and f"me/{name}: " in sent.out
+        fetched = coseek("pull", f"me/{name}", tmp_path / "pulled" / name)
+        assert fetched.code == 0 and "Try: coseek " in fetched.out
+    data, encoder, agent = (tmp_path / "pulled" / name for name in ("data", "encoder", "policy"))
+    made = coseek("index", data, "--retriever", "dense", "--encoder", encoder, "--out", tmp_path / "index")
+    assert made.code == 0, made.err
+    run = (
+        "run", data, "--split", "test", "--agent", agent, "--retriever", tmp_path / "index", "--out",
+        tmp_path / "run",
+    )  # fmt: skip
+    ended = coseek(*run, "count=2", "limits.max_turns=1", "limits.max_turn_tokens=4")
+    assert ended.code == 0, ended.err
+    assert "--force" in coseek("push", agent, "me/policy").sentence
+    assert "choose a new folder" in coseek("pull", "me/policy", agent).sentence
+
+
+def test_mistakes_are_one_sentence(coseek: Type, world: Path, tmp_path: Path, server: HubState) -> None:
+    assert "there is no folder" in coseek("push", tmp_path / "polcy", "me/one").sentence
+    assert "write OWNER/NAME" in coseek("push", world, "one").sentence
+    assert "apache-2.0" in coseek("push", world, "me/one", "--license", "MIT License").sentence
+    assert "no repository me/one" in coseek("pull", "me/one", tmp_path / "x").sentence
+    assert (
+        "'date' is not one of 'model', 'dataset'" in coseek("pull", "me/one", tmp_path / "x", "--kind", "date").sentence
+    )
+
+
+def test_a_hub_that_is_not_asked_or_not_reached_is_said_plainly(
+    coseek: Type, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    refused = coseek("push", world, "me/one")
+    assert refused.code == 2 and "cannot reach http://127.0.0.1:9" in refused.sentence
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in coseek("pull", "me/one", tmp_path / "x").sentence
+
+
+# --- two processes
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",)], ids=["anew", "resumed"])
+def test_two_commands_never_write_into_one_folder(
+    more: tuple[str, ...], world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    playing = ("run", world, "--split", "dev", "--count", 2, "--agent", "faulty-expert", "--retriever", index)
+    assert coseek(*playing, "--out", run).code == 0
+    labelling = ("label", run, "--method", "agentic-r", "--scorer", "oracle")
+    with holder("folder", out) as other:
+        for words in (playing, labelling, ("train", "agent", "from-nothing")):
+            said = f"{out} is being written by another process ({other.pid}); wait until it ends, or choose another"
+            assert said in coseek(*words, "--out", out, *more).sentence

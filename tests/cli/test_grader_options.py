@@ -101,12 +101,9 @@ def test_a_server_that_samples_is_no_judge(runs: list[Path], tmp_path: Path, cos
     assert "samples at temperature 0.7" in coseek("score", runs[0], "--answer-with", server).sentence
 
 
-def test_questions_without_a_data_set_are_in_no_domain(runs: list[Path], coseek: Type) -> None:
-    assert "do not say which data set" in coseek("score", runs[0], "--in-domain", "nq").sentence
-
-
-def test_a_judged_metric_needs_a_judge(runs: list[Path], coseek: Type) -> None:
+def test_a_metric_without_its_judge_and_a_domain_without_data_sets_are_refused(runs: list[Path], coseek: Type) -> None:
     assert "gen_acc needs a judge" in coseek("score", runs[0], "--metrics", "gen_acc").sentence
+    assert "do not say which data set" in coseek("score", runs[0], "--in-domain", "nq").sentence
 
 
 def test_questions_that_a_stopped_run_never_reached_are_missing(runs: list[Path], coseek: Type) -> None:
@@ -145,3 +142,35 @@ def test_the_combination_gain_is_at_equal_passages(
     assert "<svg" in (tmp_path / "gain" / "combination-gain.html").read_text(encoding="utf-8")
     assert "whole numbers from 1 on" in coseek(*words[:-1], "0,x").sentence
     assert "not sound" not in coseek("audit", runs[0]).out
+
+
+# --- reading reasonings
+
+
+@pytest.fixture
+def run(world: Path, index: Path, tmp_path: Path, coseek: Type) -> Path:
+    words = ("run", world, "--split", "test", "--count", 12, "--agent", "expert", "--retriever", index)
+    assert coseek(*words, "--out", tmp_path / "run").code == 0
+    return tmp_path / "run"
+
+
+def test_more_reasonings_cover_more_and_all_of_them_everything(
+    run: Path, world: Path, tmp_path: Path, coseek: Type
+) -> None:
+    words = ("reasoning", run, "--read-with", world, "--latest", "1,2,all", "--out", tmp_path / "read", "--json")
+    outcome = coseek(*words)
+    assert outcome.code == 0, outcome.err
+    assert [row["latest"] for row in json.loads(outcome.out)["rows"]] == ["k = 1", "k = 2", "k = all"]
+    rows = [json.loads(line) for line in (tmp_path / "read" / "questions.jsonl").read_text().splitlines()]
+    covered = {name: {row["id"]: row["metrics"].get("coverage") for row in rows if row["run"] == name}
+               for name in ("k = 1", "k = 2", "k = all")}  # fmt: skip
+    known = [ident for ident, share in covered["k = all"].items() if share is not None]
+    assert known and all(
+        covered["k = 1"][one] <= covered["k = 2"][one] <= covered["k = all"][one] == 1 for one in known
+    )
+    assert any(covered["k = 1"][one] < 1 for one in known)
+
+
+def test_a_list_of_other_words_is_refused(run: Path, world: Path, coseek: Type) -> None:
+    outcome = coseek("reasoning", run, "--read-with", world, "--latest", "1,some")
+    assert outcome.code == 2 and "write for example 1,2,all" in outcome.err

@@ -1,15 +1,129 @@
-"""Labels from the command line: what a user types, the files that come of it, and the sentences for mistakes."""
+"""Labels and logs of other agents on the command line: what a user types, the files that come of it, and mistakes."""
 
+import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.source_tree import ROOT
+from tests.traces.chats import own_runs, search_chat, stored, write_log
 
-from coseek.core.files import read_jsonl, write_jsonl
+from coseek.core.files import Json, JsonObject, read_jsonl, write_jsonl
 from coseek.data.dataset import Dataset
+from coseek.data.passage import Corpus
+from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+GUIDE = ROOT / "docs" / "how-to" / "logs-to-encoder.md"
+SMALL = "encoder=encoder training.steps=2 training.batch_size=4 query_tokens=32 passage_tokens=32 held_out.share=0.2"
+
+
+def their_logs(world: Path) -> list[JsonObject]:
+    """What somebody else's agent might have logged: its own tool names, results as text, one line broken off."""
+    bm25 = Bm25.over(Corpus.load(world / "corpus.jsonl"))
+    rows: list[JsonObject] = []
+    for question in load_questions(world / "questions.train.jsonl"):
+        (hits,) = bm25.search([question.question], 2)
+        shown = "\n".join(f"[{rank}] {hit.passage.text}" for rank, hit in enumerate(hits, start=1))
+        call: JsonObject = {"name": "wiki_search", "arguments": json.dumps({"q": question.question})}
+        messages: list[Json] = [
+            {"role": "user", "content": question.question},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "1", "content": shown},
+            {"role": "assistant", "content": question.answers[0]},
+        ]
+        asked = {**question.to_json(), "answers": []}  # its plan is for the oracle, which stands for a rating model
+        rows.append({"question": asked, "gold": [*question.answers], "messages": messages})
+    return rows
+
+
+@pytest.mark.slow
+def test_the_four_commands_of_the_guide_make_an_encoder_of_somebody_elses_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path, coseek: Type
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_log(Path("logs.jsonl"), their_logs(world))
+    make_encoder(Path("encoder"))
+    (block,) = re.findall(r"```sh\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    commands = [shlex.split(line)[1:] for line in block.strip().splitlines()]
+    assert len(commands) == 4
+    places = {"DATA": str(world), "SCORER": str(world)}  # the oracle of the world rates passages
+    for command in commands:
+        words = [places.get(word, word) for word in command]
+        done = coseek(*words, *(SMALL.split() if words[0] == "train" else ()))
+        assert done.code == 0, done.err
+    labelled = Path("labels/theirs/labels.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(labelled) >= 10
+    assert Path("runs/retriever/encoder/coseek.yaml").is_file()
+
+
+def test_what_came_of_a_log_is_told_and_the_run_is_scored_viewed_and_sound(tmp_path: Path, coseek: Type) -> None:
+    log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()], "gold": "Goethe"}])
+    log.write_text(log.read_text() + '{"messages": [\n')
+    told = coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run")
+    assert told.code == 0 and "left out: log.jsonl, line 2: not valid JSON" in told.out
+    assert "1 conversation (1 with gold answers), 1 search; 1 record left out" in told.out
+    assert json.loads((tmp_path / "run" / "source.json").read_text())["left_out"][0]["where"] == "log.jsonl, line 2"
+    assert coseek("audit", tmp_path / "run").code == 0
+    scored = json.loads(coseek("score", tmp_path / "run", "--json").out)
+    assert scored["summaries"][0]["metrics"]["em"]["mean"] == 1
+    assert coseek("view", tmp_path / "run").code == 0
+    out = coseek("data", "export", tmp_path / "run", "--format", "messages", "--out", tmp_path / "out.jsonl", "--json")
+    assert json.loads(out.out)["trajectories"] == 1
+    again = coseek("data", "import", "traces", tmp_path / "out.jsonl", "--out", tmp_path / "again", "--json")
+    assert json.loads(again.out)["with_answers"] == 1
+
+
+def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type) -> None:
+    log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
+    out = ("--out", tmp_path / "run")
+    for words, said in (
+        ((log, "--split", "test"), "traces takes no --split"),
+        ((tmp_path / "none.jsonl",), "there is no file"),
+        ((log, "answers=gold.x"), "no record has anything at answers=gold.x"),
+        ((log, "answer_s=x"), "answers"),
+        ((log, "map=none.yaml"), "there is no mapping file none.yaml"),
+        ((log, "messages=chat"), "no record has anything at messages=chat"),
+    ):
+        assert said in coseek("data", "import", "traces", *words, *out).sentence
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no conversation found" in coseek("data", "import", "traces", tmp_path / "empty.jsonl", *out).sentence
+    run = stored(tmp_path / "own", own_runs()).folder
+    assert "did you mean 'atif'" in coseek("data", "export", run, "--format", "atf", *out).sentence
+    assert "ends in .jsonl" in coseek("data", "export", run, "--format", "messages", *out).sentence
+    if importlib.util.find_spec("inspect_ai") is None:
+        asked = ("--format", "inspect", "--out", tmp_path / "own.eval")
+        assert "pip install 'coseek[inspect]'" in coseek("data", "export", run, *asked).sentence
+        assert not (tmp_path / "own.eval").exists()
+    assert "not a run" in coseek("data", "export", tmp_path, "--format", "atif", *out).sentence
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    assert "something else already" in coseek("data", "export", run, "--format", "atif", *out).sentence
+
+
+def test_an_agent_cannot_go_on_with_a_log_and_is_refused_before_a_label_is_paid_for(
+    tmp_path: Path, world: Path, index: Path, coseek: Type
+) -> None:
+    log = write_log(tmp_path / "logs.jsonl", their_logs(world))
+    assert coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run").code == 0
+    words = ("label", tmp_path / "run", "--method", "agentic-r", "--scorer", world, "--retriever", index)
+    said = coseek(*words, "--agent", "rules", "--out", tmp_path / "labels").sentence
+    assert "gac=false" in said or "protocol" in said
+
+
+def test_a_metric_that_was_asked_for_and_has_no_value_does_not_vanish(tmp_path: Path, coseek: Type) -> None:
+    log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
+    assert coseek("data", "import", "traces", log, "--out", tmp_path / "run").code == 0
+    assert "f1: undefined" in coseek("score", tmp_path / "run", "--metrics", "searches,f1").out
+
+
+# --- labels from the command line
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +174,9 @@ def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, cos
     assert "min_lr = 60, and now 50" in coseek(*words, "min_lr=50", "--resume").sentence
 
 
-def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
+def test_a_mistake_about_labels_is_one_sentence_with_the_way_out(
+    ran: Path, world: Path, tmp_path: Path, coseek: Type
+) -> None:
     out = ("--out", tmp_path / "x")
     assert "did you mean 'agentic-r'?" in coseek("label", ran, "--method", "agentic", *out).sentence
     agentic = ("label", ran, "--method", "agentic-r", *out)
@@ -87,11 +203,6 @@ def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_
     )
     assert "name a run folder" in coseek("label", "negatives=3", "--method", "gold", *out).sentence
     assert "two trajectories with the seed" in coseek("label", ran, ran, "--method", "gold", *out).sentence
-
-
-def test_another_worlds_oracle_can_be_named_by_its_folder(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
-    words = ("label", ran, "--method", "agentic-r", "--count", 2, "--scorer", world, "--out", tmp_path / "x")
-    assert coseek(*words).code == 0
 
 
 def test_a_run_without_gold_passages_is_not_labelled_in_silence(

@@ -1,14 +1,25 @@
 """The program itself: what it says, how it ends, what it imports."""
 
+import json
+import re
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.hardware.paces import FAST, SLOW, begun_anew, kept
+from tests.source_tree import ROOT
 
 from coseek.cli import commands
+from coseek.cli.commands.doctor import CHECKS, CheckStatus, check, exact_search, precision
+from coseek.cli.settings_help import in_words, listed
+from coseek.core.settings import dump_settings
+from coseek.hardware.device import instructions
+from coseek.hardware.placement import Use
+from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 
 ONE_COMMAND = """\"\"\"{line}\"\"\"
 
@@ -65,7 +76,8 @@ def test_every_command_has_a_line_and_a_help(coseek: Type) -> None:
     for line in lines:
         name, about = line.split(maxsplit=1)
         assert about.strip().endswith(".")
-        assert coseek(name, "--help").code == 0
+        told = coseek(name, "--help")
+        assert told.code == 0 and (("--quiet" in told.out and "--verbose" in told.out) or "COMMAND" in told.out)
 
 
 def test_the_version_is_told(coseek: Type) -> None:
@@ -121,3 +133,162 @@ def test_a_reader_that_has_gone_is_no_failure(index: Path) -> None:
     command = f"{sys.executable} -m coseek.cli.main search {index} {'Ada ' * 2000} -k 5 | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+# --- completion
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("coseek lab", ["label"]),
+        ("coseek train ret", ["retriever"]),
+        ("coseek run --spl", ["--split"]),
+        ("coseek train agent --qu", ["--quiet"]),
+        ("coseek trian ", []),
+    ],
+)
+def test_a_shell_is_offered_what_the_program_takes(
+    line: str, offered: list[str], coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_COSEEK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    assert coseek().out.split() == offered
+
+
+# --- the list of settings
+
+
+COMMANDS = [
+    ("agent", "search-r1-grpo", "rl.steps=7"),
+    ("generator", "sft.steps=7"),
+    ("retriever", "agentic-r", "training.steps=7"),
+    ("retriever", "laptop", "training.steps=7"),
+    ("together", "laptop", "agent.rl.steps=7"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=[" ".join(words[:2]) for words in COMMANDS])
+def test_every_setting_is_listed_with_value_and_meaning_and_nothing_is_trained(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coseek: Type
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = coseek("train", *words, "--settings", "all")
+    assert said.code == 0, said.err
+    assert f"\n{words[-1]}\n    " in said.out
+    changes = coseek("train", *words, "--settings")
+    assert f"\n  {words[-1]}" in changes.out and len(changes.out) < len(said.out) / 4
+    assert coseek("train", *words, "--settings", words[-1].partition("=")[0]).out.startswith(f"{words[-1]}\n    ")
+    rows = json.loads(coseek("train", *words, "--settings", "--json").out)
+    name, _, value = words[-1].partition("=")
+    assert [row["value"] for row in rows if row["name"] == name] == [int(value)]
+    assert [row["name"] for row in rows if not row["about"]] == []
+    assert len({row["name"] for row in rows}) == len(rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_what_is_listed_can_be_typed_and_means_what_it_says(name: str) -> None:
+    recipe = load_recipe(name)
+    typed = [in_words(one, 100).splitlines()[0] for one in listed(recipe) if not one.is_group and not one.only_with]
+    assert dump_settings(load_recipe(name, typed)) == dump_settings(recipe)
+
+
+def test_settings_of_a_group_that_is_not_set_say_so(coseek: Type) -> None:
+    rows = {row["name"]: row for row in json.loads(coseek("train", "agent", "s3", "--settings", "--json").out)}
+    assert rows["data.world"]["value"] is None
+    assert rows["data.world.size"]["only_with"] == "data.world"
+    assert rows["rl.policy.optimizer.lr"]["only_with"] is None
+
+
+def test_a_misspelt_setting_is_refused_there_too(coseek: Type) -> None:
+    assert "did you mean" in coseek("train", "agent", "s3", "rl.stepz=1", "--settings").sentence
+    assert "did you mean" in coseek("train", "retriever", "agentic-r", "training.stepz=1", "--settings").sentence
+
+
+# --- the doctor
+
+
+@pytest.mark.slow
+def test_everything_works_where_the_tests_run(coseek: Type) -> None:
+    outcome = coseek("doctor", "--json")
+    findings = json.loads(outcome.out)
+    assert outcome.code == 0, outcome.out
+    assert {finding["health"] for finding in findings} == {"works"}
+    assert len(findings) == len(CHECKS)
+
+
+def fails_with(error: Exception) -> str:
+    raise error
+
+
+def test_a_missing_library_comes_with_the_line_that_installs_it() -> None:
+    found = check("torch", lambda: fails_with(ModuleNotFoundError(name="torch.nn")), "")()
+    assert (found.health, found.remedy) == (CheckStatus.MISSING, "pip install 'coseek[train]'")
+
+
+def test_a_part_that_fails_is_broken_and_says_why() -> None:
+    found = check("files", lambda: fails_with(OSError("the disk is full")), "free some space")()
+    assert (found.health, found.detail) == (CheckStatus.BROKEN, "OSError: the disk is full")
+    assert found.remedy == "free some space"
+
+
+@pytest.mark.parametrize(("ratio", "taken", "way"), [(FAST, "bfloat16", "int8"), (SLOW, "float32", "exact")])
+def test_the_doctor_names_what_auto_takes_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, taken: str, way: str
+) -> None:
+    kept(tmp_path, monkeypatch, ratio, ratio, ratio)
+    told, found = precision(), exact_search()
+    for use in Use:
+        assert f"{use} in {taken} (bfloat16 has {ratio:.2g} × the speed of float32)" in told
+    assert f"auto is {way} for a million vectors" in found and f"{ratio:.2g} × the speed" in found
+    assert told.endswith(instructions()) and found.endswith(instructions())
+
+
+def test_a_probe_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    begun_anew(monkeypatch)
+    found = check("precision", precision, "use precision float32")()
+    assert (found.health, found.remedy) == (CheckStatus.BROKEN, "use precision float32")
+    assert "a process of its own" in found.detail
+
+
+# --- the demo
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_the_readme_shows_what_make_demo_prints(coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / ".venv" / "bin" / "coseek")])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    (printed,) = re.findall(r"^make demo\n```\n.*?```text\n(.*?)```", README, flags=re.MULTILINE | re.DOTALL)
+    outcome = coseek("demo")
+    assert lines(outcome.out) == lines(printed)
+    assert outcome.code == 0 and not outcome.err and "\x1b" not in outcome.out
+
+
+def test_the_demo_takes_seconds_and_neither_torch_nor_a_model(tmp_path: Path) -> None:
+    code = (
+        "import sys; from coseek.cli.main import main; code = main(['demo']); sys.exit(code or 'torch' in sys.modules)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and time.monotonic() - began < 10, done.stderr
+    assert "coseek quickstart" in done.stdout and "Makefile" not in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_question_has_another_answer(coseek: Type) -> None:
+    assert "Ossder (right)" in coseek("demo", 5).out
+    assert "in passage 1" not in coseek("demo", 5).out
+    assert coseek("demo", 33).sentence == "the demo has questions 1 to 32, not 33"

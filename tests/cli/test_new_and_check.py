@@ -8,7 +8,6 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.cli.commands.new import TEMPLATES
-from coseek.pipelines.part_trials import KINDS
 
 
 @pytest.mark.parametrize("part", sorted(TEMPLATES))
@@ -93,7 +92,3 @@ def test_a_library_that_is_not_installed_is_no_fault_of_the_part(
     assert coseek("new", "algorithm", "mine", "--out", tmp_path).code == 0
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "pip install 'coseek[train]'" in coseek("check", tmp_path / "mine.py").sentence
-
-
-def test_every_kind_that_can_be_written_can_be_tried() -> None:
-    assert {part.replace("-", " ") for part in TEMPLATES} <= KINDS.keys()

@@ -60,19 +60,6 @@ def marked(home: Path) -> Path:
     return home / "was-run"
 
 
-def test_a_calculator_of_ones_own_answers_a_run(home: Path, words: tuple[object, ...], coseek: Type) -> None:
-    outcome = coseek(*words)
-    assert outcome.code == 0, outcome.err
-    runs = list(Run(home / "run").trajectories())
-    assert [(run.answer, run.valid, run.stop) for run in runs] == [("35", True, "answered")] * 4
-    assert [[segment.tag for segment in run.segments] for run in runs] == [
-        ["prompt", "tool_call", "tool_response", "tool_call", "tool", "answer"]
-    ] * 4
-    assert [call.to_json() for call in runs[0].calls] == [
-        {"turn": 2, "tool": "calculator", "arguments": {"expression": "5 * 7"}, "result": "35"}
-    ]
-
-
 def test_a_run_is_audited_and_scored_after_its_tool_is_deleted_and_never_runs_it(
     home: Path, words: tuple[object, ...], coseek: Type
 ) -> None:

@@ -80,11 +80,6 @@ def test_text_only_is_marked_and_not_trained_on(
         make_batch(kept)
 
 
-def test_a_question_is_asked_of_a_server(coseek: Type, index: Path, policy: Path, url: str) -> None:
-    done = coseek("ask", "Who?", "max_turn_tokens=5", "--agent", url, "--tokenizer", policy, "--retriever", index)
-    assert done.code == 0, done.err
-
-
 def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"name: {url}\nserver: {{dialect: vllm}}\n")
     with pytest.raises(SettingError, match="exchanges token ids"):

@@ -1,3 +1,5 @@
+"""Files: written whole or not at all, read with the line of what is broken."""
+
 import gzip
 import json
 import os
@@ -17,11 +19,11 @@ from coseek.core.files import (
     json_line,
     read_json,
     read_jsonl,
-    read_yaml,
     recover_folder,
     write_json,
     write_jsonl,
 )
+from coseek.core.parts import sweep
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10)
@@ -179,7 +181,12 @@ def test_a_new_an_empty_and_an_own_folder_may_be_written_to(names: tuple[str, ..
     check_output_folder(tmp_path / "new", "run.yaml")
 
 
-def test_broken_yaml_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("one: 1\ntwo: [1\nthree: 3\n")
-    with pytest.raises(DataError, match=r"a\.yaml, line 3: not valid YAML"):
-        read_yaml(tmp_path / "a.yaml", "recipe")
+def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".index.abc_1234.part").mkdir()
+    (tmp_path / ".index.abc_1234.part" / "half.json").touch()
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / ".rows.json.abcd1234.part").touch()
+    (tmp_path / ".gone.old").mkdir()
+    (tmp_path / ".mine.part").touch()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".mine.part", "gone", "index"]

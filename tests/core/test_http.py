@@ -5,12 +5,13 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.http_site import Asked, Said, site
+from tests.models.http_site import Asked, Said, Site, site
 
 from coseek.core.connections import CircuitBreaker, parse_base_url
 from coseek.core.errors import SettingError
@@ -27,15 +28,24 @@ def in_order(*said: Said) -> Callable[[Asked], Said]:
     return lambda asked: said[min(asked.number, len(said) - 1)]
 
 
+@contextmanager
+def client(
+    answer: Callable[[Asked], Said], patience: HttpSettings = FAST, key: str | None = None, **more: object
+) -> Iterator[tuple[HttpClient, Site]]:
+    """A client of a server that gives these answers."""
+    with site(answer) as there:
+        calls = HttpClient(there.url, patience, key, **more)  # type: ignore[arg-type]
+        yield calls, there
+        calls.close()
+
+
 def failure_of(
     answer: Callable[[Asked], Said], patience: HttpSettings = FAST, key: str | None = None
 ) -> tuple[str, int]:
     """What a call that fails says, and how often it was made."""
-    with site(answer) as there:
-        calls = HttpClient(there.url, patience, key)
+    with client(answer, patience, key) as (calls, there):
         with pytest.raises(HttpFailure) as failed:
             calls.request("POST", "/x", {"a": 1})
-        calls.close()
         return str(failed.value), len(there.asked)
 
 
@@ -45,12 +55,10 @@ def failure_of(
     ids=["500", "503", "429", "html", "list", "cut short"],
 )
 def test_what_may_pass_is_asked_again(passing: Said) -> None:
-    with site(in_order(passing, passing, OK)) as there:
-        calls = HttpClient(there.url, FAST)
+    with client(in_order(passing, passing, OK)) as (calls, there):
         assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
         assert (calls.stats.calls, calls.stats.retries, calls.stats.answered) == (3, 2, 1)
         assert [asked.body for asked in there.asked] == [{"a": 1}] * 3
-        calls.close()
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302, 501])
@@ -69,12 +77,10 @@ def test_a_call_ends_after_so_many_attempts() -> None:
 
 
 def test_the_key_is_in_the_header_and_nowhere_else() -> None:
-    with site(in_order(OK)) as there:
-        calls = HttpClient(there.url, FAST, KEY)
+    with client(in_order(OK), key=KEY) as (calls, there):
         calls.request("POST", "/x", {"a": 1})
         assert there.asked[0].headers["authorization"] == f"Bearer {KEY}"
         assert KEY not in repr(calls) + str(there.asked[0].body) + there.asked[0].path
-        calls.close()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 500])
@@ -89,30 +95,26 @@ def test_a_key_that_a_long_answer_repeats_is_not_half_told() -> None:
 
 
 def test_text_that_has_no_bytes_is_sent_escaped() -> None:
-    with site(in_order(OK)) as there:
-        calls = HttpClient(there.url, FAST)
+    with client(in_order(OK)) as (calls, there):
         calls.request("POST", "/x", {"a": "\ud800"})
         assert there.asked[0].body == {"a": "\ud800"}
-        calls.close()
 
 
 def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
     gate = threading.Event()
-    with site(lambda asked: Said({}, hold=gate) if asked.body.get("slow") else OK) as there:
-        calls = HttpClient(there.url, HttpSettings(timeout_s=0.3, attempts=1))
+    patience = HttpSettings(timeout_s=0.3, attempts=1)
+    with client(lambda asked: Said({}, hold=gate) if asked.body.get("slow") else OK, patience) as (calls, _):
         slow = calls.submit("POST", "/x", {"slow": True})
         assert calls.request("POST", "/x", {}) == {"ok": True}
         assert not slow.done()
         with pytest.raises(HttpFailure, match=r"no answer within 0\.3 s"):
             slow.result(5)
         gate.set()
-        calls.close()
 
 
 def test_no_more_calls_are_under_way_than_were_allowed() -> None:
     gate = threading.Event()
-    with site(lambda asked: Said({}, hold=gate)) as there:
-        calls = HttpClient(there.url, HttpSettings(concurrency=3, timeout_s=10))
+    with client(lambda asked: Said({}, hold=gate), HttpSettings(concurrency=3, timeout_s=10)) as (calls, there):
         futures = [calls.submit("POST", "/x", {}) for _ in range(8)]
         while there.most_at_once < 3:
             time.sleep(0.01)
@@ -120,20 +122,18 @@ def test_no_more_calls_are_under_way_than_were_allowed() -> None:
         gate.set()
         assert [future.result(5) for future in futures] == [{}] * 8
         assert there.most_at_once == 3
-        calls.close()
 
 
 def test_a_cancelled_call_makes_room() -> None:
     gate = threading.Event()
-    with site(lambda asked: Said({}, hold=gate) if asked.number == 0 else OK) as there:
-        calls = HttpClient(there.url, HttpSettings(concurrency=1, timeout_s=10))
+    alone = HttpSettings(concurrency=1, timeout_s=10)
+    with client(lambda asked: Said({}, hold=gate) if asked.number == 0 else OK, alone) as (calls, there):
         first = calls.submit("POST", "/x", {})
         while not there.asked:
             time.sleep(0.01)
         first.cancel()
         assert calls.request("POST", "/x", {}) == {"ok": True}
         gate.set()
-        calls.close()
 
 
 def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again() -> None:
@@ -143,64 +143,53 @@ def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again() -> None:
 
 
 def test_an_insistent_caller_asks_again_after_the_longest_wait() -> None:
-    with site(in_order(Said({}, 503, {"retry-after": "3600"}), OK)) as there:
-        calls = HttpClient(there.url, HttpSettings(longest_wait_s=0.05, insistent=True))
+    insistent = HttpSettings(longest_wait_s=0.05, insistent=True)
+    with client(in_order(Said({}, 503, {"retry-after": "3600"}), OK), insistent) as (calls, _):
         assert calls.request("GET", "/x") == {"ok": True}
-        calls.close()
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff"])
 def test_bytes_are_fetched_once_whatever_they_are(body: bytes) -> None:
-    with site(in_order(Said(body), OK)) as there:
-        calls = HttpClient(there.url, FAST)
+    with client(in_order(Said(body), OK)) as (calls, there):
         assert calls.fetch("POST", "/x", {"a": 1}, {"x-mine": "1"}) == body
         assert (len(there.asked), there.asked[0].headers["x-mine"], calls.stats.answered) == (1, "1", 1)
-        calls.close()
 
 
 def test_an_answer_that_is_too_long_is_not_read() -> None:
-    with site(in_order(Said(b"x" * 101))) as there:
-        calls = HttpClient(there.url, FAST, most_bytes=100)
+    with client(in_order(Said(b"x" * 101)), most_bytes=100) as (calls, there):
         with pytest.raises(HttpFailure, match="more than 100 bytes"):
             calls.fetch("GET", "/x")
         assert len(there.asked) == 1
-        calls.close()
 
 
 @pytest.mark.parametrize("status", [400, 503])
 def test_without_quotes_nothing_that_the_server_said_is_repeated(status: int) -> None:
-    with site(in_order(Said({"error": "your key is abc"}, status))) as there:
-        calls = HttpClient(there.url, FAST, name="it", quotes=False)
-        with pytest.raises(HttpFailure, match=rf"^it: it answered {status}( \(3 tries\))?$"):
-            calls.fetch("GET", "/x", headers={"x-key": "abc"})
-        calls.close()
+    plain = pytest.raises(HttpFailure, match=rf"^it: it answered {status}( \(3 tries\))?$")
+    with client(in_order(Said({"error": "your key is abc"}, status)), name="it", quotes=False) as (calls, _), plain:
+        calls.fetch("GET", "/x", headers={"x-key": "abc"})
 
 
 @pytest.mark.slow
 def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
-    with site(in_order(Said({}, 503, {"retry-after": "1"}), OK)) as there:
-        calls = HttpClient(there.url, HttpSettings(first_wait_s=0.0, longest_wait_s=2.0))
+    patience = HttpSettings(first_wait_s=0.0, longest_wait_s=2.0)
+    with client(in_order(Said({}, 503, {"retry-after": "1"}), OK), patience) as (calls, _):
         began = time.monotonic()
         calls.request("GET", "/x")
         assert time.monotonic() - began >= 1.0
-        calls.close()
 
 
 def test_a_dead_server_is_left_alone() -> None:
-    with site(in_order(Said({}, 500))) as there:
-        calls = HttpClient(there.url, HttpSettings(attempts=1, break_after=3, cool_down_s=60))
+    with client(in_order(Said({}, 500)), HttpSettings(attempts=1, break_after=3, cool_down_s=60)) as (calls, there):
         for _ in range(3):
             with pytest.raises(HttpFailure, match="answered 500"):
                 calls.request("GET", "/x")
         with pytest.raises(HttpFailure, match="3 times in a row"):
             calls.request("GET", "/x")
         assert len(there.asked) == 3
-        calls.close()
 
 
 def test_a_call_after_the_end_of_calls_is_refused_and_waits_for_nobody() -> None:
-    with site(in_order(OK)) as there:
-        calls = HttpClient(there.url, FAST)
+    with client(in_order(OK)) as (calls, _):
         calls.request("GET", "/x")
         calls.close()
         with pytest.raises(RuntimeError):
@@ -272,8 +261,7 @@ def test_an_empty_key_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_key_that_a_server_repeats_reaches_nothing_that_is_stored() -> None:
     key = "sk/very-secret-123/+"
     echo = b'{"text": "your key is %s, %s", "n": 1}' % (key.encode(), key.replace("/", "\\/").encode())
-    with site(in_order(Said(echo))) as there:
-        calls = HttpClient(there.url, FAST, key)
+    with client(in_order(Said(echo)), key=key) as (calls, there):
         answer = calls.request("POST", "/x", {})
         assert calls.fetch("GET", "/x") == echo.replace(key.encode(), b"*" * 20).replace(
             key.replace("/", "\\/").encode(), b"*" * 22
@@ -281,26 +269,21 @@ def test_a_key_that_a_server_repeats_reaches_nothing_that_is_stored() -> None:
         other = HttpClient(there.url, FAST, quotes=False)
         headers = {"X-API-KEY": key, "Accept": "application/json", "Authorization": f"Bearer {key}"}
         assert key.encode() not in other.fetch("GET", "/x", headers=headers)
-        calls.close()
         other.close()
     assert answer["n"] == 1 and key not in str(answer) and "secret" not in str(answer)
 
 
 def test_a_key_that_is_a_word_and_a_plain_header_are_left_in_answers() -> None:
     said = {"text": "EMPTY application/json"}
-    with site(in_order(Said({**said}))) as there:
-        calls = HttpClient(there.url, FAST, "EMPTY")
+    with client(in_order(Said({**said})), key="EMPTY") as (calls, _):
         assert calls.request("POST", "/x", {}) == said
         assert calls.fetch("GET", "/x", headers={"Accept": "application/json"}) == json.dumps(said).encode()
-        calls.close()
 
 
 def test_a_proxys_error_inside_a_200_keeps_its_reason_and_is_asked_again_by_its_code() -> None:
     limited = Said({"error": {"message": "Rate limit exceeded: free-models-per-day", "code": 429}, "user_id": "u"})
-    with site(in_order(limited, OK)) as there:
-        calls = HttpClient(there.url, FAST)
+    with client(in_order(limited, OK)) as (calls, _):
         assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
-        calls.close()
     sentence, made = failure_of(in_order(limited))
     assert made == 3 and "Rate limit exceeded: free-models-per-day" in sentence
     named: list[Json] = [
@@ -319,27 +302,85 @@ def test_a_proxys_error_inside_a_200_keeps_its_reason_and_is_asked_again_by_its_
 def test_a_compressed_answer_that_was_not_asked_for_is_read() -> None:
     body = json.dumps({"ok": True}).encode()
     for coding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body)), ("identity", body)):
-        with site(in_order(Said(packed, headers={"content-encoding": coding}))) as there:
-            calls = HttpClient(there.url, FAST)
+        with client(in_order(Said(packed, headers={"content-encoding": coding}))) as (calls, _):
             assert calls.request("POST", "/x", {}) == {"ok": True}
-            calls.close()
 
 
 def test_a_compressed_answer_that_breaks_off_is_no_answer() -> None:
-    packed = gzip.compress(b"a page of the web")
-    with site(in_order(Said(packed[:-9], headers={"content-encoding": "gzip"}))) as there:
-        calls = HttpClient(there.url, FAST)
-        with pytest.raises(HttpFailure, match="breaks off"):
-            calls.fetch("GET", "/x")
-        calls.close()
+    broken = Said(gzip.compress(b"a page of the web")[:-9], headers={"content-encoding": "gzip"})
+    with client(in_order(broken)) as (calls, _), pytest.raises(HttpFailure, match="breaks off"):
+        calls.fetch("GET", "/x")
 
 
 def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
     bomb = Said(gzip.compress(b" " * 5_000_000 + b"{}"), headers={"content-encoding": "gzip"})
-    with site(in_order(bomb)) as there:
-        calls = HttpClient(there.url, FAST, most_bytes=1_000_000)
-        with pytest.raises(HttpFailure, match="more than 1000000 bytes"):
-            calls.request("POST", "/x", {})
-        calls.close()
+    too_long = pytest.raises(HttpFailure, match="more than 1000000 bytes")
+    with client(in_order(bomb), most_bytes=1_000_000) as (calls, _), too_long:
+        calls.request("POST", "/x", {})
     sentence, _ = failure_of(in_order(Said(b"{}", headers={"content-encoding": "br"})))
     assert "'br'" in sentence
+
+
+# --- connections and proxies
+
+
+ONCE = HttpSettings(attempts=1, timeout_s=5.0)
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without proxies."""
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return monkeypatch
+
+
+def test_a_server_elsewhere_is_asked_through_the_proxy_of_the_environment(no_proxy: pytest.MonkeyPatch) -> None:
+    with site(lambda asked: OK) as proxy:
+        no_proxy.setenv("http_proxy", proxy.url)
+        calls = HttpClient("http://models.invalid:8000", ONCE)
+        for _ in range(2):
+            assert calls.request("POST", "/v1/x", {"a": 1}) == {"ok": True}
+    assert [asked.path for asked in proxy.asked] == ["http://models.invalid:8000/v1/x"] * 2
+    assert proxy.asked[0].headers["host"] == "models.invalid:8000"
+
+
+def test_a_server_on_this_machine_or_excepted_is_not_asked_through_the_proxy(no_proxy: pytest.MonkeyPatch) -> None:
+    with site(lambda asked: OK) as proxy, site(lambda asked: OK) as there:
+        no_proxy.setenv("http_proxy", proxy.url)
+        assert HttpClient(there.url, ONCE).request("POST", "/x", {"a": 1}) == {"ok": True}
+        no_proxy.setenv("no_proxy", "models.invalid")
+        with pytest.raises(HttpFailure, match="the connection failed"):
+            HttpClient("http://models.invalid:8000", ONCE).request("POST", "/x", {"a": 1})
+    assert not proxy.asked
+    assert [asked.path for asked in there.asked] == ["/x"]
+
+
+def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    with site(lambda asked: Said({"ok": True}, headers={"connection": "close"})) as there:
+        calls = HttpClient(there.url, ONCE)
+        for _ in range(3):
+            assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
+    assert len(there.asked) == 3
+    assert calls.stats.retries == 0
+
+
+def test_a_callers_header_replaces_ours_of_the_same_name() -> None:
+    with site(lambda asked: OK) as there:
+        calls = HttpClient(there.url, ONCE, "a-key")
+        calls.fetch("GET", "/x?q=caf%C3%A9", headers={"Accept": "application/json", "User-Agent": "mine"})
+    sent = there.asked[0].headers
+    wanted = {"accept": "application/json", "user-agent": "mine", "authorization": "Bearer a-key"}
+    assert {name: sent[name] for name in wanted} == wanted
+    assert sent["accept-encoding"] == "identity"
+    assert there.asked[0].path == "/x?q=caf%C3%A9"
+
+
+def test_a_server_that_cannot_show_who_it_is_hears_no_key() -> None:
+    with site(lambda asked: OK) as there:
+        calls = HttpClient(there.url.replace("http:", "https:"), ONCE, "a-key")
+        with pytest.raises(HttpFailure, match="the connection failed"):
+            calls.request("POST", "/x", {"a": 1})
+    assert not there.asked

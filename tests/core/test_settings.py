@@ -71,10 +71,6 @@ def test_settings_come_back_from_what_was_saved() -> None:
     assert make_settings(Recipe, dump_settings(made)) == made
 
 
-def test_an_empty_recipe_is_all_defaults(tmp_path: Path) -> None:
-    assert load_settings(Recipe, recipe(tmp_path, "# nothing\n")) == Recipe()
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -147,15 +143,6 @@ def test_a_group_that_is_given_in_part_keeps_the_rest_of_its_default_there() -> 
         make_settings(Outer, {"inner": {"steps": "few"}})
     with pytest.raises(SettingError, match=r"no setting named 'inner\.step'; did you mean 'inner\.steps'"):
         make_settings(Outer, {"inner": {"step": 4}})
-
-
-def test_settings_cannot_be_changed_after_the_fact() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Recipe().__setattr__("name", "other")
-
-
-def test_every_field_carries_its_description() -> None:
-    assert Inner.model_fields["learning_rate"].description == "Step size."
 
 
 def test_a_part_is_its_file_and_no_list_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

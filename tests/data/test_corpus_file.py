@@ -1,15 +1,18 @@
 """A corpus on disk is the same corpus as in memory."""
 
+import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError, IndexMismatch
-from coseek.data.corpus_file import STAMP, CorpusFile
+from coseek.data.corpus_file import STAMP, CorpusFile, read_array
 from coseek.data.passage import Corpus, Passage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -56,15 +59,16 @@ def test_blank_lines_and_contents_rows_are_read_as_ever(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b'{"id": "a", "text": "x"}\n{"id"', "line 2: not valid JSON"),
-        (b'{"id": "a", "text": "\xff"}', "line 1: not UTF-8"),
+        (b'{"id": "a", "text": "\xff"}', "not UTF-8"),
         (b'{"text": "x"}', 'line 1: a passage needs an "id"'),
-        (b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}', "the id 'a' twice"),
+        (b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}', "'a' twice"),
     ],
 )
 def test_a_broken_corpus_is_refused_with_its_line(data: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_bytes(data)
-    with pytest.raises(DataError, match=says):
-        CorpusFile.scan(tmp_path / "corpus.jsonl")
+    for read in (CorpusFile.scan, Corpus.load):
+        with pytest.raises(DataError, match=says):
+            read(tmp_path / "corpus.jsonl")
 
 
 def test_a_corpus_that_is_written_into_while_in_use_is_noticed(tmp_path: Path) -> None:
@@ -83,3 +87,49 @@ def test_a_file_that_looks_as_when_it_was_scanned_is_not_read_again(tmp_path: Pa
     assert CorpusFile.open(path, tmp_path, "taken on trust").digest == "taken on trust"
     os.utime(path)
     assert CorpusFile.open(path, tmp_path, "no longer").digest == Corpus.load(path).digest
+
+
+# --- arrays of indexes
+
+
+def stored(array: object) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+BROKEN_ARRAYS: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "cut": lambda: stored(np.arange(100))[:-9],
+    "two columns": lambda: stored(np.zeros((4, 2), dtype=np.int64)),
+    "floats": lambda: stored(np.zeros(4)),
+    "objects, which are pickles": lambda: stored(np.array([{"a": 1}], dtype=object)),
+}
+
+
+@pytest.mark.parametrize("mapped", [None, "r", "c"])
+@pytest.mark.parametrize("what", BROKEN_ARRAYS)
+def test_what_no_index_writes_is_refused_with_the_way_out(what: str, mapped: None, tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    path.write_bytes(BROKEN_ARRAYS[what]())
+    with pytest.raises(DataError, match=r"rows\.npy .*; rebuild the index with `coseek index`"):
+        read_array(path, "i", mapped=mapped)
+
+
+def test_a_missing_array_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows\.npy is missing"):
+        read_array(tmp_path / "rows.npy", "i")
+
+
+def test_whole_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "one.npy"
+    for array, kind, columns in (
+        (np.arange(5), "i", None),
+        (np.arange(5, dtype=np.uint8), "i", None),
+        (np.zeros(0, dtype=np.float32), "f", None),
+        (np.arange(6).reshape(3, 2), "i", 2),
+    ):
+        np.save(path, array)
+        for mapped in (None, "r", "c"):
+            found = read_array(path, kind, columns, mapped=mapped)  # type: ignore[arg-type]
+            assert found.dtype == array.dtype and np.array_equal(found, array)

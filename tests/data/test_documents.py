@@ -15,7 +15,7 @@ from tests.data.document_files import BROKEN, GOOD, zipped
 from tokenizers import Tokenizer
 
 from coseek.core.errors import DataError, MissingExtra, SettingError
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import JsonObject
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
@@ -34,6 +34,13 @@ def imported(folder: Path, out: Path, **settings: object) -> tuple[list[Passage]
     return list(CorpusFile.scan(out / "corpus.jsonl")), made
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder of documents, `in`."""
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
 def unread(made: ImportSummary) -> dict[str, str]:
     """Path → outcome and first reason."""
     rows = made.report["unread"]
@@ -48,9 +55,9 @@ def unread(made: ImportSummary) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", GOOD)
-def test_a_file_of_each_format_keeps_its_words_and_a_broken_one_is_reported(tmp_path: Path, suffix: str) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
+def test_a_file_of_each_format_keeps_its_words_and_a_broken_one_is_reported(
+    folder: Path, tmp_path: Path, suffix: str
+) -> None:
     (folder / f"good.{suffix}").write_bytes(GOOD[suffix].read_bytes())
     (folder / f"bad.{suffix}").write_bytes(BROKEN[suffix])
     passages, made = imported(folder, tmp_path / "out")
@@ -69,9 +76,7 @@ def mail(subject: str, text: str, *attached: tuple[str, bytes]) -> bytes:
     return made.as_bytes()
 
 
-def test_a_mailbox_gives_its_mails_and_their_attachments(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
+def test_a_mailbox_gives_its_mails_and_their_attachments(folder: Path, tmp_path: Path) -> None:
     mails = [mail("Héron", "It waits.\nFrom afar."), mail("Two", "See file.", ("../../notes.md", b"# Notes\n\nfish"))]
     box = b"".join(b"From a@b Fri Jan  2\n" + one.replace(b"\nFrom afar", b"\n>From afar") + b"\n\n" for one in mails)
     (folder / "box.mbox").write_bytes(box)
@@ -101,9 +106,7 @@ def link(name: str, to: str) -> tarfile.TarInfo:
     return info
 
 
-def test_an_archive_reads_nothing_outside_and_writes_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
+def test_an_archive_reads_nothing_outside_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     (folder / "a.tgz").write_bytes(
         tarred(
             (tarfile.TarInfo("../../evil.txt"), b"evil words"),
@@ -175,10 +178,8 @@ def nested(data: bytes, depth: int) -> bytes:
     ],
 )
 def test_bombs_and_broken_archives_are_refused_and_the_rest_is_read(
-    tmp_path: Path, name: str, data: bytes, settings: dict[str, object], reason: str
+    folder: Path, tmp_path: Path, name: str, data: bytes, settings: dict[str, object], reason: str
 ) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
     (folder / name).write_bytes(data)
     (folder / "z.txt").write_text("the last file")
     passages, made = imported(folder, tmp_path / "out", **settings)
@@ -198,9 +199,9 @@ def test_bombs_and_broken_archives_are_refused_and_the_rest_is_read(
         ("a.csv", b"a,b\n"),
     ],
 )
-def test_an_empty_or_a_broken_file_is_told_and_harms_no_other(tmp_path: Path, name: str, data: bytes) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
+def test_an_empty_or_a_broken_file_is_told_and_harms_no_other(
+    folder: Path, tmp_path: Path, name: str, data: bytes
+) -> None:
     (folder / name).write_bytes(data)
     (folder / "z.txt").write_text("the last file")
     passages, made = imported(folder, tmp_path / "out", seconds=20)
@@ -298,18 +299,6 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.pdf").write_bytes(GOOD["pdf"].read_bytes())
     with pytest.raises(MissingExtra, match=r"a\.pdf needs it: pip install 'coseek\[documents\]'"):
         import_data("documents", [tmp_path / "a.pdf"], tmp_path / "out")
-
-
-def test_a_passage_without_fields_is_written_as_ever() -> None:
-    bare = Passage("a", "T", "x")
-    assert bare.to_json() == {"id": "a", "title": "T", "text": "x"}
-    row: JsonObject = {"id": "a", "title": "T", "text": "x", "meta": {"page": 3}}
-    assert Passage.from_json(row).to_json() == row
-    deep: Json = "x"
-    for _ in range(60):
-        deep = [deep]
-    with pytest.raises(DataError, match="nested more than 50 deep"):
-        Passage.from_json({**row, "meta": {"a": deep}})
 
 
 def test_passages_of_at_most_so_many_tokens_lose_nothing(tmp_path: Path) -> None:

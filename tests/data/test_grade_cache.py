@@ -3,18 +3,9 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
-
-texts = st.text(max_size=20)
-replies = st.builds(
-    GeneratedAnswer, texts, st.integers(0, 2**48), texts, st.none() | texts, texts, st.none() | texts,
-    st.lists(texts, max_size=3).map(tuple), st.integers(0, 9999), texts,
-)  # fmt: skip
-verdicts = st.builds(Verdict, texts, texts, st.none() | st.booleans(), texts, st.none() | texts, texts)
 
 
 def sheet(folder: Path, identity: str = "judge one") -> GradeCache[Verdict]:
@@ -25,12 +16,6 @@ def write(where: GradeCache[Verdict], *entries: Verdict) -> None:
     with where.appending() as file:
         for entry in entries:
             where.append(file, entry)
-
-
-@given(replies, verdicts)
-def test_entries_come_back_as_they_were(one: GeneratedAnswer, other: Verdict) -> None:
-    assert GeneratedAnswer.from_json(one.to_json()) == one
-    assert Verdict.from_json(other.to_json()) == other
 
 
 def test_a_later_entry_about_the_same_holds(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def write(path: Path, value: Json) -> Path:
 
 
 def write_lines(path: Path, *values: Json) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     return path
 
@@ -215,13 +216,6 @@ def test_a_gold_passage_outside_the_corpus_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="item 1: the gold title 'Bob' names no passage of the corpus"):
         import_data("hotpotqa", [titled, write(tmp_path / "h.json", HOTPOT)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    lines = write_lines(tmp_path / "q.jsonlines", QED)
-    lines.write_text(lines.read_text() + '{"example_id": \n')
-    with pytest.raises(DataError, match=r"q\.jsonlines, line 2: not valid JSON"):
-        import_data("qed", [lines], tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.data.test_imports import write_lines
 
 from coseek.core.files import Json, JsonObject
 from coseek.data.dataset import Dataset
@@ -18,12 +19,6 @@ from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, of_run_f
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 
-def lines(path: Path, *values: Json) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
-    return path
-
-
 def text(path: Path, *rows: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
@@ -33,13 +28,13 @@ def text(path: Path, *rows: str) -> Path:
 @pytest.fixture
 def beir(tmp_path: Path) -> Path:
     folder = tmp_path / "scifact"
-    lines(
+    write_lines(
         folder / "corpus.jsonl",
         {"_id": "4983", "title": "Ada", "text": "Born 1815.", "metadata": {}},
         {"_id": "57", "title": "", "text": "No title."},
         {"_id": "58", "text": "None at all."},
     )
-    lines(
+    write_lines(
         folder / "queries.jsonl", {"_id": "0", "text": "When?"}, {"_id": "1", "text": "Who?"}, {"_id": 2, "text": "?"}
     )
     text(folder / "qrels" / "train.tsv", "query-id\tcorpus-id\tscore", "1\t57\t1")
@@ -77,8 +72,8 @@ def test_judgements_of_what_is_not_there_are_named_and_cost_only_themselves(beir
 def test_a_query_that_is_a_passage_does_not_find_itself(tmp_path: Path) -> None:
     folder = tmp_path / "arguana"
     passages: list[Json] = [{"_id": one, "text": f"heron {one}"} for one in ("a", "b", "c")]
-    lines(folder / "corpus.jsonl", *passages)
-    lines(folder / "queries.jsonl", {"_id": "a", "text": "heron a"}, {"_id": "c", "text": "heron c"})
+    write_lines(folder / "corpus.jsonl", *passages)
+    write_lines(folder / "queries.jsonl", {"_id": "a", "text": "heron a"}, {"_id": "c", "text": "heron c"})
     text(folder / "qrels" / "test.tsv", '"query-id"\t"corpus-id"\t"score"', '"a"\t"b"\t"1.0"', "c\tc\t1")
     import_data("beir", [folder], tmp_path / "out")
     data = Dataset(tmp_path / "out")
@@ -109,8 +104,8 @@ QUERY: Json = {
 @pytest.fixture
 def browsecomp(tmp_path: Path) -> Path:
     folder = tmp_path / "BrowseComp-Plus"
-    lines(folder / "data" / "browsecomp_plus_decrypted.jsonl", QUERY)
-    lines(
+    write_lines(folder / "data" / "browsecomp_plus_decrypted.jsonl", QUERY)
+    write_lines(
         folder / "corpus" / "part-0.jsonl", DOC, NEGATIVE, {"docid": "9", "text": "Ada."}, {"docid": "8", "text": "."}
     )
     text(folder / "topics-qrels" / "qrel_evidence.txt", "769 Q0 58102 1", "769 Q0 9 1")

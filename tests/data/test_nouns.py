@@ -2,7 +2,6 @@
 
 import json
 import random
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from tests.examples_drawn import at_most
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
-from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question, load_questions
 
 text = st.text(max_size=12)
 
@@ -42,12 +41,6 @@ def test_a_passage_that_lacks_something_is_named(row: JsonObject, says: str) -> 
         Passage.from_json(row)
 
 
-@given(st.builds(Hit, st.builds(Passage, text, text, text), st.floats(allow_nan=False)))
-@settings(max_examples=at_most(50))
-def test_a_hit_comes_back_the_same(hit: Hit) -> None:
-    assert Hit.from_json(hit.to_json()) == hit
-
-
 def test_a_corpus_keeps_order_and_finds_by_id(tmp_path: Path) -> None:
     corpus = Corpus([Passage("b", "B", "x"), Passage("a", "A", "y")])
     corpus.save(tmp_path / "corpus.jsonl")
@@ -69,45 +62,6 @@ def test_a_digest_belongs_to_one_corpus(rows: list[tuple[str, str, str]], rng: r
         assert Corpus(Passage(*row) for row in changed).digest != digest
     if len(rows) > 1:
         assert Corpus(Passage(*row) for row in reversed(rows)).digest != digest
-
-
-def test_an_empty_corpus_and_a_repeated_id_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").touch()
-    with pytest.raises(DataError, match="is empty"):
-        Corpus.load(tmp_path / "corpus.jsonl")
-    with pytest.raises(DataError, match="'a' twice"):
-        Corpus([Passage("a", "", ""), Passage("a", "", "")])
-
-
-def test_a_bad_passage_is_named_with_file_and_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "corpus.jsonl", {"id": "a", "text": ""}, {"text": "no id"})
-    with pytest.raises(DataError, match=r"corpus\.jsonl, line 2"):
-        Corpus.load(path)
-
-
-@pytest.mark.slow
-@given(
-    st.lists(
-        st.builds(
-            Question,
-            text,
-            text,
-            st.lists(text, max_size=2).map(tuple),
-            st.lists(text, max_size=2).map(tuple),
-            st.none() | st.integers(1, 4),
-            st.dictionaries(text, text, max_size=1),
-        ),
-        min_size=1,
-        max_size=3,
-        unique_by=lambda question: question.id,
-    )
-)
-@settings(max_examples=at_most(40))
-def test_questions_come_back_from_disk_the_same(questions: list[Question]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "questions.dev.jsonl"
-        save_questions(path, questions)
-        assert load_questions(path) == questions
 
 
 def test_golden_answers_are_read_as_answers(tmp_path: Path) -> None:

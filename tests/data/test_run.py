@@ -79,14 +79,6 @@ def test_a_line_cut_by_a_kill_is_dropped_before_more_is_appended(cut: int, tmp_p
     assert list(made.trajectories()) == [*kept, TRAJECTORIES[0]]
 
 
-def test_a_broken_trajectory_is_named_with_its_line(tmp_path: Path) -> None:
-    made = stored(tmp_path / "run")
-    with made.trajectories_path.open("a", encoding="utf-8") as file:
-        file.write('{"schema": 1}\n')
-    with pytest.raises(DataError, match=r"trajectories\.jsonl, line 4"):
-        list(made.trajectories())
-
-
 def test_a_run_is_never_begun_among_other_files(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(DataError, match=r"something else already \(corpus\.jsonl, and no run\.yaml\)"):

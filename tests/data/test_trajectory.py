@@ -1,17 +1,22 @@
+"""Trajectories: they come back from their line, and an invariant that a file has lost is named."""
+
 import json
-from dataclasses import FrozenInstanceError, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
-from tests.measure.samples import ORBO, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, decode, fault, found, run
 
 from coseek.core.errors import DataError
-from coseek.core.files import json_line
+from coseek.core.files import JsonObject, json_line, parse_row
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 
 text = st.text(max_size=12)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -95,14 +100,6 @@ def test_only_the_agents_tokens_have_a_version_of_weights() -> None:
     assert "version" not in Segment(Author.AGENT, "", "a", (1,), (0.0,)).to_json()
 
 
-def test_nothing_in_a_trajectory_can_be_changed() -> None:
-    trajectory = run(found("orbo", ORBO))
-    with pytest.raises(FrozenInstanceError):
-        trajectory.answer = "other"  # type: ignore[misc]
-    with pytest.raises(FrozenInstanceError):
-        trajectory.segments[0].text = "other"  # type: ignore[misc]
-
-
 def test_only_a_spent_budget_truncates_and_only_a_failed_part_is_a_fault() -> None:
     stops = {stop: replace(run(answer=None), stop=stop) for stop in StopReason}
     assert {stop for stop, one in stops.items() if one.truncated} == {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
@@ -119,9 +116,101 @@ def test_a_trajectory_of_another_schema_is_refused_by_its_number(schema: int | s
         Trajectory.from_json({**run().to_json(), "schema": schema})
 
 
-def test_a_stored_trajectory_can_be_read_without_coseek() -> None:
-    row = json.loads(json_line(run(found("orbo", ORBO)).to_json()))
-    agent = [segment for segment in row["segments"] if segment["author"] == "agent"]
-    assert agent[-1]["text"] == "<think>so</think><answer>Velora</answer>"
-    assert all(len(segment["ids"]) == len(segment["logprobs"]) for segment in agent)
-    assert row["searches"][0]["hits"][0]["title"] == "Orbo"
+# --- invariants, each named with its segment
+
+
+Edit: TypeAlias = Callable[[JsonObject], object]
+
+
+def sound() -> Trajectory:
+    return run(found("orbo", ORBO, OTHER), found("mira", MIRA), selected_ids=("mira",))
+
+
+def segment_row(row: JsonObject, at: int) -> JsonObject:
+    return cast(list[JsonObject], row["segments"])[at]
+
+
+def search_row(row: JsonObject, at: int) -> JsonObject:
+    return cast(list[JsonObject], row["searches"])[at]
+
+
+def list_row(row: JsonObject, name: str) -> list[object]:
+    return cast(list[object], row[name])
+
+
+def test_trajectories_of_the_driver_hold_every_invariant() -> None:
+    for trajectory in (sound(), fault(), run(answer=None, valid=False)):
+        assert [*check_trajectory(trajectory, decode)] == []
+
+
+BROKEN: dict[str, tuple[Edit, int | None, str]] = {
+    "another text": (
+        lambda row: segment_row(row, 1).update(text="<think>ho</think>"),
+        1,
+        "not the decoding of the ids",
+    ),
+    "another id": (lambda row: list_row(segment_row(row, 2), "ids").__setitem__(0, 65), 2, "from character 0"),
+    "ids that no tokenizer has": (
+        lambda row: list_row(segment_row(row, 2), "ids").__setitem__(0, 99_999_999),
+        2,
+        "cannot be decoded",
+    ),
+    "a negative id": (lambda row: list_row(segment_row(row, 0), "ids").__setitem__(3, -1), 0, "token 3 is -1"),
+    "a lost log-probability": (lambda row: list_row(segment_row(row, 1), "logprobs").pop(), None, "log-probabilities"),
+    "a positive one": (lambda row: list_row(segment_row(row, 1), "logprobs").__setitem__(2, 0.5), 1, "token 2 is 0.5"),
+    "the environment as agent": (lambda row: segment_row(row, 2).update(author="agent"), None, "log-probabilities"),
+    "the agent as environment": (
+        lambda row: segment_row(row, 1).update(author="environment"),
+        None,
+        "log-probabilities",
+    ),
+    "a lost observation": (lambda row: list_row(row, "segments").pop(2), 2, "two turns of the agent"),
+    "a lost prompt": (lambda row: list_row(row, "segments").pop(0), 0, "begins with the environment's prompt"),
+    "no segments": (lambda row: row.update(segments=[], searches=[], selected_ids=[]), None, "no segments"),
+    "an observation nobody asked for": (
+        lambda row: list_row(row, "searches").pop(0),
+        None,
+        "2 observations and only 1",
+    ),
+    "rising scores": (lambda row: list_row(search_row(row, 0), "hits").reverse(), None, "not finite and falling"),
+    "the same hit twice": (
+        lambda row: list_row(search_row(row, 1), "hits").append(list_row(search_row(row, 1), "hits")[0]),
+        None,
+        "same passage twice",
+    ),
+    "an answer nobody gave": (lambda row: row.update(stop="invalid"), None, "only answered runs have an answer"),
+    "a lost answer": (lambda row: row.update(answer=None), None, "only answered runs have an answer"),
+    "a fault without a failed search": (
+        lambda row: row.update(stop="retriever_error", answer=None),
+        None,
+        "none of its searches failed",
+    ),
+    "valid with a format error": (lambda row: row.update(format_error="no"), None, "exactly one holds"),
+    "a selection out of nowhere": (lambda row: row.update(selected_ids=["zun"]), None, "'zun' was never retrieved"),
+    "evidence out of nowhere": (lambda row: row.update(evidence=["zun"]), None, "'zun' of the evidence was never"),
+    "evidence twice": (
+        lambda row: row.update(evidence=["orbo", "orbo", "other", "mira"]),
+        None,
+        "'orbo' stands twice in the evidence",
+    ),
+    "evidence that is not whole": (lambda row: row.update(evidence=["orbo"]), None, "is not in the evidence"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_invariant_is_named_with_its_segment(name: str) -> None:
+    edit, segment, says = BROKEN[name]
+    row = sound().to_json()
+    edit(row)
+    try:
+        what, at = next(check_trajectory(parse_row(row, Trajectory.from_json, "row"), decode))
+    except DataError as error:
+        what, at = str(error), None
+    assert says in what and at == segment
+
+
+def test_text_is_compared_only_where_ids_can_be_decoded() -> None:
+    row = sound().to_json()
+    segment_row(row, 1).update(text="<think>ha</think>")
+    assert [*check_trajectory(Trajectory.from_json(row))] == []
+    assert [*check_trajectory(Trajectory.from_json(row), decode)] != []

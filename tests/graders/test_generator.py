@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError, UnknownName
@@ -14,7 +14,6 @@ from coseek.data.passage import Passage
 from coseek.graders.generator import (
     OWN_PROMPT,
     ContextBudget,
-    Generator,
     GeneratorSettings,
     ReadingInput,
     load_generator_prompt,
@@ -27,11 +26,6 @@ MIRA = Passage("mira", "Mira Tan", "Mira Tan was born in Velora .")
 passages = st.lists(
     st.builds(Passage, st.text("ab", min_size=1, max_size=3), st.text(max_size=12), st.text(max_size=60))
 )
-
-
-def generator(model: Scripted, **settings: object) -> Generator:
-    made = GeneratorSettings.model_validate({"model": "scripted", **settings})
-    return Generator(model, load_generator_prompt(made), made)
 
 
 def asked(*found: Passage, question: str = "Where was the founder of Orbo born?") -> ReadingInput:

@@ -4,24 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator, judge
 
 from coseek.core.errors import ModelError
-from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
-from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.graders.judge import Claim
 
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",))
-
-
-def generator(model: Scripted) -> Generator:
-    settings = GeneratorSettings(model="scripted")
-    return Generator(model, load_generator_prompt(settings), settings)
-
-
-def judge(model: Scripted) -> ModelJudge:
-    settings = JudgeSettings(model="scripted")
-    return ModelJudge(model, load_judge_prompt(settings), settings)
 
 
 def test_the_generator_is_given_what_the_agent_served_and_not_its_words(tmp_path: Path) -> None:

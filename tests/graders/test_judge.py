@@ -1,24 +1,21 @@
 """Fears about judges: words that look like yes, faults that become no, responses that talk to the judge."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripted import Scripted
+from tests.scripted import Scripted, judge
 
 from coseek.core.errors import ModelError
 from coseek.data.question import Question
-from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.graders.judge import Claim
 from coseek.lab.graders.oracle import OracleJudge
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.judge_text import read_verdict
 
 QUESTION = Question("q1", "Where was the founder of Orbo born?", ("Velora", "City of Velora"))
-
-
-def judge(model: Scripted) -> ModelJudge:
-    settings = JudgeSettings(model="scripted")
-    return ModelJudge(model, load_judge_prompt(settings), settings)
 
 
 @pytest.mark.parametrize("text", ["yes", "Yes.", " YES \n", "**Yes**", '"yes"', "yes!", "`yes`"])
@@ -129,14 +126,8 @@ def test_a_response_cannot_forge_a_line_of_the_prompt() -> None:
 
 
 def test_everything_that_changes_a_verdict_changes_the_identity() -> None:
-    settings = JudgeSettings(model="scripted")
-    prompt = load_judge_prompt(settings)
-    made = [
-        ModelJudge(Scripted(str), prompt, settings),
-        ModelJudge(Scripted(str, identity="another"), prompt, settings),
-        ModelJudge(Scripted(str), prompt.model_copy(update={"prompt": "{response}?"}), settings),
-        ModelJudge(Scripted(str), prompt, settings.model_copy(update={"max_tokens": 3})),
-    ]
+    made = [judge(Scripted(str)), judge(Scripted(str, identity="another")), judge(Scripted(str), max_tokens=3)]
+    made.append(replace(made[0], prompt=made[0].prompt.model_copy(update={"prompt": "{response}?"})))
     assert len({one.identity for one in made}) == len(made)
 
 

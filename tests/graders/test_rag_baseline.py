@@ -1,19 +1,15 @@
 """Fears about the naive-RAG baseline: another generator's, a missing one, a fault that counts as a failure of RAG."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION
-from tests.scripted import Scripted
+from tests.scripted import Failing, Scripted, generator, judge
 
-from coseek.core.errors import DataError, RetrieverError, SettingError
-from coseek.data.passage import Corpus, Hit
-from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.core.errors import DataError, SettingError
+from coseek.data.passage import Corpus
 from coseek.graders.rag_baseline import FILE, baseline_cache, is_closed, make_baselines, unsolved_by_rag
-from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.grades import Accuracy
 
@@ -27,29 +23,6 @@ RETRIEVER = FixedRetriever(CORPUS, RESULTS)
 
 def reads(prompt: str) -> str:
     return "Mira Tan" if "founded by Mira Tan" in prompt and "who founded" in prompt else "a town"
-
-
-def generator(model: Scripted, **changes: object) -> Generator:
-    asked = GeneratorSettings.model_validate({"model": "scripted", **changes})
-    return Generator(model, load_generator_prompt(asked), asked)
-
-
-def judge(says: str) -> ModelJudge:
-    asked = JudgeSettings(model="scripted")
-    return ModelJudge(Scripted(lambda _: says), load_judge_prompt(asked), asked)
-
-
-class Failing(FixedRetriever):
-    """Fails on these questions as long as they are in `broken`."""
-
-    def __init__(self, broken: set[str]) -> None:
-        super().__init__(CORPUS, RESULTS)
-        self.broken = broken
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        if any(Query.of(query).text in self.broken for query in queries):
-            raise RetrieverError("the server is away")
-        return super().search(queries, k)
 
 
 def test_naive_rag_is_one_search_for_the_question_and_its_first_k_passages_in_order(tmp_path: Path) -> None:
@@ -111,19 +84,25 @@ def test_a_baseline_of_another_question_with_this_id_is_not_taken(tmp_path: Path
 
 def test_questions_of_two_splits_with_one_id_have_a_baseline_each(tmp_path: Path) -> None:
     both = [FIRST, replace(SECOND, id=FIRST.id)]
-    made = make_baselines(tmp_path, both, RETRIEVER, generator(Scripted(reads)), 2, judge("no"), "judge")
+    made = make_baselines(
+        tmp_path, both, RETRIEVER, generator(Scripted(reads)), 2, judge(Scripted(lambda _: "no")), "judge"
+    )
     assert [made.of(question).answer for question in both] == ["a town", "Mira Tan"]
     assert [len(made.verdicts_on(question) or ()) for question in both] == [1, 1]
 
 
 def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:
     broken = {FIRST.question}
-    made = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
-    assert made.of(FIRST).fault == "search: the server is away" and made.of(SECOND).fault is None
+    made = make_baselines(
+        tmp_path, [FIRST, SECOND], Failing(RETRIEVER, lambda query: query.text in broken), generator(Scripted(reads)), 2
+    )
+    assert made.of(FIRST).fault == "search: the disk is gone" and made.of(SECOND).fault is None
     chosen = unsolved_by_rag([FIRST, SECOND], made, "cover_match")
     assert (chosen.kept, chosen.solved, chosen.failed) == ((), 1, 1)
     broken.clear()
-    mended = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
+    mended = make_baselines(
+        tmp_path, [FIRST, SECOND], Failing(RETRIEVER, lambda query: query.text in broken), generator(Scripted(reads)), 2
+    )
     assert mended.of(FIRST).fault is None
     assert unsolved_by_rag([FIRST, SECOND], mended, "cover_match").kept == (FIRST,)
 
@@ -138,7 +117,7 @@ def test_trained_on_is_what_naive_rag_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("says", "kept", "failed"), [("yes", 0, 0), ("no", 1, 0), ("perhaps", 0, 1)])
 def test_the_judge_has_his_say_on_what_rag_solves(tmp_path: Path, says: str, kept: int, failed: int) -> None:
-    made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2, judge(says))
+    made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2, judge(Scripted(lambda _: says)))
     chosen = unsolved_by_rag([FIRST], made)
     assert (len(chosen.kept), chosen.failed) == (kept, failed)
 
@@ -147,7 +126,7 @@ def test_the_judge_has_his_say_on_what_rag_solves(tmp_path: Path, says: str, kep
     ("accuracy", "asked"), [("gen_acc", ["q1"]), ("judge", ["q1", "q2"]), ("cover_match", []), ("exact_match", [])]
 )
 def test_a_judge_is_shown_no_baseline_that_words_settle(tmp_path: Path, accuracy: Accuracy, asked: list[str]) -> None:
-    who = judge("yes")
+    who = judge(Scripted(lambda _: "yes"))
     made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(reads)), 2, who, accuracy)
     assert made.verdicts is not None and sorted(ident for ident, *_ in made.verdicts) == asked
 

@@ -7,26 +7,31 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.agents.playing import QUESTION as ADAS
+from tests.agents.playing import WIDE, Shelf, play
 from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator, judge
 
+from coseek.agents.drivers import Limits
+from coseek.agents.sources import served_context
 from coseek.core.cache import TextCache
 from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Corpus, Passage
+from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.graders.factory import GraderSettings, check_graders, open_graders
-from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, VerdictKey, load_judge_prompt
-from coseek.graders.rag_baseline import RagBaselines
+from coseek.graders.judge import Claim, VerdictKey
+from coseek.graders.rag_baseline import RagBaselines, make_baselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
+from coseek.pipelines.agent_recipe import load_recipe
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
-from coseek.training.rl.rollout import rollout_metrics, score
 
 GBR: RewardSpec = {"gbr": 1.0}
 NOWHERE = Path("baselines.jsonl")
@@ -35,16 +40,6 @@ NOWHERE = Path("baselines.jsonl")
 def reads(prompt: str) -> str:
     """A generator that answers what the last passage about a birth says, and else guesses."""
     return "Velora" if "born in Velora" in prompt else "Zun"
-
-
-def generator(model: Scripted | CachedTextModel) -> Generator:
-    asked = GeneratorSettings(model="scripted")
-    return Generator(model, load_generator_prompt(asked), asked)
-
-
-def judge(model: Scripted | CachedTextModel) -> ModelJudge:
-    asked = JudgeSettings(model="scripted")
-    return ModelJudge(model, load_judge_prompt(asked), asked)
 
 
 def baselines(answers: Mapping[str, str], verdicts: Mapping[VerdictKey, Verdict] | None = None) -> RagBaselines:
@@ -112,6 +107,8 @@ def test_a_cache_hit_is_the_same_reward_and_asks_nobody(tmp_path: Path) -> None:
 
 
 def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
+    from coseek.training.rl.rollout import rollout_metrics, score
+
     def generates(prompt: str) -> str:
         if "Zun" in prompt:
             raise ModelError("overloaded")
@@ -142,6 +139,8 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
 
 
 def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
+    from coseek.training.rl.rollout import rollout_metrics, score
+
     scoring = EpisodeScorer(
         make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes"))
     )
@@ -218,3 +217,56 @@ def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:
         open_graders(named, tmp_path)
     with pytest.raises(SettingError, match=r"graders\.generator\.model"):
         parts.baselines([], FixedRetriever(Corpus([ORBO]), {}), "gen_acc")
+
+
+# --- s3's opening search
+
+
+EARTH = [
+    Passage(f"e{n}", title, f"{title} is about houses of earth.") for n, title in enumerate(("Clay", "Reno", "Turf"))
+]
+FILM = [Passage("f0", "Tyre Walls", "Tyre Walls is a film."), Passage("f1", "Tyre Walls", "It was shown in 1815.")]
+REST = [Passage(f"r{n}", f"Rest {n}", f"nothing {n}") for n in range(10)]
+EVERY = Corpus([*EARTH, *FILM, *REST])
+QUERY = "film about the builder of houses of earth"
+SHELF = Shelf(EVERY, {
+    ADAS.question: [one.id for one in (*EARTH, *REST)],
+    QUERY: [one.id for one in (*FILM, EARTH[0], *REST[:5])],
+})  # fmt: skip
+TURNS = (
+    f'<search_complete> False </search_complete>\n<query>{{"query": "{QUERY}"}}</query>',
+    "<important_info>[1, 2]</important_info>\n<search_complete> True </search_complete>",
+)
+"""The shape of table 7: nothing is selected of the opening search, and two documents of the next."""
+
+
+def limits(preset: str) -> Limits:
+    """Those of the paper's recipe, with room for tokens that are bytes."""
+    own = load_recipe("s3", [f"preset={preset}"]).limits
+    return WIDE.model_copy(update={name: getattr(own, name) for name in ("opening_passages", "passages_per_search")})
+
+
+def s3(*turns: str, preset: str = "paper", protocol: str = "s3") -> Trajectory:
+    return play(protocol, *turns, limits=limits(preset), retriever=SHELF)
+
+
+@pytest.mark.parametrize(("preset", "protocol"), [("paper", "s3"), ("code", "s3-code")])
+def test_the_worked_example_of_the_paper_serves_its_five_passages(preset: str, protocol: str) -> None:
+    trajectory = s3(*TURNS, preset=preset, protocol=protocol)
+    assert [len(search.hits) for search in trajectory.searches] == [3, 8]
+    assert [passage.id for passage in served_context(trajectory)] == ["e0", "e1", "e2", "f0", "f1"]
+    assert not list(check_trajectory(trajectory))
+
+
+def test_a_run_that_completes_at_once_gains_nothing_over_naive_rag(tmp_path: Path) -> None:
+    # A generator that is right by the fourth passage alone: with eight shown, doing nothing would be paid 1.
+    writer = Scripted(lambda prompt: "1815" if "Rest 0" in prompt else "a house")
+    parts = generator(writer), judge(Scripted(lambda _: "no"))
+    recipe = load_recipe("s3")
+    made = make_baselines(tmp_path, [ADAS], SHELF, parts[0], recipe.graders.baseline.passages, parts[1])
+    scoring = EpisodeScorer(make_reward(recipe.reward), *parts, made)
+    trajectory = s3("<search_complete>True</search_complete>")
+    assert tuple(passage.id for passage in served_context(trajectory)) == made.of(ADAS).passage_ids
+    [paid] = scoring([trajectory])
+    assert isinstance(paid, Reward) and paid.value == 0
+    assert len({prompt for batch in writer.calls for prompt in batch}) == 1  # the same context, to the letter

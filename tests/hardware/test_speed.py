@@ -1,16 +1,38 @@
 """What is fastest is found out on the machine, once, and never guessed."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.hardware.paces import FAST, SLOW, begun_anew, kept, processor
 
+from coseek.core.errors import SettingError
 from coseek.core.files import read_json
+from coseek.core.settings import dump_settings
 from coseek.hardware import placement
-from coseek.hardware.device import host_digest, instructions
-from coseek.hardware.placement import WIDE, Use, cache_file, fastest, precision_of, speedups, warning
+from coseek.hardware.device import KERNELS, device_of, host_digest, instructions
+from coseek.hardware.placement import (
+    WIDE,
+    Place,
+    Placement,
+    Precision,
+    Use,
+    cache_file,
+    device_at,
+    fastest,
+    named,
+    precision_of,
+    resolve_precisions,
+    speedups,
+    warning,
+)
+from coseek.models.likelihood import LikelihoodSettings
+from coseek.models.text_model import TextModelSettings
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings
 from coseek.training.trainer.settings import LearnerSettings
 
 
@@ -89,3 +111,111 @@ def test_a_slow_precision_that_is_named_is_told_once(tmp_path: Path, monkeypatch
     assert told.startswith("precision=bfloat16 is 50 times slower than float32 on this machine (")
     assert told.endswith("take auto")
     assert warning(LearnerSettings(precision="bfloat16")) == ""
+
+
+# --- what auto comes to
+
+
+RECIPE = load_recipe(
+    "quickstart",
+    [
+        "precision=auto",
+        "graders.precision=auto",
+        "rl.critic.precision=float32",
+        "data.retriever_settings={precision: auto, dtype: float16}",
+        "stages={one: {rl: {policy: {precision: auto}}}, two: {rl: {steps: 3}}}",
+    ],
+)
+PLACES: dict[Place, Use] = {
+    ("data", "retriever_settings", "precision"): Use.ENCODING,
+    ("warm_start", "sft", "learner", "precision"): Use.TRAINING,
+    ("graders", "precision"): Use.SAMPLING,
+    ("rl", "policy", "precision"): Use.TRAINING,
+    ("rejection", "sft", "learner", "precision"): Use.TRAINING,
+    ("stages", "one", "rl", "policy", "precision"): Use.TRAINING,
+    ("precision",): Use.SAMPLING,
+}
+
+
+def values(recipe: AgentRecipe) -> dict[Place, str]:
+    return {place: value for place, _, value in named(AgentRecipe, dump_settings(recipe))}
+
+
+def test_every_auto_is_settled_wherever_it_stands() -> None:
+    asked: dict[Place, Use] = {}
+
+    def choose(use: Use, place: Place) -> Precision:
+        asked[place] = use
+        return "bfloat16" if use is Use.TRAINING else "float32"
+
+    found = values(resolve_precisions(RECIPE, choose))
+    assert asked == PLACES
+    assert {place: found[place] for place in asked} == {
+        place: "bfloat16" if use is Use.TRAINING else "float32" for place, use in PLACES.items()
+    }
+    assert found["rl", "critic", "precision"] == "float32" and "auto" not in found.values()
+    stage = resolve_precisions(RECIPE, choose).stage("one")
+    assert stage.rl.policy.precision == stage.rejection.sft.learner.precision == "bfloat16"
+
+
+def test_what_was_begun_in_a_precision_goes_on_in_it() -> None:
+    began = dump_settings(resolve_precisions(RECIPE, lambda use, place: "bfloat16"))
+
+    def never(use: Use, place: Place) -> Precision:
+        raise AssertionError(f"{place} was chosen anew")
+
+    assert set(values(resolve_precisions(RECIPE, never, began)).values()) == {"bfloat16", "float32"}
+    assert values(resolve_precisions(RECIPE, never, began)) == values(
+        resolve_precisions(RECIPE, lambda use, place: "bfloat16")
+    )
+
+
+@pytest.mark.parametrize("began", [{}, {"rl": None}, {"rl": {"policy": 3}}, {"rl": {"policy": {"precision": "auto"}}}])
+def test_what_an_older_folder_does_not_say_is_chosen(began: dict[str, object]) -> None:
+    found = resolve_precisions(RECIPE, lambda use, place: "float32", began)  # type: ignore[arg-type]  # as a file may be
+    assert set(values(found).values()) == {"float32"}
+
+
+def test_names_are_left_alone() -> None:
+    recipe = resolve_precisions(RECIPE, lambda use, place: "float32")
+    assert resolve_precisions(recipe, lambda use, place: "bfloat16") is recipe
+
+
+# --- where a model runs
+
+
+needs_no_gpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps", "xpu:0"])
+def test_a_device_that_is_not_here_is_refused_with_the_way_out(name: str) -> None:
+    with pytest.raises(SettingError, match=f"device '{name}': torch sees no accelerator here; take device=cpu, or"):
+        Placement(device=name).torch_device()
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "cuda:x", "cpu1"])
+def test_what_is_no_device_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SettingError, match=f"torch has no device '{name}'; take cpu, cuda, cuda:1 …, or auto"):
+        device_of(name)
+
+
+def test_every_opener_has_the_same_default_and_its_own_use_of_auto() -> None:
+    for kind in (Placement, TextModelSettings, LikelihoodSettings, EmbeddingSettings):
+        assert kind().values() == {"device": "auto", "attention": "sdpa", "precision": "auto"}
+    assert [str(kind.USE) for kind in (TextModelSettings, LikelihoodSettings)] == ["sampling", "encoding"]
+
+
+def test_auto_is_chosen_for_the_device_of_its_own_model() -> None:
+    tree = dump_settings(load_recipe("from-nothing", ["device=cuda:1", "graders.device=cpu"]))
+    assert device_at(tree, ("precision",)) == "cuda:1"
+    assert device_at(tree, ("rl", "policy", "precision")) == "cuda:1"  # a learner trains where the policy is
+    assert device_at(tree, ("graders", "precision")) == "cpu"
+
+
+def test_kernels_kept_for_shapes_are_bounded_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KERNELS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    device_of("cpu")
+    assert {name: os.environ[name] for name in KERNELS} == {**KERNELS, "LRU_CACHE_CAPACITY": "7"}

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.scripted import Failing
+
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
-from coseek.core.errors import RetrieverError
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.world import World, WorldSettings, make_world
@@ -22,7 +23,6 @@ from coseek.labels.makers import agentic_r
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
@@ -74,21 +74,13 @@ def _fault(request: Request) -> Turn:
     return Turn(request.key, (), (), TurnEnd.FAULT, "the model is gone")
 
 
-class Away:
-    """BM25, but for queries that hold a word."""
+class Away(Failing):
+    """BM25 without its corpus, which fails for queries that hold a word."""
 
-    name, corpus = "bm25", None
+    corpus = None
 
     def __init__(self, word: str) -> None:
-        self.word, self.identity = word, bm25().identity
-
-    def seen(self, query: QueryLike) -> str:
-        return bm25().seen(query)
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        if any(self.word in self.seen(query) for query in queries):
-            raise RetrieverError("gone")
-        return bm25().search(queries, k)
+        super().__init__(bm25(), lambda query: word in query.text)
 
 
 def parts(

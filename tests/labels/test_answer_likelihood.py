@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.scripted import Failing
 
 from coseek.agents.search_turns import SearchTurn, TurnId
-from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
@@ -29,7 +30,7 @@ from coseek.models.likelihood import (
     open_local_likelihood,
 )
 from coseek.models.tokenizer import PAD
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 
 PASSAGES = [
@@ -69,15 +70,9 @@ def single(titles: list[str]) -> float:
     return WORTH[titles[0]] if titles else CLOSED
 
 
-class Shelf(FixedRetriever):
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        if any("bad" in self.seen(query) for query in queries):
-            raise RetrieverError("the disk is gone")
-        return super().search(queries, k)
-
-
 ALL = [passage.id for passage in PASSAGES]
-SHELF = Shelf(Corpus(PASSAGES), {"Ada": ALL, "one": ["p2"], "none": [], QUESTION.question: ["p2", "p1"]})
+FOUND = FixedRetriever(Corpus(PASSAGES), {"Ada": ALL, "one": ["p2"], "none": [], QUESTION.question: ["p2", "p1"]})
+SHELF = Failing(FOUND, lambda query: "bad" in query.text)
 
 
 def turn(query: str = "Ada", search: int = 0, question: Question = QUESTION, seed: int = 7) -> SearchTurn:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 from tests.agents.playing import typist
-from tests.scripted import Scripted
+from tests.scripted import Failing, Scripted
 
 from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
@@ -41,7 +41,7 @@ from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.models.text_model import TextModelSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 LIMITS = Limits(passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
@@ -160,7 +160,7 @@ def test_a_killed_start_goes_on_to_the_same_labels(made: tuple[Path, list[Labell
 
 def test_a_finished_start_asks_nobody_again(made: tuple[Path, list[Labelled]]) -> None:
     again = maker(made[0])
-    object.__setattr__(again.parts, "found_by", Absent())  # same identity, and no search succeeds
+    object.__setattr__(again.parts, "found_by", Failing(bm25()))  # same identity, and no search succeeds
     assert labels_of(again) == made[1]
 
 
@@ -170,34 +170,11 @@ def test_labels_of_a_question_do_not_depend_on_the_others(made: tuple[Path, list
     assert labels_of(maker(tmp_path), some) == [one for one in made[1] if one.turn.question_id in idents]
 
 
-class Absent:
-    """BM25 by name, which cannot search."""
-
-    name = "bm25"
-    identity = property(lambda self: bm25().identity)
-    corpus = property(lambda self: bm25().corpus)
-
-    def seen(self, query: QueryLike) -> str:
-        return bm25().seen(query)
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        raise RetrieverError("the disk is gone")
-
-
-class Patchy(Absent):
-    """Fails at every search but a run's first."""
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        if any(len(Query.of(query).history) for query in queries):
-            raise RetrieverError("the disk is gone")
-        return bm25().search(queries, k)
-
-
 @pytest.mark.slow
 def test_a_run_that_a_fault_ended_leaves_its_turns_undone_and_is_made_anew_at_the_next_start(
     made: tuple[Path, list[Labelled]], tmp_path: Path
 ) -> None:
-    broken = maker(tmp_path, Patchy())
+    broken = maker(tmp_path, Failing(bm25(), lambda query: bool(query.history)))  # at every search but a run's first
     turns = broken.roll_out(questions(), lambda done, total: None)
     found = list(broken.label(turns))
     faulty = {key for key, run in runs_of(tmp_path).items() if run.stop.is_fault}
@@ -338,12 +315,12 @@ def test_runs_are_sampled_from_the_seed_on_and_only_those_that_are_asked_for(tmp
 
 
 def test_a_corpus_is_needed_for_gold_passages_alone_and_missed_before_the_first_search(tmp_path: Path) -> None:
-    class Bare(Absent):
+    class Bare(Failing):
         corpus = None
 
-    assert maker(tmp_path / "without", Bare(), gold=False).left(questions()[:1])
+    assert maker(tmp_path / "without", Bare(bm25()), gold=False).left(questions()[:1])
     with pytest.raises(SettingError, match="the corpus of the retriever 'bm25' is unknown"):
-        maker(tmp_path / "with", Bare()).left(questions()[:1])
+        maker(tmp_path / "with", Bare(bm25())).left(questions()[:1])
 
 
 def test_a_run_in_which_the_ranker_failed_for_one_query_of_a_turn_is_made_anew_before_it_is_labelled(
@@ -442,15 +419,17 @@ def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: P
 def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
     made = maker(tmp_path, gold=False)
     made.__dict__["ranker"] = FirstOnly()
-    object.__setattr__(made.parts, "found_by", OneHit())
+    object.__setattr__(made.parts, "found_by", OneHit(bm25()))
     turns = made.roll_out(questions()[:2], lambda done, total: None)
     few = [one for one in made.label(turns) if one == DroppedTurn(one.turn, "too-few", "1 passages were found")]
     assert few and {one.reason for one in made.label(turns)} <= {"too-few", "wrong-answer"}  # type: ignore[union-attr]
 
 
-class OneHit(Absent):
+class OneHit(LayeredRetriever):
+    name, identity = "bm25", "one hit"
+
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        return bm25().search(queries, 1)
+        return self.over.search(queries, 1)
 
 
 class FirstOnly:

@@ -152,13 +152,6 @@ def test_the_plot_is_the_curve_with_its_band_and_the_agent_as_a_point() -> None:
     assert found.plot() == line_plot([curve, Series("agent", (2.5,), (0.875,), markers=True)], "passages", "em")
 
 
-@pytest.mark.slow
-def test_a_point_without_an_interval_takes_the_band_from_the_curve() -> None:
-    found = small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)}, idents=[QUESTIONS[0].id])
-    curve = Series("naive RAG", (1.0, 3.0), (1.0, 1.0), markers=True)
-    assert found.plot() == line_plot([curve, Series("agent", (2.5,), (1.0,), markers=True)], "passages", "em")
-
-
 def test_one_point_of_naive_rag_has_no_band() -> None:
     points = [Series("naive RAG", (1.0,), (0.125,), markers=True), Series("agent", (2.5,), (0.875,), markers=True)]
     assert small().plot() == line_plot(points, "passages", "em")

@@ -1,4 +1,8 @@
+"""Intervals, differences and p-values: against textbooks, slow definitions and chance."""
+
 import itertools
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -6,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 
-from coseek.measure.intervals import bootstrap_mean, paired_difference
+from coseek.measure import intervals
+from coseek.measure.intervals import (
+    Interval,
+    bootstrap_mean,
+    bootstrap_ratio,
+    holm,
+    macro_mean,
+    mcnemar,
+    paired_difference,
+)
 
 values = st.lists(st.floats(-5, 5), min_size=2, max_size=30)
 
@@ -119,3 +132,114 @@ def test_chance_alone_is_called_significant_about_one_time_in_twenty() -> None:
         assert found is not None
         hits += found.p <= 0.05
     assert hits / 300 < 0.09
+
+
+# --- texts and numbers at their edges
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(0.5, 0.25, 0.75, 8), "0.500 [0.250, 0.750]"),
+        (Interval(0.5, None, None, 1), "0.500 (n=1)"),
+        (Interval(0.5, 0.25, 0.75, 8, unread=2, most=0.75), "≥ 0.500 [0.250, 0.750] (2 of 8 unread)"),
+        (Interval(0.0, None, None, 1, unread=1, most=1.0), "≥ 0.000 (n=1) (1 of 1 unread)"),
+        (Interval(0.5, 0.25, None, 8), "0.500 (n=8)"),
+    ],
+)
+def test_an_interval_reads_as_its_numbers(interval: Interval, text: str) -> None:
+    assert str(interval) == text
+
+
+def test_a_macro_mean_weighs_sets_alike_and_counts_all_values() -> None:
+    found = macro_mean([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0]], rng())
+    assert found is not None and (found.mean, found.n) == (0.375, 6)
+    assert macro_mean([[1.0, 0.0], [1.0]], rng()) == Interval(0.75, None, None, 3)
+    assert macro_mean([[1.0], []], rng()) is None and macro_mean([], rng()) is None
+
+
+def test_a_ratio_has_an_interval_only_where_its_upper_end_has_a_whole() -> None:
+    assert bootstrap_ratio([1.0], [2.0], rng()) == Interval(0.5, None, None, 1)
+    assert bootstrap_ratio([0.0, 0.0], [0.0, 0.0], rng()) is None
+    assert bootstrap_ratio([1.0] * 20, [1.0] + [0.0] * 19, rng()) == Interval(20.0, None, None, 20)
+    found = bootstrap_ratio([1.0, 0.0], [0.5, 0.5], rng())
+    assert found == Interval(1.0, 0.0, 2.0, 2)  # a small whole is a whole
+
+
+@pytest.mark.parametrize("levels", [2, 9])
+def test_the_memory_that_resampling_may_take_changes_no_number(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [float(number % levels) for number in range(20)]
+    mean, ratio = bootstrap_mean(values, rng(), 99), bootstrap_ratio(values, [1.0] * 20, rng(), 99)
+    drawn = np.array(values)[rng().integers(20, size=(99, 20))].mean(axis=1)
+    assert ratio is not None and (ratio.low, ratio.high) == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])))
+    monkeypatch.setattr(intervals, "_CHUNK", 40)  # two resamples at a time, or 20
+    assert bootstrap_mean(values, rng(), 99) == mean and bootstrap_ratio(values, [1.0] * 20, rng(), 99) == ratio
+
+
+# --- McNemar, Holm and macro means against slow definitions
+
+
+p_values = st.lists(st.floats(0, 1), max_size=8)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_exact_binomial_test(won: int, lost: int) -> None:
+    tried = won + lost
+    tail = sum(Fraction(math.comb(tried, k), 2**tried) for k in range(min(won, lost) + 1))
+    assert mcnemar(won, lost) == pytest.approx(float(min(Fraction(1), 2 * tail)), rel=1e-9)
+    assert mcnemar(won, lost) == mcnemar(lost, won)
+
+
+def test_mcnemar_of_thousands_of_questions_is_a_number() -> None:
+    assert mcnemar(5_000, 5_000) == 1
+    # z = 400 / √10,000 = 4: two-sided 6.3e-5.
+    assert mcnemar(5_200, 4_800) == pytest.approx(6.4e-5, rel=0.05)
+    assert 0 <= mcnemar(20_000, 0) < 1e-300
+
+
+def test_pairs_of_right_and_wrong_have_a_mcnemar_and_others_have_none() -> None:
+    a = {"1": 0.0, "2": 0.0, "3": 1.0, "4": 1.0, "5": 0.0}
+    b = {"1": 1.0, "2": 1.0, "3": 1.0, "4": 0.0, "5": 1.0}
+    found = paired_difference(a, b, np.random.default_rng(0))
+    assert found is not None and found.mcnemar == pytest.approx(0.625)
+    half = paired_difference(a, {**b, "1": 0.5}, np.random.default_rng(0))
+    assert half is not None and half.mcnemar is None
+
+
+def test_the_two_tests_agree_on_what_is_right_or_wrong() -> None:
+    a = {str(n): float(n % 3 == 0) for n in range(90)}
+    b = {str(n): float(n % 3 == 0 or n % 7 == 0) for n in range(90)}
+    found = paired_difference(a, b, np.random.default_rng(0), resamples=40_000)
+    assert found is not None and found.mcnemar is not None
+    assert found.p == pytest.approx(found.mcnemar, abs=0.005)
+
+
+def test_holm_worked_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.2]) == [0.2]
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1, 1]
+
+
+@given(p_values)
+def test_holm_lies_between_the_p_values_and_bonferroni_and_keeps_their_order(values: list[float]) -> None:
+    corrected = holm(values)
+    for value, found in zip(values, corrected, strict=True):
+        assert value <= found <= min(1, value * len(values)) or found == pytest.approx(value)
+    order = sorted(range(len(values)), key=values.__getitem__)
+    assert [corrected[place] for place in order] == sorted(corrected)
+
+
+@given(p_values.filter(bool), st.floats(0.001, 0.5))
+def test_holm_rejects_what_stepping_down_rejects(values: list[float], level: float) -> None:
+    rejected = set()
+    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        if values[index] * (len(values) - place) > level:
+            break
+        rejected.add(index)
+    assert {index for index, found in enumerate(holm(values)) if found <= level} == rejected
+
+
+def test_one_group_has_the_interval_of_its_own_mean() -> None:
+    values = [float(n % 3 == 0) for n in range(50)]
+    assert macro_mean([values], np.random.default_rng(3)) == bootstrap_mean(values, np.random.default_rng(3))

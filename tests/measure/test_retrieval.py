@@ -1,13 +1,20 @@
+""""""
+
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
-from coseek.data.passage import Passage
-from coseek.data.trajectory import Search, Trajectory, evidence_of, ranked
+from coseek.core.errors import SettingError, UnknownName
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, StopReason, Trajectory, evidence_of, ranked
 from coseek.graders.generator import ContextBudget
 from coseek.measure import retrieval
+from coseek.measure.rankings import Metric, grades, metrics_within
+from coseek.measure.retrieval import fused
 from coseek.measure.score import score_trajectory
 
 
@@ -65,11 +72,6 @@ def test_writing_the_gold_answer_is_no_hit() -> None:
     assert retrieval.answer_hit(run(found("mira", MIRA), answer="no idea"))
 
 
-def test_no_answer_is_put_together_from_two_passages() -> None:
-    question = replace(QUESTION, answers=("company founded by Mira Tan Mira Tan is a person",))
-    assert not retrieval.answer_hit(run(found("x", ORBO, MIRA), question=question))
-
-
 def test_an_order_that_is_stored_is_the_one_that_is_scored() -> None:
     trajectory = run(found("x", OTHER, ORBO), found("y", MIRA), selected_ids=("orbo",))
     stored = replace(trajectory, evidence=("mira", "orbo", "other"))
@@ -106,3 +108,34 @@ def test_the_evidence_holds_everything_that_was_retrieved_once(lists: list[list[
     assert sorted(order) == sorted({ident for ids in lists for ident in ids})
     chosen = list(dict.fromkeys(ident for ident in first if ident in order))
     assert list(order[: len(chosen)]) == chosen
+
+
+def test_what_several_searches_found_is_ranked_before_what_one_found() -> None:
+    hits = {name: Hit(Passage(name, "", ""), 1.0) for name in "abc"}
+    searches = (
+        Search("one", (hits["a"], hits["b"])),
+        Search("failed", fault="down"),
+        Search("two", (hits["c"], hits["b"])),
+    )
+    run = Trajectory(Question("q", "?"), "search-r1", (), searches, StopReason.ANSWERED)
+    assert fused(run) == ["b", "a", "c"]
+
+
+def test_metrics_are_read_once_each_within_the_depth_of_the_search() -> None:
+    assert [metric.name for metric in metrics_within(10, ["recall@10", "mrr", "recall@10"])] == ["recall@10", "mrr"]
+    for depth, names, says in (
+        (9, ["recall@10"], "reads 10 passages, and --depth is 9"),
+        (9, [], "no metric is named"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            metrics_within(depth, names)
+
+
+def test_a_misspelt_metric_is_corrected_with_its_own_cut() -> None:
+    for wrong, right in (("recal@5", "recall@5"), ("recal", "recall@10"), ("ndgc@3", "ndcg@3")):
+        with pytest.raises(UnknownName, match=f"did you mean '{right}'"):
+            Metric.named(wrong)
+
+
+def test_passages_named_without_a_grade_have_the_first() -> None:
+    assert grades(("a", "b")) == {"a": 1, "b": 1} and grades({"a": 2, "b": 0, "c": -1}) == {"a": 2}

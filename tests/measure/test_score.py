@@ -29,18 +29,9 @@ def test_every_metric_of_a_run_worked_by_hand() -> None:
     assert scores["agent_tokens"] + scores["read_tokens"] == len(trajectory.ids)
     assert (scores["answered"], scores["valid"], scores["truncated"], scores["answer_hit"]) == (1, 1, 0, 1)
     elsewhere = {
-        "budgeted_recall",
-        "visits",
-        "missed_visits",
-        "forced",
-        "gen_acc",
-        "judge_acc",
-        "unread_verdicts",
-        "context_passages",
-        "context_tokens",
-        "wall_s",
-        "cost_usd",
-    }
+        "budgeted_recall", "visits", "missed_visits", "forced", "gen_acc", "judge_acc", "unread_verdicts",
+        "context_passages", "context_tokens", "wall_s", "cost_usd",
+    }  # fmt: skip
     assert list(scores) == [name for name in METRICS if name not in elsewhere]
 
 

@@ -1,11 +1,11 @@
-from collections.abc import Sequence
 from pathlib import Path
 
 import ir_measures
 import pytest
 from ir_measures import RR, R, nDCG
+from tests.scripted import Failing
 
-from coseek.core.errors import DataError, RetrieverError
+from coseek.core.errors import DataError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trec import read_run, write_qrels, write_run
@@ -22,7 +22,7 @@ from coseek.measure.searched import (
     relevance,
     search_questions,
 )
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 
 CORPUS = Corpus([Passage(ident, ident, f"text of {ident}") for ident in ("Ada L", "bob", "cat", "dog")])
@@ -35,21 +35,8 @@ QUESTIONS = [
 FOUND_BY_ONE = {"one?": ["bob", "Ada L"], "two?": ["dog", "bob", "cat"], "four?": ["cat"]}
 
 
-class Moody(FixedRetriever):
-    """A retriever whose server is away whenever it is asked for one of `refused`."""
-
-    refused: frozenset[str] = frozenset()
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        for query in queries:
-            if self.seen(query) in self.refused:
-                raise RetrieverError("the server is away")
-        return super().search(queries, k)
-
-
 def asked(*refused: str, batch: int = 64) -> list[Answered]:
-    retriever = Moody(CORPUS, FOUND_BY_ONE)
-    retriever.refused = frozenset(refused)
+    retriever = Failing(FixedRetriever(CORPUS, FOUND_BY_ONE), lambda query: query.text in refused)
     return [answer for answers in search_questions(retriever, QUESTIONS, 3, batch) for answer in answers]
 
 
@@ -77,7 +64,7 @@ def test_a_failed_search_takes_no_other_along_and_is_in_no_mean(batch: int) -> N
     plan = measuring("recall@2")
     run = plan.measure("moody", asked("one?", batch=batch))
     assert dict(run.stops) == {FOUND: 2, EMPTY: 1, FAULT: 1}
-    assert [one.fault for _, one in asked("one?", batch=batch)] == ["the server is away", None, None, None]
+    assert [one.fault for _, one in asked("one?", batch=batch)] == ["the disk is gone", None, None, None]
     scores = plan.compare([plan.measure("whole", asked()), run], QUESTIONS)
     assert (means(scores, "whole"), means(scores, "moody")) == ({"recall@2": 1 / 3}, {"recall@2": 0})
     pair = scores.comparisons[0].metrics["recall@2"]
@@ -85,15 +72,9 @@ def test_a_failed_search_takes_no_other_along_and_is_in_no_mean(batch: int) -> N
 
 
 def test_a_retriever_sees_the_question_as_the_first_search_of_an_agent() -> None:
-    seen: list[QueryLike] = []
-
-    class Listening(FixedRetriever):
-        def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-            seen.extend(queries)
-            return super().search(queries, k)
-
-    list(search_questions(Listening(CORPUS, {}), QUESTIONS[:1], 3))
-    assert seen == [Query("one?", question="one?")]
+    listening = Failing(FixedRetriever(CORPUS, {}), lambda query: False)
+    list(search_questions(listening, QUESTIONS[:1], 3))
+    assert listening.asked == [Query("one?", question="one?")]
 
 
 def test_a_passage_that_is_given_twice_stands_once() -> None:

@@ -87,6 +87,11 @@ def test_a_file_that_was_edited_is_read_again(here: Path) -> None:
             "def needs(settings): return ('judge',)\ndef reward(trajectory, settings, grades): return 1.0\n",
             "does not say for which answers",
         ),
+        (
+            "from coseek.rewards.reward import PartSettings as SETTINGS\n"
+            "def needs(settings): return ('judge',)\ndef reward(trajectory, settings): return 1.0\n",
+            "must take (trajectory, settings, grades)",
+        ),
         ("import no_such_library\n", "cannot be imported: ModuleNotFoundError"),
         ("x = 1\nx = y\n", "name 'y' is not defined (line 2)"),
         ("def reward(:\n", "SyntaxError"),

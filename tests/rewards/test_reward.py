@@ -1,3 +1,5 @@
+"""Rewards: equations, gates and sums, what each part needs, and whose fault is whose."""
+
 from dataclasses import replace
 from functools import partial
 from math import log2
@@ -7,14 +9,14 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.measure.samples import MIRA, ORBO, OTHER, fault, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
-from coseek.core.errors import SettingError, UnknownName, UserError
+from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import UNANSWERABLE, Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.rewards.grades import NO_GRADES, Accuracy, Grades, is_right, undecided
-from coseek.rewards.reward import RewardFault, RewardLike, RewardSpec, make_reward, reward_names, reward_spec
+from coseek.rewards.grades import NO_GRADES, Accuracy, Grades, Need, NoReward, is_right, needs_of, undecided
+from coseek.rewards.reward import Reward, RewardFault, RewardLike, RewardSpec, make_reward, reward_names, reward_spec
 
 SAID = Grades(
     GeneratedAnswer("q1", 0, "c", "in Velora"),
@@ -202,22 +204,6 @@ def test_every_part_but_a_count_and_a_gain_lies_between_nought_and_one(
     assert 0 <= value({name: 1.0}, answer=answer, valid=valid, hit=hit) <= 1
 
 
-def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
-    reward = make_reward({"format": 1.0, "gold_recall": 0.5})
-    first = run(found("a", ORBO), answer="the Velora")
-    once = reward(first)
-    reward(run(found("b", MIRA), valid=False, answer="Zun"))
-    assert reward(first) == once
-
-
-def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None:
-    assert make_reward({"exact_match": 1.0, "format": 1.0}).needs == frozenset()
-    assert make_reward({"gbr": 1.0}).needs == {"component", "baseline", "judge"}
-    assert make_reward({"gbr": {"accuracy": "cover_match"}}).needs == {"component", "baseline"}
-    assert make_reward({"component": {"accuracy": "judge"}}).needs == {"component", "judge"}
-    assert make_reward({"gen_acc": {"of": "own"}}).needs == {"judge"}
-
-
 @pytest.mark.parametrize(
     ("reward", "named"),
     [
@@ -279,3 +265,107 @@ def test_a_reward_that_is_neither_part_nor_preset_nor_fit_for_a_trajectory_is_a_
     assert taken == {"valid": {"gate": True}}  # a copy
     with pytest.raises(SettingError, match=r"reward.*trajectory"):
         reward_spec(lambda: 1.0)  # type: ignore[arg-type,misc]
+
+
+# --- what each part needs, pays and says
+
+
+NO_JUDGE = Grades()
+
+
+def judged(response: str, right: bool) -> Grades:
+    return Grades(verdicts={response: Verdict("q1", response, right)})
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "response", "grades", "right"),
+    [
+        ("exact_match", "the Velora.", NO_JUDGE, True),
+        ("exact_match", "in Velora", NO_JUDGE, False),
+        ("exact_match", None, NO_JUDGE, False),
+        ("cover_match", "in Velora", NO_JUDGE, True),
+        ("cover_match", "Zun", NO_JUDGE, False),
+        ("judge", "in Velora", judged("in Velora", False), False),
+        ("judge", "Zun", judged("Zun", True), True),
+        ("gen_acc", "in Velora", judged("in Velora", False), True),
+        ("gen_acc", "Zun", judged("Zun", True), True),
+        ("gen_acc", "Zun", judged("Zun", False), False),
+    ],
+)
+def test_an_answer_is_right_as_its_accuracy_says(
+    accuracy: Accuracy, response: str | None, grades: Grades, right: bool
+) -> None:
+    assert is_right(accuracy, QUESTION, response, grades) is right
+
+
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [
+        ({"exact_match": 1.0}, set()),
+        ({"component": 1.0}, {"component"}),
+        ({"component": {"accuracy": "judge"}}, {"component", "judge"}),
+        ({"gbr": 1.0}, {"component", "baseline", "judge"}),
+        ({"gbr": {"accuracy": "exact_match"}}, {"component", "baseline"}),
+        ({"gen_acc": 1.0}, {"component", "judge"}),
+        ({"gen_acc": {"of": "own"}}, {"judge"}),
+    ],
+)
+def test_a_part_asks_for_the_models_that_its_settings_need_and_no_other(spec: RewardSpec, needs: set[Need]) -> None:
+    assert make_reward(spec).needs == needs
+    assert needs_of("cover_match") == () and needs_of("gen_acc") == ("judge",)
+
+
+def paid_by(spec: RewardSpec, grades: Grades = NO_JUDGE, answer: str | None = "Velora") -> Reward:
+    reward = make_reward(spec)(run(found("x", OTHER, ORBO), found("y", MIRA, OTHER), answer=answer), grades)
+    assert reward is not None
+    return reward
+
+
+def test_a_judge_decides_on_the_generators_answer_where_the_component_asks_it() -> None:
+    for right in (True, False):
+        grades = replace(judged("in Velora", right), reply=GeneratedAnswer("q1", 0, "c", "in Velora"))
+        assert paid_by({"component": {"accuracy": "judge"}}, grades).value == right
+
+
+def test_the_answer_of_the_run_is_what_matching_reads() -> None:
+    assert paid_by({"cover_match": 1.0}, answer="in Velora").value == 1
+    assert paid_by({"cover_match": 1.0}, answer="Zun").value == 0
+
+
+def test_ndcg_of_single_searches_is_cut_at_its_own_depth() -> None:
+    """The first search has its gold passage second, the other first; two gold passages are wanted."""
+    ideal = 1 + 1 / log2(3)
+    assert paid_by({"ndcg": {"over": "search", "k": 1}}).value == pytest.approx((0 + 1) / 2)
+    assert paid_by({"ndcg": {"over": "search", "k": 2}}).value == pytest.approx((1 / log2(3) + 1) / ideal / 2)
+
+
+def test_a_run_without_a_search_has_none_to_pay_for() -> None:
+    reward = make_reward({"searches": -0.5})(run())
+    assert reward is not None and (reward.value, reward.parts["searches"]) == (0, 0)
+
+
+def test_the_part_that_failed_is_named() -> None:
+    fine = GeneratedAnswer("q1", 0, "c", "Zun")
+    broken = GeneratedAnswer("q1", 0, "r", None, fault="the server choked")
+    gain = make_reward({"gbr": {"accuracy": "cover_match"}})
+    assert gain.compute(run(), Grades(fine, broken)) == RewardFault("baseline", "the server choked")
+    assert gain.compute(run(), Grades(broken, fine)) == RewardFault("generator", "the server choked")
+    assert str(NoReward("judge", "it judged perhaps")) == "judge: it judged perhaps"
+
+
+PARTS_OF_PASSAGES = ["gold_recall", "ndcg", "step_search"]
+PARTS_OF_ANSWERS = sorted({*reward_names()} - {*PARTS_OF_PASSAGES, "searches", "searched", "valid", "invalid"})
+
+
+@pytest.mark.parametrize("name", PARTS_OF_ANSWERS)
+def test_a_question_without_gold_answers_is_refused_in_the_name_of_the_part_that_needs_them(name: str) -> None:
+    bare = run(question=replace(QUESTION, answers=()))
+    with pytest.raises(DataError, match=f"^question 'q1' has no gold answers, and the reward '{name}' needs them;"):
+        make_reward({name: 1.0})(bare, Grades(GeneratedAnswer("q1", 0, "c", "Zun")))
+
+
+@pytest.mark.parametrize("name", PARTS_OF_PASSAGES)
+def test_a_question_without_gold_passages_is_refused_in_the_name_of_the_part_that_needs_them(name: str) -> None:
+    bare = run(question=replace(QUESTION, gold_ids=()))
+    with pytest.raises(DataError, match=f"^question 'q1' names no gold_ids, and the reward '{name}' needs them;"):
+        make_reward({name: 1.0})(bare)

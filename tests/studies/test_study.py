@@ -1,3 +1,5 @@
+""""""
+
 import json
 import subprocess
 from pathlib import Path
@@ -6,11 +8,15 @@ import pytest
 
 from coseek.cli.commands.study import dry_run
 from coseek.cli.main import main
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject, write_jsonl
+from coseek.measure.intervals import Interval
+from coseek.measure.report import ROWS
 from coseek.studies.arms import StudyPlan, StudyStep
 from coseek.studies.page import StudyResult
-from coseek.studies.study import NAME, Commands, Road, Study, load_study, road_of, study_names
-from coseek.studies.verdict import Values
+from coseek.studies.results import values_of
+from coseek.studies.study import NAME, Arm, Commands, Expectation, Road, Study, load_study, road_of, study_names
+from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, compare, overall
 
 OWN = """
 claim: rules find more over BM25 than over chance
@@ -166,3 +172,101 @@ def test_an_arm_that_lost_questions_says_so() -> None:
     (said,) = result.missing()
     assert said == "B lacks 1 question that another arm has."
     assert said in result.lines() and result.stored().missing == (said,)
+
+
+# --- rows of scores
+
+
+def scores(folder: Path, *runs: str) -> Path:
+    rows: list[JsonObject] = [
+        {"run": run, "id": "q", "metrics": {"em": float(number)}} for number, run in enumerate(runs)
+    ]
+    write_jsonl(folder / ROWS, rows)
+    return folder
+
+
+def em(folder: Path, row: str) -> float:
+    return values_of(Arm(of="x", row=row), folder)["q"]["em"]
+
+
+def test_a_row_of_scores_is_found_by_what_is_behind_its_run_and_none_is_taken_for_another(tmp_path: Path) -> None:
+    served = scores(tmp_path / "served", *(f"a/b{end}" for end in ("", " → generator", ", all", ", no-opening-all")))
+    assert [em(served, row) for row in ("a/b", "generator", "all", "no-opening-all")] == [0, 1, 2, 3]
+    for row in ("after", "opening-all"):
+        with pytest.raises(DataError, match="no single run"):
+            em(served, row)
+    assert em(scores(tmp_path / "one", "a/b"), "after") == 0
+    with pytest.raises(DataError, match="no single run"):
+        em(scores(tmp_path / "two", "a, all", "b, all"), "all")
+
+
+def test_gen_acc_is_its_span_check_on_a_road_without_a_judge() -> None:
+    one = Study.model_validate({
+        "claim": "c", "place": "p", "at": {"real": 1}, "metrics": ["gen_acc", "cover_em", "em"],
+        "arms": {"A": "x", "B": "y"}, "expect": ["A > B", {"gen_acc": "A < B"}, {"em": "A > B"}],
+    })  # fmt: skip
+    real = one.on("real")
+    assert real.metrics == ("cover_em", "em") and [each.metric for each in real.expect] == ["", "cover_em", "em"]
+    assert one.on("laptop") == one
+
+
+# --- verdicts
+
+
+def finding(
+    sign: str, low: float, high: float, seeds: tuple[float, ...], n: int = 300, margin: float = 0.02
+) -> ArmComparison:
+    expected = Expectation.model_validate({"one": "A", "sign": sign, "other": "B", "margin": margin})
+    return ArmComparison(expected, "em", Interval((low + high) / 2, low, high, n), seeds)
+
+
+@pytest.mark.parametrize(
+    ("sign", "low", "high", "seeds", "verdict"),
+    [
+        (">", 0.01, 0.09, (0.05, 0.05), StudyVerdict.HOLDS),
+        (">", 0.01, 0.09, (0.15, -0.05), StudyVerdict.OPEN),  # one seed says the opposite
+        (">", -0.01, 0.09, (0.04, 0.04), StudyVerdict.OPEN),
+        (">", -0.03, 0.01, (-0.01, -0.01), StudyVerdict.FAILS),  # a gain of .02 is excluded
+        (">", -0.09, -0.03, (-0.06, -0.06), StudyVerdict.FAILS),
+        ("<", -0.09, -0.01, (-0.05, -0.05), StudyVerdict.HOLDS),
+        ("<", -0.09, 0.01, (-0.04, -0.04), StudyVerdict.OPEN),
+        ("<", 0.03, 0.09, (0.06, 0.06), StudyVerdict.FAILS),
+        ("=", -0.01, 0.015, (0.0, 0.0), StudyVerdict.HOLDS),
+        ("=", -0.01, 0.03, (0.01, 0.01), StudyVerdict.OPEN),
+        ("=", 0.03, 0.06, (0.04, 0.05), StudyVerdict.FAILS),
+    ],
+)
+def test_a_verdict_needs_the_interval_and_every_seed(
+    sign: str, low: float, high: float, seeds: tuple[float, ...], verdict: StudyVerdict
+) -> None:
+    assert finding(sign, low, high, seeds).verdict is verdict
+
+
+def test_a_few_equal_questions_tell_nothing() -> None:
+    assert finding(">", 0.0, 0.0, (0.0,), n=4).verdict is StudyVerdict.OPEN
+
+
+def test_what_would_tell_shrinks_the_interval_to_the_nearer_of_0_and_the_margin() -> None:
+    # Mean .03, half width .06: four times the questions end at 0; an excluded .02 would be further from .03.
+    assert finding(">", -0.03, 0.09, (0.03,), n=100).needed == 400
+    # Mean 0: .02 is excluded at half width .02, a third of it.
+    assert finding(">", -0.06, 0.06, (0.0,), n=100).needed == 900
+    assert finding(">", 0.01, 0.09, (0.15, -0.05)).needed is None  # seeds disagree: questions decide nothing
+    assert finding(">", 0.01, 0.09, (0.05,)).needed is None
+
+
+def test_one_comparison_that_fails_fails_a_study_and_an_open_one_keeps_it_open() -> None:
+    holds, fails, stays = (finding(">", *ends, (ends[1],)) for ends in ((0.01, 0.05), (-0.05, 0.0), (-0.05, 0.1)))
+    assert overall([holds, holds]) is StudyVerdict.HOLDS
+    assert overall([holds, stays]) is StudyVerdict.OPEN
+    assert overall([holds, stays, fails]) is StudyVerdict.FAILS
+
+
+def test_questions_are_paired_and_averaged_over_seeds_before_the_interval() -> None:
+    one: list[Values] = [{"a": {"em": 1.0}, "b": {"em": 0.0}, "c": {"em": 1.0}}, {"a": {"em": 1.0}, "b": {"em": 1.0}}]
+    other: list[Values] = [{"a": {"em": 0.0}, "b": {"em": 0.0}, "d": {"em": 0.0}}, {"a": {"em": 0.0}, "b": {"em": 1.0}}]
+    found = compare(Expectation(one="A", sign=">", other="B"), "em", one, other)
+    assert found.difference.n == 2 and found.difference.mean == 0.5
+    assert found.seeds == (0.5, 0.5)
+    with pytest.raises(DataError, match="share no question"):
+        compare(Expectation(one="A", sign=">", other="B"), "em", [{"a": {"em": 1.0}}], [{"z": {"em": 1.0}}])
