@@ -12,8 +12,8 @@ from tests.processes import run_workers
 
 from coseek.core.errors import RunError, SettingError
 from coseek.pipelines.together import labelling
+from coseek.pipelines.together.labelling import serving
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.scorer_server import serving
 
 SERVER = """
 import http.server, os, sys

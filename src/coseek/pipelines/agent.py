@@ -44,11 +44,11 @@ from coseek.pipelines.demonstrations import demonstrate
 from coseek.pipelines.estimate import check_fits
 from coseek.pipelines.policy_folders import HEALTHY, take_weights, write_policy_card, write_start
 from coseek.pipelines.run_record import (
-    MoreSteps,
     TrainingRun,
     agent_identities,
     bound,
     policy_identities,
+    take_more_steps,
     threads_and_trackers,
 )
 from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, right_runs, select, stages_of
@@ -62,7 +62,7 @@ from coseek.training.rl.gold_probe import AnswerWriter
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_in_turn, check_servers
 from coseek.training.rl.trainer import train_rl
-from coseek.training.sft.settings import draw_by_hops
+from coseek.training.sft.settings import SftSettings, draw_by_hops
 from coseek.training.sft.trainer import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import CheckpointTensors, load_healthy
 from coseek.training.trainer.data_order import derive_seed
@@ -94,27 +94,24 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             HfTokenizer.load(model_path(self.recipe.policy.folder))  # refuses a tokenizer that cannot be opened
         return agent_identities(self.recipe, self.index)
 
-    def on_resume(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
-        MoreSteps(recipe, self.folder, lambda: self._schedule is not None).take(began)
+    def on_resume(self, stored: AgentRecipe, recipe: AgentRecipe) -> None:
+        take_more_steps(stored, recipe, self.folder, lambda: self._schedule is not None)
 
     def train(self) -> None:
         """Make the data, the warm start and every stage; finished parts are skipped."""
         with threads_and_trackers(self):
-            self._train()
-
-    def _train(self) -> None:
-        if self.workers.is_main:
-            self.prepare_data()
-            if self.recipe.table.baselines:
-                check_baselines(self.recipe, {retriever.name for retriever in self.retrievers.values()})
-            self.make_policy()
-        self.workers.barrier()
-        if behind := max((stage.recipe.rollout.max_steps_behind for stage in self.stages), default=0):
-            check_in_turn(self._schedule, behind)
-        if self.recipe.warm_start is not None:
-            self.warm_start()
-        for stage in self.stages:
-            self.train_stage(stage)
+            if self.workers.is_main:
+                self.prepare_data()
+                if self.recipe.table.baselines:
+                    check_baselines(self.recipe, {retriever.name for retriever in self.retrievers.values()})
+                self.make_policy()
+            self.workers.barrier()
+            if steps_behind := max((stage.recipe.rollout.max_steps_behind for stage in self.stages), default=0):
+                check_in_turn(self._schedule, steps_behind)
+            if self.recipe.warm_start is not None:
+                self.warm_start()
+            for stage in self.stages:
+                self.train_stage(stage)
 
     def prepare_data(self) -> None:
         """Make, import or open the data sets, and index them."""
@@ -163,10 +160,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        lines = self.recipe.data.training_over(
+        retriever_tree = self.recipe.data.training_over(
             self.recipe.data.searched or str(self._index_path("data")), str(self.data_folder)
         )
-        return self.retrievers["data"] if lines is None else open_retriever(lines)
+        return self.retrievers["data"] if retriever_tree is None else open_retriever(retriever_tree)
 
     @property
     def _schedule(self) -> SharedSchedule | None:
@@ -262,41 +259,48 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         assert settings is not None
         if self.workers.broadcast((self.policy_folder("warm") / CARD).exists):
             return None
-        searched = self.retrievers["data"], Dataset(self.data_folder)
+        source = self.retrievers["data"], Dataset(self.data_folder)
         demonstrations = self.workers.broadcast(
-            lambda: demonstrate(self.recipe, self.protocol, self.tokenizer, *searched, self.progress)
+            lambda: demonstrate(self.recipe, self.protocol, self.tokenizer, *source, self.progress)
         )
-        policy = self._open_policy("start", settings.sft.learner)
         rewarded = self.stages[0].recipe if self.stages else self.recipe
-        agent = Agent(self.protocol, self._policy_sampler(policy, rewarded.limits))
         scoring = self._first_scoring(rewarded)
-        outcome = train_sft(
-            policy,
-            draw_by_hops(demonstrations, settings.sft.curriculum),
-            settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")}),
-            self.folder / "warm-start",
-            resume=True,
-            evaluate=lambda _: self.evaluate(agent, rewarded, scoring),
-            progress=self.progress,
-        )
+        sft = settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")})
+        policy, outcome = self._supervise("start", demonstrations, sft, self.folder / "warm-start", rewarded, scoring)
         self.progress.say(f"warm start: {outcome.rounds} round(s); the gate is measured on dev at temperature 1")
         if not outcome.passed:
             self.progress.warn(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
         self._save(policy.save, "warm")
         return outcome
 
-    def _open_policy(self, name: str, settings: LearnerSettings) -> Policy:
-        """The policy of a folder, for supervised training by all workers."""
-        return Policy(self._network(name, settings), settings, 0, workers=self.workers)
+    def _supervise(
+        self,
+        begins: str,
+        demonstrations: Sequence[Trajectory],
+        sft: SftSettings,
+        folder: Path,
+        rewarded: AgentRecipe,
+        scoring: EpisodeScorer,
+    ) -> tuple[Policy, SftOutcome]:
+        """Supervised training of the policy `begins` by all workers, evaluated at temperature 1 with the limits of
+        `rewarded` and its `scoring`."""
+        policy = Policy(self._network(begins, sft.learner), sft.learner, 0, workers=self.workers)
+        stops, settings = self.protocol.stops_for(self.tokenizer), self._sampler_settings(1.0, rewarded.limits)
+        agent = Agent(self.protocol, policy.sampler(self.tokenizer, stops, settings))
+        outcome = train_sft(
+            policy,
+            draw_by_hops(demonstrations, sft.curriculum),
+            sft,
+            folder,
+            resume=True,
+            evaluate=lambda _: self.evaluate(agent, rewarded, scoring),
+            progress=self.progress,
+        )
+        return policy, outcome
 
     def _network(self, name: str, settings: LearnerSettings) -> PreTrainedModel:
         """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
         return load_learner(self.policy_folder(name), self.recipe, settings, self.workers)
-
-    def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
-        """A sampler of a policy in training, at temperature 1."""
-        stops = self.protocol.stops_for(self.tokenizer)
-        return policy.sampler(self.tokenizer, stops, self._sampler_settings(1.0, limits))
 
     def _first_scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
         """The scoring of the first worker, which alone asks graders and writes to their caches."""
@@ -344,12 +348,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         """Metrics on `table.dev_questions` dev questions: see `dev_metrics`. All workers answer, the first scores."""
         questions = self.dev_questions(recipe)
-        mine = self.workers.strided_share(questions)
-        seeds = [derive_seed(recipe.seed, "look", question.id) for question in mine]
-        engine, together, overlap = self.retrievers["data"], self.recipe.concurrency, self.recipe.overlap
+        own_share = self.workers.strided_share(questions)
+        seeds = [derive_seed(recipe.seed, "look", question.id) for question in own_share]
+        retriever, concurrency, overlap = self.retrievers["data"], self.recipe.concurrency, self.recipe.overlap
         with self._rollout_lock:
-            answered = rollout(agent, engine, mine, seeds, recipe.limits, concurrency=together, overlap=overlap)
-        shares = self.workers.gather(answered)
+            share = rollout(agent, retriever, own_share, seeds, recipe.limits, concurrency=concurrency, overlap=overlap)
+        shares = self.workers.gather(share)
         trajectories = [shares[position % len(shares)][position // len(shares)] for position in range(len(questions))]
         return self.workers.broadcast(lambda: dev_metrics(trajectories, scoring))
 
@@ -395,13 +399,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             callbacks.append(ServerMetrics(backend, self.progress.say))
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         retriever, scoring = self.training_retriever, self._first_scoring(recipe)
-        tree, together, overlap = settings.tree, self.recipe.concurrency, self.recipe.overlap
 
         def roll_out(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
             with self._rollout_lock:
                 return rollout_groups(
-                    sampled, retriever, questions, seeds, recipe.limits, tree, concurrency=together, overlap=overlap
-                )
+                    sampled, retriever, questions, seeds, recipe.limits, settings.tree,
+                    concurrency=self.recipe.concurrency, overlap=self.recipe.overlap,
+                )  # fmt: skip
 
         callbacks.append(Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every))
         if self._schedule is not None:
@@ -429,12 +433,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
         """The agent with a backend's policy: rollouts to train on, or greedy ones (0) for evaluation."""
         settings = self._sampler_settings(temperature, stage.recipe.limits)
-        stops = self.protocol.stops_for(self.tokenizer)
         if temperature > 0.0:
-            nucleus = settings.model_copy(update={"top_p": stage.recipe.rl.top_p})
-            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, nucleus, on_policy=nucleus.top_p == 1.0))
-        greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
-        return Agent(self.protocol, greedy, self.turn_identities(stage.begins, temperature))
+            settings = settings.model_copy(update={"top_p": stage.recipe.rl.top_p})
+        on_policy = temperature > 0.0 and settings.top_p == 1.0
+        stops = self.protocol.stops_for(self.tokenizer)
+        return Agent(self.protocol, backend.sampler(self.tokenizer, stops, settings, on_policy=on_policy))
 
     def turn_identities(self, policy: str, temperature: float) -> dict[str, str]:
         """Digests of what a policy's turns depend on: see `Agent.identities`."""
@@ -460,19 +463,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         run = self._samples(stage, self.workers.broadcast(lambda: self.training_questions(stage, scoring)))
         right = self.workers.broadcast(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
         self.progress.say(f"{len(right)} runs were right and are learnt from")
-        policy = self._open_policy(stage.begins, settings.sft.learner)
-        sampler = self._policy_sampler(policy, recipe.limits)
-        agent = Agent(self.protocol, sampler, self.turn_identities(stage.begins, 1.0))
-        changed = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
-        train_sft(
-            policy,
-            draw_by_hops(right, settings.sft.curriculum),
-            settings.sft.model_copy(update=changed),
-            stage.folder,
-            resume=True,
-            evaluate=lambda _: self.evaluate(agent, recipe, scoring),
-            progress=self.progress,
-        )
+        update = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
+        sft = settings.sft.model_copy(update=update)
+        policy, _ = self._supervise(stage.begins, right, sft, stage.folder, recipe, scoring)
         self._save(policy.save, stage.ends)
 
     def _samples(self, stage: Stage, questions: Sequence[Question]) -> Run:

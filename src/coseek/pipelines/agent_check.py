@@ -161,7 +161,10 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
     if policy.unchanged is not None or not (taught_first or stages_of(recipe, Path())):
         return
     setting, first = _first_learner(recipe)
-    tags = _new_tags(recipe)
+    tags: list[str] = []
+    if policy.folder is not None and policy.marks:
+        special = (tag for protocol in taught(recipe) for tag in protocol.grammar.special_tokens)
+        tags = new_tags(model_path(policy.folder), special)
     if first.lora is not None and (policy.folder is None or tags or (policy.words and taught_first)):
         raise SettingError(
             f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
@@ -176,14 +179,6 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
             f"policy.marks=true makes new tokens of tags that {policy.folder} has learnt to spell "
             f"({', '.join(sorted(spelt))}), and no warm start would train them; set policy.marks=false"
         )
-
-
-def _new_tags(recipe: AgentRecipe) -> list[str]:
-    """The tags that `policy.marks` adds to the tokens of the policy's folder."""
-    if recipe.policy.folder is None or not recipe.policy.marks:
-        return []
-    tags = (tag for protocol in taught(recipe) for tag in protocol.grammar.special_tokens)
-    return new_tags(model_path(recipe.policy.folder), tags)
 
 
 def _check_stage(recipe: AgentRecipe) -> None:

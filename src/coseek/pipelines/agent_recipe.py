@@ -339,6 +339,11 @@ class AgentRecipe(Placement):
         protocol, more = name or self.protocol, self.tools if name in (None, self.protocol) else ()
         return load_protocol(protocol, self.prompt_template, self.chat_template, run_files=run_files, tools=more)
 
+    def agent_record(self, name: str, temperature: float, **others: Json) -> JsonObject:
+        """An agent of this recipe as `run.yaml` describes it. `others`: a further field, or another protocol."""
+        prompt: JsonObject = {"prompt_template": self.prompt_template, "chat_template": self.chat_template}
+        return {"name": name, "protocol": self.protocol, **prompt, "temperature": temperature, **others}
+
     def stage(self, name: str) -> "AgentRecipe":
         """The recipe of one stage. Raises `SettingError` for a wrong name or setting."""
         if name in TAKEN or not name.replace("-", "").isalnum():
@@ -346,10 +351,10 @@ class AgentRecipe(Placement):
                 f"a stage cannot be named {name!r}; take letters, digits and dashes, and none of {', '.join(TAKEN)}"
             )
         stage_settings = cast(JsonObject, self.stages[name])
-        if odd := [setting for setting in stage_settings if setting not in STAGED]:
+        if refused := [setting for setting in stage_settings if setting not in STAGED]:
             allowed = f"It may set: {', '.join(STAGED)}"
             raise SettingError(
-                *(f"stage {name!r} cannot set {setting!r}{nearest(setting, STAGED)} {allowed}" for setting in odd)
+                *(f"stage {name!r} cannot set {setting!r}{nearest(setting, STAGED)} {allowed}" for setting in refused)
             )
         tree = dump_settings(self)
         del tree["stages"]

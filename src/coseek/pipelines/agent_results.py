@@ -51,7 +51,7 @@ from coseek.measure.table import (
 )
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.agent_run import share_run
+from coseek.pipelines.agent_run import share_run, unfinished_run
 from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.run_record import write_tables
@@ -153,28 +153,22 @@ def _search_cell(training: AgentTraining, row: TableRow, column: QuestionSet) ->
 
 
 def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
-    """Open the run of a cell, without its faults. Returns `None` if it has all its rows, else its settings: in those of
-    a folder that was moved since, the policies have other paths."""
-    folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
+    """The settings of a cell's run: in those of a folder that was moved since, the policies have other paths. `None` if
+    the run has all its rows."""
+    limits, seed = limits_of(training, row), training.recipe.table.seed
     protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
     in_template = framed(training, row)
     identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, in_template)
-    run = Run.made_with(folder, settings_of(training, row, column), identities)
-    run.drop_faults()
-    return None if run.is_closed and len(run.done()) == len(column.questions) else run.settings
+    folder, settings = cell_folder(training, row, column), settings_of(training, row, column)
+    run = unfinished_run(folder, settings, identities, column.questions)
+    return None if run is None else run.settings
 
 
 def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject:
     """The settings in a cell's `run.yaml`."""
+    name, tokenizer = str(folder_of(training, row)) if row.policy else row.name, str(tokenizer_folder(training, row))
     return {
-        "agent": {
-            "name": str(folder_of(training, row)) if row.policy else row.name,
-            "protocol": row.protocol,
-            "prompt_template": training.recipe.prompt_template,
-            "chat_template": training.recipe.chat_template,
-            "temperature": row.temperature,
-            "tokenizer": str(tokenizer_folder(training, row)),
-        },
+        "agent": training.recipe.agent_record(name, row.temperature, protocol=row.protocol, tokenizer=tokenizer),
         "set": column.name,
         "limits": dump_settings(limits_of(training, row)),
         "seed": training.recipe.table.seed,
@@ -431,7 +425,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
     folder, (before, after) = training.folder, training.compared
     curves = [stage for stage in training.stages if stage.recipe.learn == "rl"]
     files = {
-        **{folder / name: what for name, what in RESULT_FILES.items()},
+        **{folder / name: description for name, description in RESULT_FILES.items()},
         folder / "table": "a run folder for every cell of the table",
         training.policy_folder(after): "the trained policy, a Hugging Face folder",
         training.policy_folder(before): "the policy before reinforcement learning"
@@ -440,7 +434,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
         training.data_folder: "corpus and questions",
         folder / "recipe.yaml": "the recipe, with versions and commit",
     }
-    return {str(path): what for path, what in files.items()}
+    return {str(path): description for path, description in files.items()}
 
 
 def better_policy(training: AgentTraining) -> Path:
@@ -459,7 +453,7 @@ def next_commands(training: AgentTraining) -> dict[str, str]:
         ("view", training.folder): "a page of its episodes and curves",
         (*agent,): "then ask it in a browser at http://127.0.0.1:8000",
     }
-    return {shlex.join(("coseek", *map(str, words))): what for words, what in commands.items()}
+    return {shlex.join(("coseek", *map(str, words))): description for words, description in commands.items()}
 
 
 def _of(stage: Stage) -> str:

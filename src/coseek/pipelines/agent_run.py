@@ -18,6 +18,7 @@ from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, draw
+from coseek.data.digests import Identities
 from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
 from coseek.models.remote import RemoteModel
@@ -58,13 +59,13 @@ def check_run(
     """The agent's settings and the limits that suit it. All mistakes in what a run names are raised as one error,
     before anything is opened."""
     wrong = ErrorList()
-    who = wrong.of(agent)
+    chosen = wrong.of(agent)
     wrong.of(check_source, retriever)
     wrong.of(check_questions, questions, split)
-    limits = None if who is None else wrong.of(limits_for, who)  # which reads the protocol and its prompt template
+    limits = None if chosen is None else wrong.of(limits_for, chosen)  # reads the protocol and its prompt template
     wrong.refuse()
-    assert who is not None and limits is not None
-    return who, limits
+    assert chosen is not None and limits is not None
+    return chosen, limits
 
 
 def run_agent(
@@ -204,6 +205,18 @@ def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) 
         check_gold_ids(questions, retriever.corpus, where, "use the index of these questions' own corpus")
 
 
+def unfinished_run(
+    folder: Path, settings: JsonObject, identities: Identities, questions: Sequence[Question]
+) -> Run | None:
+    """The run of a folder inside a training's, without its faults; `None` if it has a row for every question.
+
+    A run with other identities is replaced by a new one: see `Run.made_with`.
+    """
+    run = Run.made_with(folder, settings, identities)
+    run.drop_faults()
+    return None if run.is_closed and len(run.done()) == len(questions) else run
+
+
 # Shared run: all workers answer their share of a run's questions, and the first merges: the rows of one worker.
 #
 # A run depends on its own seed alone, so the stored rows depend neither on the number of workers nor on a kill.
@@ -245,10 +258,10 @@ def share_run(
         return [row for row in order if row not in done]
 
     share = frozenset(workers.strided_share(workers.broadcast(missing_rows)))
-    over = -(-len(order) // workers.world_size) - len(share)  # about as many of this worker's rows were there
-    part = Run(folder) if workers.is_main else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
+    resumed = -(-len(order) // workers.world_size) - len(share)  # about as many of this worker's rows were there
+    own_run = Run(folder) if workers.is_main else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
     run_questions(
-        part,
+        own_run,
         agent,
         retriever,
         questions,
@@ -258,12 +271,12 @@ def share_run(
         concurrency=concurrency,
         overlap=overlap,
         only=share,
-        tell=lambda ended, total: tell(over + ended, over + total),
+        tell=lambda ended, total: tell(resumed + ended, resumed + total),
     )
     workers.barrier()
     if workers.is_main:
-        take_over_runs(part, folder / PARTS)
-        part.arrange(ident for ident, _ in order)
+        take_over_runs(own_run, folder / PARTS)
+        own_run.arrange(ident for ident, _ in order)
     workers.barrier()
     return Run(folder)
 

@@ -252,17 +252,17 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
         audit.left_out[LABELS] = "its files are broken"
     elif not (folder / SUMS).exists():
         audit.left_out[LABELS] = "the folder was not closed"
-    elif (made := audit.opened(LABELS, lambda: _made_again(labels, record, retriever))) is not None:
-        for key in {**stored, **made}:
+    elif (derived := audit.opened(LABELS, lambda: _made_again(labels, record, retriever))) is not None:
+        for key in {**stored, **derived}:
             path, line, row = stored.get(key, (labels.sets_path if key[-1] else labels.dropped_path, None, None))
             audit.derived += row is not None
-            if row is None or key not in made:
-                what = "no such row follows" if row is not None else f"the row of search {key[2]} is missing"
-            elif (odd := difference(_rounded(made[key][2], row), row)) is not None:
-                what = f"{odd} does not follow"
+            if row is None or key not in derived:
+                problem = "no such row follows" if row is not None else f"the row of search {key[2]} is missing"
+            elif (difference_at := difference(_rounded(derived[key][2], row), row)) is not None:
+                problem = f"{difference_at} does not follow"
             else:
                 continue
-            audit.add(path, f"{what} from the runs, the retriever and the scores", line, key[0])
+            audit.add(path, f"{problem} from the runs, the retriever and the scores", line, key[0])
     audit.check_digests()
     return audit
 
@@ -284,8 +284,8 @@ def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, tuple[Path,
                 continue
             audit.rows += 1
             key = (*label.turn.key, str(label.copy) if isinstance(label, LabelSet) else "")
-            if (odd := difference(label.to_json(), row)) is not None:
-                audit.add(path, f"{odd} is not what this schema writes", number, key[0])
+            if (differing := difference(label.to_json(), row)) is not None:
+                audit.add(path, f"{differing} is not what this schema writes", number, key[0])
             if key in rows:
                 audit.add(path, f"the turn is on line {rows[key][1]} already", number, key[0])
             rows[key] = path, number, row
@@ -338,27 +338,27 @@ def _check_local(settings: LabelSettings, method_settings: JsonObject, retriever
 # --- JSON values
 
 
-def difference(ours: Json, theirs: Json, where: str = "") -> str | None:
+def difference(derived: Json, stored: Json, where: str = "") -> str | None:
     """The path of the first place where two JSON values differ, types included; `None` when they are the same."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for name in {**theirs, **ours}:
+    if isinstance(derived, dict) and isinstance(stored, dict):
+        for name in {**stored, **derived}:
             path = f"{where}.{name}" if where else name
-            if name not in ours or name not in theirs:
+            if name not in derived or name not in stored:
                 return path
-            if (odd := difference(ours[name], theirs[name], path)) is not None:
-                return odd
+            if (inner := difference(derived[name], stored[name], path)) is not None:
+                return inner
         return None
-    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        pairs = enumerate(zip(ours, theirs, strict=True))
-        return next((odd for at, (a, b) in pairs if (odd := difference(a, b, f"{where}[{at}]")) is not None), None)
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (ours, theirs))
-    return None if ours == theirs and (numbers or type(ours) is type(theirs)) else where
+    if isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
+        pairs = enumerate(zip(derived, stored, strict=True))
+        return next((inner for at, (a, b) in pairs if (inner := difference(a, b, f"{where}[{at}]")) is not None), None)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (derived, stored))
+    return None if derived == stored and (numbers or type(derived) is type(stored)) else where
 
 
-def _rounded(ours: Json, theirs: Json) -> Json:
+def _rounded(derived: Json, stored: Json) -> Json:
     """Our value with numbers that differ by a rounding replaced by theirs."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return {name: _rounded(value, theirs.get(name)) for name, value in ours.items()}
-    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        return [_rounded(value, counterpart) for value, counterpart in zip(ours, theirs, strict=True)]
-    return theirs if isinstance(ours, float) and isinstance(theirs, float) and near(ours, theirs) else ours
+    if isinstance(derived, dict) and isinstance(stored, dict):
+        return {name: _rounded(value, stored.get(name)) for name, value in derived.items()}
+    if isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
+        return [_rounded(value, counterpart) for value, counterpart in zip(derived, stored, strict=True)]
+    return stored if isinstance(derived, float) and isinstance(stored, float) and near(derived, stored) else derived

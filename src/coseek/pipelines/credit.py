@@ -154,10 +154,10 @@ class Ruler:
             self.agent, self.retriever, [state.question for state in fresh.values()], [seed for _, seed in fresh],
             self.limits, on_done=lambda done: keep(fresh[done.question.id, done.seed], done), keep=False,
         )  # fmt: skip
-        begun = [(state.branch(), state) for state in states if state.trajectory is not None]
-        state_of = {id(forked): state for forked, state in begun}
+        forks = [(state.branch(), state) for state in states if state.trajectory is not None]
+        state_of = {id(forked): state for forked, state in forks}
         branch(
-            self.agent, self.retriever, [forked for forked, _ in begun], self.limits,
+            self.agent, self.retriever, [forked for forked, _ in forks], self.limits,
             on_done=lambda forked, trajectory: keep(state_of[id(forked)], trajectory),
         )  # fmt: skip
 

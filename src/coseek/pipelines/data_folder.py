@@ -96,8 +96,8 @@ def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) 
     splits: dict[str, list[Question]] = {}
     for name in missing:
         splits[name] = draw(questions, min(share, len(questions) - 1), 0)
-        taken = {question.id for question in splits[name]}
-        questions = [question for question in questions if question.id not in taken]
+        set_aside_ids = {question.id for question in splits[name]}
+        questions = [question for question in questions if question.id not in set_aside_ids]
 
     def fill(folder: Path) -> None:
         link_files(dataset.folder, folder)  # a corpus may be large
@@ -156,12 +156,16 @@ def question_sets(
     columns = [("dev", "data", data.dev)] if table.dev else []
     columns += [("test", "data", data.test)]
     columns += [("unseen", "unseen", data.test)] if data.unseen is not None else []
-    sets = [(name, where, Dataset(folders[where]).questions(split)) for name, where, split in columns]
-    sets = [(name, where, table.select.apply(some) if name == "test" else some) for name, where, some in sets]
+    sets: list[QuestionSet] = []
+
+    def add(name: str, source: str, questions: list[Question]) -> None:
+        drawn = draw(questions, table.questions, table.seed, table.per_set)
+        sets.append(QuestionSet(name, tuple(drawn), retrievers[source]))
+
+    for name, source, split in columns:
+        questions = Dataset(folders[source]).questions(split)
+        add(name, source, table.select.apply(questions) if name == "test" else questions)
     if data.folder is not None:
-        own_sets = own_questions(data.folder, folders["data"], data.train)
-        sets += [(name, "data", questions) for name, questions in own_sets.items()]
-    return [
-        QuestionSet(name, tuple(draw(questions, table.questions, table.seed, table.per_set)), retrievers[where])
-        for name, where, questions in sets
-    ]
+        for name, questions in own_questions(data.folder, folders["data"], data.train).items():
+            add(name, "data", questions)
+    return sets

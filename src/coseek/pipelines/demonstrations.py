@@ -50,7 +50,7 @@ _END = re.compile(rf"(?:{ROLE_MARK})\s*+\Z", re.I)
 
 
 def stored_demonstrations(
-    folders: Sequence[str], kept: KeptRunsSettings, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, seed: int
+    folders: Sequence[str], keep: KeptRunsSettings, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, seed: int
 ) -> list[Trajectory]:
     """The runs of these folders whose reward is high enough. Raises `DataError` for none, or another protocol's."""
     trajectories: list[Trajectory] = []
@@ -62,7 +62,7 @@ def stored_demonstrations(
                     f"{protocol.name}; name runs of that protocol in warm_start.runs"
                 )
             trajectories.append(trajectory)
-    right = right_runs(trajectories, EpisodeScorer(make_reward(kept.reward)), kept, seed)
+    right = right_runs(trajectories, EpisodeScorer(make_reward(keep.reward)), keep, seed)
     return [retokenised(trajectory, protocol, tokenizer, limits) for trajectory in right]
 
 
@@ -77,18 +77,18 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
     prompt, tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.opens_with_search)
     segments: list[Segment] = []
     for number, segment in enumerate(trajectory.segments):
-        ours = segment.author is Author.AGENT
+        is_agent = segment.author is Author.AGENT
         moved = number == first and had != opened
         text = _with_opening(segment.text, protocol.grammar, had, opened) if moved else segment.text
         unchanged = same and not moved
-        ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, ours)
+        ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, is_agent)
         if segment.tag == PROMPT:
             ids = prompt
         elif number == 1 and protocol.opens_with_search:
             opening = [search for search in trajectory.searches if search.turn == 0]
             budgets = (limits.max_observation_tokens, limits.max_document_tokens)
             ids = protocol.template.block_ids(tokenizer, opening, *budgets) + tail
-        logprobs = (segment.logprobs if unchanged else (0.0,) * len(ids)) if ours else ()
+        logprobs = (segment.logprobs if unchanged else (0.0,) * len(ids)) if is_agent else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
     return replace(
         trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None
@@ -106,9 +106,9 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
     if same:
         return replace(trajectory, segments=(*episode.segments, *trajectory.segments[1:]), exact=True)
     turns, opened = NativeTurns(protocol.template, tokenizer), protocol.template.opened_mark(tokenizer)
-    for ours, group in groupby(trajectory.segments[1:], lambda segment: segment.author is Author.AGENT):
+    for is_agent, group in groupby(trajectory.segments[1:], lambda segment: segment.author is Author.AGENT):
         segments = list(group)
-        if not ours:
+        if not is_agent:
             results = [tuple(tokenizer.encode_data(_result_text(segment, protocol))) for segment in segments]
             for segment, framed in zip(segments, turns.framed(episode, results), strict=True):
                 episode.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
@@ -191,8 +191,8 @@ def demonstrate(
     else:
         progress.stage("demonstrations", 1 + settings.renamed)
         training_questions = dataset.questions(recipe.data.train)
-        here = (retriever, [*training_questions, *made_questions(recipe, dataset)])
-        sources = chain([here], renamed_copies(recipe, dataset.corpus, training_questions))
+        in_data_set = (retriever, [*training_questions, *made_questions(recipe, dataset)])
+        sources = chain([in_data_set], renamed_copies(recipe, dataset.corpus, training_questions))
     for number, (engine, questions) in enumerate(sources, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         demonstrations += _play(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
@@ -201,21 +201,21 @@ def demonstrate(
         demonstrations += _answered_at_once(recipe, tokenizer, engine, few, number)
         if settings.reading:
             rng = random.Random(f"{recipe.seed}/reading/{number}")
-            some = rng.sample(questions, round(settings.reading * len(questions)))
-            demonstrations += readings(some, dataset.corpus, engine, tokenizer, recipe.table.rag_passages, rng)
+            sampled = rng.sample(questions, round(settings.reading * len(questions)))
+            demonstrations += readings(sampled, dataset.corpus, engine, tokenizer, recipe.table.rag_passages, rng)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
-            some = rng.sample(questions, round(share * len(questions)))
+            sampled = rng.sample(questions, round(share * len(questions)))
             other = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
-            demonstrations += _play(demonstrator, other, tokenizer, engine, some, recipe.limits, seed)
+            demonstrations += _play(demonstrator, other, tokenizer, engine, sampled, recipe.limits, seed)
         progress.advance(number, f"{len(demonstrations)} runs")
     if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
         training_questions = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
         questions, seed = [*dataset.questions(KNOWN), *training_questions], derive_seed(recipe.seed, KNOWN)
         searched = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
-        known = _play(demonstrator, protocol, tokenizer, searched, questions, recipe.limits, seed)
-        demonstrations += _repeated(known, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
+        recalled = _play(demonstrator, protocol, tokenizer, searched, questions, recipe.limits, seed)
+        demonstrations += _repeated(recalled, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
     return demonstrations
 
 
@@ -223,7 +223,8 @@ def _repeated(demonstrations: Sequence[Trajectory], count: int, seed: int) -> It
     """`count` demonstrations, each as often as the others; of unknown hops, so that they keep their share of the draws
     beside a curriculum."""
     shuffled = random.Random(seed).sample(demonstrations, len(demonstrations))
-    return islice(cycle(replace(shown, question=replace(shown.question, hops=None)) for shown in shuffled), count)
+    of_unknown_hops = (replace(played, question=replace(played.question, hops=None)) for played in shuffled)
+    return islice(cycle(of_unknown_hops), count)
 
 
 def _demonstrator(settings: WarmStartSettings, corpus: Corpus) -> ScriptedAgent:
@@ -357,6 +358,6 @@ def _has_read_its_answer(trajectory: Trajectory) -> bool:
 def notes_of(trajectory: Trajectory) -> list[Trajectory]:
     """The side contexts of a run (Search-o1's reason-in-documents), each as a trajectory."""
     return [
-        replace(trajectory, segments=aside, side_contexts=(), searches=(), answer=None, evidence=None)
-        for aside in trajectory.side_contexts
+        replace(trajectory, segments=segments, side_contexts=(), searches=(), answer=None, evidence=None)
+        for segments in trajectory.side_contexts
     ]

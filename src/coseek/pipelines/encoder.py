@@ -133,16 +133,16 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     @cached_property
     def start_folder(self) -> Path:
         """The encoder that training starts from."""
-        given, kind = self._given_folder, self.recipe.kind
-        check_retriever_of(given, *dict.fromkeys(("dense", kind)))
-        if retriever_of(given) == kind:
-            return given
+        start, kind = self._given_folder, self.recipe.kind
+        check_retriever_of(start, *dict.fromkeys(("dense", kind)))
+        if retriever_of(start) == kind:
+            return start
         folder = self.folder / UNTRAINED[kind]
         if not folder.exists():
             if kind == "sparse":
-                make_sparse_encoder(given, folder, self.recipe.seed)
+                make_sparse_encoder(start, folder, self.recipe.seed)
             else:
-                make_token_encoder(given, self.recipe.token_dimension, folder, self.recipe.seed)
+                make_token_encoder(start, self.recipe.token_dimension, folder, self.recipe.seed)
             self._write_card(folder, "start")
         return folder
 
@@ -210,15 +210,15 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             return EncoderData(*self.data.labels(seed))
         labels = read_labels(recipe.labels)
         split = recipe.seed if recipe.held_out.seed is None else recipe.held_out.seed
-        train, held = split_by_question(labels, recipe.held_out.share, split)
+        train, held_out_labels = split_by_question(labels, recipe.held_out.share, split)
         if not train:
             raise DataError(f"all {len(labels)} label sets are held out; lower held_out.share, or label more turns")
         others: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
         if recipe.held_out.corpus is not None:
             path = Path(recipe.held_out.corpus)
             others = list(Corpus.load(path / "corpus.jsonl" if path.is_dir() else path))
-        found = HeldOut.of({"held out": held}, others, recipe.held_out, seed) if held else None
-        return EncoderData(train, found)
+        held_out = HeldOut.of({"held out": held_out_labels}, others, recipe.held_out, seed) if held_out_labels else None
+        return EncoderData(train, held_out)
 
     def _synthetic(self, seed: int) -> EncoderData:
         settings = self.recipe.synthetic
@@ -243,12 +243,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         rows = [TrainingExample.of(label, self.seen) for label in self.material.train]
         if self.recipe.loss.kind == "kl" and not all(row.targets for row in rows):
             raise DataError("the loss `kl` needs label sets with targets (coseek label --method replug)")
-        kept = [row for row in rows if row.query.strip()]
-        if self.workers.world_size > 1 and len(kept) < self.workers.world_size:
-            raise DataError(f"{len(kept)} rows are too few for {self.workers.world_size} workers")
-        if not kept:
+        with_query = [row for row in rows if row.query.strip()]
+        if self.workers.world_size > 1 and len(with_query) < self.workers.world_size:
+            raise DataError(f"{len(with_query)} rows are too few for {self.workers.world_size} workers")
+        if not with_query:
             raise DataError("no row has a query; there is nothing to learn")
-        return kept
+        return with_query
 
     def train(self) -> None:
         """Train and save the encoder; does nothing where it exists."""
@@ -268,24 +268,23 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         self._prepare(model)
         order = ExampleOrder(self.rows(), settings.batch_size, self.recipe.loss.negatives, self.recipe.seed)
         steps = settings.steps or order.steps(settings.epochs)
-        began = last_checkpoint(self.folder / "checkpoints")
-        if began is None and self.evaluator is not None and self.workers.is_main:
+        checkpoint = last_checkpoint(self.folder / "checkpoints")
+        if checkpoint is None and self.evaluator is not None and self.workers.is_main:
             # Stored, since the untrained weights are gone after training.
-            held = self.evaluator.held_out
-            self.progress.say(
-                f"measuring the encoder before training: {len(held.labels):,} turns over {len(held.pool):,} passages"
-            )
-            found = {BEFORE: self.evaluator.evaluate(model)}
+            held_out = self.evaluator.held_out
+            counts = f"{len(held_out.labels):,} turns over {len(held_out.pool):,} passages"
+            self.progress.say(f"measuring the encoder before training: {counts}")
+            results = {BEFORE: self.evaluator.evaluate(model)}
             if self.recipe.held_out.bm25:
-                found |= self.evaluator.beside()
-            write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
-        trainer = self._trainer(model, order, steps, began)
+                results |= self.evaluator.beside()
+            write_json(self.folder / "before.json", {name: result.to_json() for name, result in results.items()})
+        trainer = self._trainer(model, order, steps, checkpoint)
         if self.workers.world_size == 1 and (line := idle_devices(self.recipe.torch_device())):
             self.progress.say(line)
         self.progress.stage("training", steps)
         with waiting_stops() as stop:
             trainer.add_callback(saving := SaveOnStop(stop, self.workers))
-            trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
             if saving.stopped:
                 stop.act()
             if self.workers.is_main:
@@ -299,9 +298,9 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.recipe.kind == "late-interaction":
             return load_token_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
         model = load_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
-        for place, module in enumerate(model):
+        for position, module in enumerate(model):
             if isinstance(module, Pooling) and self.recipe.pooling not in (None, module.pooling_mode):
-                model[place] = Pooling(module.embedding_dimension, self.recipe.pooling, module.include_prompt)
+                model[position] = Pooling(module.embedding_dimension, self.recipe.pooling, module.include_prompt)
         return model
 
     def _prepare(self, model: BaseModel) -> None:
@@ -317,8 +316,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 if isinstance(module, nn.Dropout):
                     module.p = settings.dropout
 
-    def _trainer(self, model: BaseModel, order: ExampleOrder, steps: int, began: Path | None) -> EncoderTrainer:
-        recipe, settings, notes = self.recipe, self.recipe.training, CheckpointNotes.of(began)
+    def _trainer(self, model: BaseModel, order: ExampleOrder, steps: int, checkpoint: Path | None) -> EncoderTrainer:
+        recipe, settings, notes = self.recipe, self.recipe.training, CheckpointNotes.of(checkpoint)
         evaluator = self.evaluator
         set_seed(recipe.seed)
         return EncoderTrainer(
@@ -375,13 +374,13 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             raise RunError("the trained weights are not finite; start again with a lower learning rate")
         model.max_seq_length = self.longest
 
-        def fill(part: Path) -> None:
+        def fill(folder: Path) -> None:
             with quiet():
-                model.save(str(part), create_model_card=False)
-            for file in part.rglob("*"):
-                file.chmod(0o755 if file.is_dir() else 0o644)
-            self.card.save(part)
-            self._write_card(part, "encoder")
+                model.save(str(folder), create_model_card=False)
+            for path in folder.rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            self.card.save(folder)
+            self._write_card(folder, "encoder")
 
         atomic_folder(self.encoder_folder, fill)
 
@@ -394,9 +393,9 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         """Write the model card of the encoder `name`, with the table of figures once there is one."""
         card = dump_settings(self.card_of(folder))
         facts = {"recipe": self.recipe.about, **{setting: str(value) for setting, value in card.items() if value}}
-        command, given = "retriever recipe.yaml", self.recipe.encoder
+        command, start = "retriever recipe.yaml", self.recipe.encoder
         kind, about = self.model_kind, self.about[name]
-        self.model_card(kind, command, name, about, LIMITS, given, facts, table=table).write(folder)
+        self.model_card(kind, command, name, about, LIMITS, start, facts, table=table).write(folder)
 
     def card_of(self, folder: Path) -> EncoderCard:
         """The card in a model's folder."""
@@ -406,8 +405,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         """The means of an encoder over held-out turns, by metric; empty where nothing is held out."""
         if self.evaluator is None:
             return {}
-        found = self.evaluator.evaluate(self.open(encoder)).metrics(self.evaluator.held_out, self.recipe.held_out.k)
-        return {name.removeprefix("held/"): value for name, value in found.items()}
+        metrics = self.evaluator.evaluate(self.open(encoder)).metrics(self.evaluator.held_out, self.recipe.held_out.k)
+        return {name.removeprefix("held/"): value for name, value in metrics.items()}
 
     def results(self) -> Table | None:
         """Write `table.md` and `table.json`. Returns the table of whole questions where a data set has some, else that
@@ -416,27 +415,28 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         values: JsonObject = {}
         if evaluator is not None:
             rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
-            found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
-            found[TRAINED] = evaluator.evaluate(self.open(self.encoder_folder))
+            results = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
+            results[TRAINED] = evaluator.evaluate(self.open(self.encoder_folder))
             if self.data is not None:
-                found[HYBRID] = evaluator.hybrid(self.encoder_folder)
-            shown = {name: found[name] for name in (BM25, BEFORE, TRAINED, HYBRID, ORACLE) if name in found}
-            values = results_json(shown, evaluator.held_out, self.recipe)
-            self._judge(claims(shown, self.recipe.seed))
-            tables["Held-out turns"] = results_table(shown, evaluator.held_out, self.recipe)
+                results[HYBRID] = evaluator.hybrid(self.encoder_folder)
+            ordered = {name: results[name] for name in (BM25, BEFORE, TRAINED, HYBRID, ORACLE) if name in results}
+            values = results_json(ordered, evaluator.held_out, self.recipe)
+            self._judge(claims(ordered, self.recipe.seed))
+            tables["Held-out turns"] = results_table(ordered, evaluator.held_out, self.recipe)
         if self.data is not None:
-            asked = self.data.tables(self.start_folder, self.encoder_folder)
-            values["questions"] = {name: scores_json(scores) for name, (_, scores) in asked.items()}
-            if asked:  # what whole questions find counts more than held-out turns
-                self._judge([one for name, (_, scores) in asked.items() for one in question_claims(scores, name)])
-            tables = {f"Questions: {name}": table for name, (table, _) in asked.items()} | tables
+            by_set = self.data.tables(self.start_folder, self.encoder_folder)
+            values["questions"] = {name: scores_json(scores) for name, (_, scores) in by_set.items()}
+            if by_set:  # what whole questions find counts more than held-out turns
+                self._judge([claim for name, (_, scores) in by_set.items() for claim in question_claims(scores, name)])
+            tables = {f"Questions: {name}": table for name, (table, _) in by_set.items()} | tables
         if not tables:
             return None
         first = next(iter(tables.values()))
         self._write_card(self.encoder_folder, "encoder", first)
-        several = len(tables) > 1
-        parts = (f"## {name}\n\n{one.markdown()}" if several else one.markdown() for name, one in tables.items())
-        write_tables(self.folder, "# A retriever\n\n" + "\n".join(parts), values)
+        blocks = [table.markdown() for table in tables.values()]
+        if len(tables) > 1:
+            blocks = [f"## {name}\n\n{block}" for name, block in zip(tables, blocks, strict=True)]
+        write_tables(self.folder, "# A retriever\n\n" + "\n".join(blocks), values)
         return first
 
     def _judge(self, claims: Sequence[PairedClaim]) -> None:
@@ -454,8 +454,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def next_command(self) -> str:
         """The command that uses the searcher of the verdict."""
         indexes = {HYBRID: "hybrid.yaml", TRAINED: "index/trained", BM25: "index/bm25"}
-        kept = self.kept or (TRAINED if self.data is None else HYBRID)
-        if self.data is not None and kept in indexes:
-            return f"coseek ask 'YOUR QUESTION' --retriever {quote(str(self.folder / indexes[kept]))}"
-        encoder = self.start_folder if kept == BEFORE else self.encoder_folder
+        searcher = self.kept or (TRAINED if self.data is None else HYBRID)
+        if self.data is not None and searcher in indexes:
+            return f"coseek ask 'YOUR QUESTION' --retriever {quote(str(self.folder / indexes[searcher]))}"
+        encoder = self.start_folder if searcher == BEFORE else self.encoder_folder
         return f"coseek index DATA --retriever {self.recipe.kind} --encoder {quote(str(encoder))} --out INDEX"

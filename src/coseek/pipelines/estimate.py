@@ -262,10 +262,10 @@ def _sampler(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
     """A whole copy of sharded weights, or one in another precision; the laptop's engine joins its own. A sampler shares
     the weights below adapters if they have its precision."""
     size = _itemsize(recipe)
-    held = 2 if policy.in_bfloat16 else 4
-    if policy.settings.lora is not None and policy.shards == 1 and size == held:
+    held_size = 2 if policy.in_bfloat16 else 4
+    if policy.settings.lora is not None and policy.shards == 1 and size == held_size:
         return 0.0
-    copy = size * shape.parameters if policy.shards > 1 or (size != held and not shape.lfm2) else 0.0
+    copy = size * shape.parameters if policy.shards > 1 or (size != held_size and not shape.lfm2) else 0.0
     return copy + (size * (shape.parameters + shape.vocabulary * shape.hidden) if shape.lfm2 else 0.0)
 
 
@@ -351,8 +351,8 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     turns = limits.max_turns + 1
     written = turns * limits.max_turn_tokens
     capped = (limits.max_document_tokens or 0) * limits.passages_per_search
-    shown = limits.max_turns + load_protocol(recipe.protocol).opens_with_search
-    read = PROMPT_TOKENS + shown * max(capped, limits.max_observation_tokens)
+    observations = limits.max_turns + load_protocol(recipe.protocol).opens_with_search
+    read = PROMPT_TOKENS + observations * max(capped, limits.max_observation_tokens)
     shrink = min(1.0, limits.max_tokens / (written + read))
     written, read = round(shrink * written), round(shrink * read)
     runs = rl.questions_per_step * rl.group_size
@@ -404,11 +404,11 @@ def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> Non
             continue
         with suppress(DataError):  # an unknown shape
             shape, _ = shape_of(stage)
-            here, devices = with_processes(stage, processes), stage.machine.devices
-            needed = memory_of(here, shape).needed
+            on_processes, devices = with_processes(stage, processes), stage.machine.devices
+            needed = memory_of(on_processes, shape).needed
             if needed > available_gib * GIB:
-                way = ways_out(here, shape) or "take a machine with more memory"
-                if processes < devices and share_of(stage, shape) <= FULL < share_of(here, shape):
+                way = ways_out(on_processes, shape) or "take a machine with more memory"
+                if processes < devices and share_of(stage, shape) <= FULL < share_of(on_processes, shape):
                     way = f"it fits with {devices} processes: {started_with(devices)}"
                 raise SettingError(
                     f"with {counted(processes, 'process')} the training needs about {shown_gib(needed)} GiB on each "
@@ -438,22 +438,22 @@ def ways_out(recipe: AgentRecipe, shape: Shape) -> str:
 def _combined_changes(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
     """Changes with which the recipe fits, added one after another as long as each helps, without those that the later
     ones made needless. Empty if all are not enough."""
-    taken: dict[str, str] = {}
-    begun = recipe
+    overrides_taken: dict[str, str] = {}
+    original = recipe
     # Settings depend on one another: the room of the cache follows from all others. So they are tried twice.
     for _ in range(2):
         for kind, change in [*_changes(recipe, shape)]:
             tried = changed(recipe, change)
             if kind != left_out and share_of(tried, shape) < share_of(recipe, shape) - 1e-9:
-                taken |= {override.partition("=")[0]: override for override in change}
+                overrides_taken |= {override.partition("=")[0]: override for override in change}
                 recipe = tried
             if share_of(recipe, shape) <= FULL:
-                for setting in [*taken]:
-                    others = [override for name, override in taken.items() if name != setting]
+                for setting in [*overrides_taken]:
+                    others = [override for name, override in overrides_taken.items() if name != setting]
                     with suppress(SettingError):  # what is offloaded needs shards
-                        if share_of(changed(begun, others), shape) <= FULL:
-                            del taken[setting]
-                return [*taken.values()]
+                        if share_of(changed(original, others), shape) <= FULL:
+                            del overrides_taken[setting]
+                return [*overrides_taken.values()]
     return []
 
 

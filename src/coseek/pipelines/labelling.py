@@ -274,11 +274,11 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
             f"no scorer named {scorer!r}{nearest(scorer, scorers)} Known: {', '.join(scorers)}, a model folder, the "
             "folder of a laptop world, a YAML file, or the address of a server"
         )
-    who, limits = settings.agent, settings.limits
+    agent, limits = settings.agent, settings.limits
     return LabelResources(
         folder=out,
         found_by=retriever,
-        open_agent=None if who is None else lambda: AgentWithLimits(open_agent(who), limits, identity_of(who)),
+        open_agent=None if agent is None else lambda: AgentWithLimits(open_agent(agent), limits, identity_of(agent)),
         scorer_name=scorer,
         world=world,
         likelihood_name=settings.likelihood,

@@ -41,11 +41,11 @@ class RerankerTraining(RetrieverTraining):
     @cached_property
     def start_folder(self) -> Path:
         """The cross-encoder that training starts from; made here of an encoder."""
-        given, folder = self._given_folder, self.folder / "start-reranker"
-        if is_cross_encoder(given):
-            return given
+        start, folder = self._given_folder, self.folder / "start-reranker"
+        if is_cross_encoder(start):
+            return start
         if not folder.exists():
-            make_reranker(given, folder, self.recipe.seed, trust=self.recipe.trust_remote_code)
+            make_reranker(start, folder, self.recipe.seed, trust=self.recipe.trust_remote_code)
         return folder
 
     def card_of(self, folder: Path) -> EncoderCard:
@@ -54,10 +54,10 @@ class RerankerTraining(RetrieverTraining):
     @cached_property
     def card(self) -> EncoderCard:
         """View and lengths of the trained cross-encoder."""
-        known, recipe = trained_card(self.start_folder), self.recipe
-        query, passage = (known.query_tokens, known.passage_tokens) if known else (QUERY_TOKENS, PASSAGE_TOKENS)
+        trained, recipe = trained_card(self.start_folder), self.recipe
+        query, passage = (trained.query_tokens, trained.passage_tokens) if trained else (QUERY_TOKENS, PASSAGE_TOKENS)
         return EncoderCard(
-            view=recipe.view or (known.view if known else None),
+            view=recipe.view or (trained.view if trained else None),
             query_tokens=recipe.query_tokens or query,
             passage_tokens=recipe.passage_tokens or passage,
             pooling="none",

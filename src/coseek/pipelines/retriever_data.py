@@ -74,13 +74,13 @@ class RetrieverData:
         self.progress.say(f"labels: searching {len(data.corpus):,} passages for negatives with BM25")
         corpus, bm25 = data.corpus, Bm25.over(data.corpus)
         split_seed = self.recipe.seed if held_out.seed is None else held_out.seed
-        train, held = (
+        train, held_labels = (
             question_labels(data.questions(split) if split in data.splits else [], corpus, bm25, settings.candidates)
             for split in (settings.train, settings.dev)
         )
         if settings.dev not in data.splits:
-            train, held = split_by_question(train, held_out.share, split_seed)
-        golds = {ident for label in held for ident in label.question.gold_ids}
+            train, held_labels = split_by_question(train, held_out.share, split_seed)
+        golds = {ident for label in held_labels for ident in label.question.gold_ids}
         rows = random.Random(f"{self.recipe.seed}/passages").sample(
             range(len(corpus)), min(len(corpus), settings.sentences)
         )
@@ -91,7 +91,8 @@ class RetrieverData:
             elif passage.id not in golds:
                 apart.append(passage)
         train += passage_labels(passages, bm25, settings.candidates, self.recipe.seed)
-        groups = {"questions": held, "passages": passage_labels(apart, bm25, settings.candidates, self.recipe.seed)}
+        apart_labels = passage_labels(apart, bm25, settings.candidates, self.recipe.seed)
+        groups = {"questions": held_labels, "passages": apart_labels}
         if not train:
             raise DataError(
                 f"{data.folder} gives no labels: no question of its split {settings.train!r} has gold passages, and no "

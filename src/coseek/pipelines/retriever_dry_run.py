@@ -94,8 +94,8 @@ class RetrieverDryRun:
 def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverDryRun:
     """Make a dry run. Raises `UserError` for what the training itself would refuse."""
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
-        few = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
-        training = training_of(few)(few, folder, progress, workers=ALONE)
+        reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
+        training = training_of(reduced)(reduced, folder, progress, workers=ALONE)
         training.check()
         rows = training.rows()
         count = len(rows)
@@ -105,17 +105,17 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
         order = ExampleOrder(rows, updates.batch_size, recipe.loss.negatives, recipe.seed)
         steps = updates.steps or max(1, round(order.steps(updates.epochs) * count / len(rows)))
         model = training.open(training.start_folder)
-        parameters = sum(one.numel() for one in model.parameters())
+        parameters = sum(weight.numel() for weight in model.parameters())
         del model
-        held, card, start = training.material.held_out, training.card, training.start_folder
-        turns = 0 if held is None else len(held.labels)
+        held_out, card, start = training.material.held_out, training.card, training.start_folder
+        turns = 0 if held_out is None else len(held_out.labels)
         shape = shape_of_config(read_json(start / "config.json", foreign=True))
         memory = encoder_memory(recipe, shape, parameters, card.query_tokens, card.passage_tokens)
-        found = RetrieverDryRun(recipe, str(start), parameters, count, turns, steps, memory)
+        findings = RetrieverDryRun(recipe, str(start), parameters, count, turns, steps, memory)
         if parameters > LARGEST and accelerators()[0] is None:
-            return found
+            return findings
         seconds, peak = one_update(training, folder / "update")
-        return replace(found, update_s=seconds, peak=peak)
+        return replace(findings, update_s=seconds, peak=peak)
 
 
 def encoder_memory(
@@ -202,7 +202,7 @@ class TogetherDryRun:
 
     def refuse(self) -> None:
         """Raise `DataError` when something is missing."""
-        missing = [f"{problem} (agent.{named.setting})" for named, problem in self.agent.missing]
+        missing = [f"{problem} (agent.{path.setting})" for path, problem in self.agent.missing]
         if listed := [*missing, *self.problems, *filter(None, [self.way_out])]:
             raise DataError(f"the recipe cannot be trained yet: {'; '.join(listed)}")
 
@@ -264,14 +264,14 @@ def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
 
 def work_of(recipe: TogetherRecipe) -> RoundWork:
     """Upper bounds of one round's labels."""
-    labels, own, terms = recipe.labels, own_settings(recipe.labels).model_dump(), terms_of(recipe.labels)
+    labels, method, terms = recipe.labels, own_settings(recipe.labels).model_dump(), terms_of(recipe.labels)
     opens = recipe.agent.load_protocol(run_files=False).opens_with_search
     runs = labels.questions * labels.samples
     searches = runs * (recipe.agent.limits.max_turns + opens)
-    candidates = int(own.get("candidates") or own.get("depth") or recipe.agent.limits.passages_per_search)
-    windows = -(-candidates // int(own.get("window") or candidates))
+    candidates = int(method.get("candidates") or method.get("depth") or recipe.agent.limits.passages_per_search)
+    windows = -(-candidates // int(method.get("window") or candidates))
     scored = terms.scorer and labels.scorer is not None
-    continued = candidates if own.get("gac") else 0
+    continued = candidates if method.get("gac") else 0
     return RoundWork(runs, searches, candidates, searches * windows if scored else 0, searches * continued)
 
 
@@ -300,7 +300,7 @@ def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
     folder: Path = encoder_folder(recipe.start.encoder)
     shape = shape_of_config(read_json(folder / "config.json", foreign=True))
     # An encoder of the BERT kind has two matrices in its feed-forward part, where `Shape` counts three.
-    own = recipe.retriever
-    read = own.query_tokens or FULL_TEXT, own.passage_tokens or FULL_TEXT
+    retriever = recipe.retriever
+    read = retriever.query_tokens or FULL_TEXT, retriever.passage_tokens or FULL_TEXT
     size = 2.0 if recipe.index.settings.get("dtype") == "float16" else 4.0
-    return encoder_memory(own, shape, shape.parameters, *read), size * 1e6 * shape.hidden
+    return encoder_memory(retriever, shape, shape.parameters, *read), size * 1e6 * shape.hidden

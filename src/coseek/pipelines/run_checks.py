@@ -92,14 +92,14 @@ class Derivation:
         for what in _of_searches(derived.searches, stored.searches):
             yield what, None
         for name in FIELDS:
-            ours, theirs = getattr(derived, name), getattr(stored, name)
-            if ours != theirs:
-                yield f"{name} is {_short(theirs)}, and what the agent wrote makes it {_short(ours)}", None
-        for number, (ours, theirs) in enumerate(zip_longest(derived.side_contexts, stored.side_contexts), start=1):
-            if ours is None or theirs is None:
+            new, old = getattr(derived, name), getattr(stored, name)
+            if new != old:
+                yield f"{name} is {_short(old)}, and what the agent wrote makes it {_short(new)}", None
+        for number, (new, old) in enumerate(zip_longest(derived.side_contexts, stored.side_contexts), start=1):
+            if new is None or old is None:
                 yield f"it has {len(stored.side_contexts)} side contexts, and {len(derived.side_contexts)} follow", None
                 break
-            for what, _ in _of_segments(ours, theirs):
+            for what, _ in _of_segments(new, old):
                 yield f"side context {number}: {what}", None
         if stored.evidence is not None and not self.own_ranking and derived.evidence != stored.evidence:
             yield "the evidence is not in the order of selection and retrieval", None
@@ -129,8 +129,8 @@ class _Play:
         stored, at = self.stored, len(self.episode.segments)
         if request.key < 0:
             return self._notes(request)
-        mine = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
-        last = at + len(mine) >= len(stored.segments)
+        written = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
+        last = at + len(written) >= len(stored.segments)
         whole = stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_WHOLE_TURN)
         end = TurnEnd.STOP
         noted = len(stored.side_contexts) > len(self.episode.side_contexts)  # then it is the notes that failed
@@ -138,9 +138,9 @@ class _Play:
             end = TurnEnd.FAULT
         elif last and (whole or (self.episode.limit is not None and stored.truncated)):
             end = TurnEnd.LENGTH
-        elif mine and self._asks_last(at + 1) and (whole or not stored.truncated):
+        elif written and self._asks_last(at + 1) and (whole or not stored.truncated):
             end = TurnEnd.LENGTH  # a turn with an action is read the same
-        return self._as_turn(request, mine, end)
+        return self._as_turn(request, written, end)
 
     def _asks_last(self, at: int) -> bool:
         return any(segment.tag == LAST_WORD for segment in self.stored.segments[at : at + 1])
@@ -193,8 +193,8 @@ class _Play:
         """The result of a visit with the document that it showed, which is stored; any other result as it is."""
         if not isinstance(result, DocumentPage):
             return result
-        mine = (visit for visit in self.stored.visits if (visit.turn, visit.id) == (call.request.turn, result.ident))
-        stored = next(mine, None)
+        visits = (visit for visit in self.stored.visits if (visit.turn, visit.id) == (call.request.turn, result.ident))
+        stored = next(visits, None)
         if stored is None or result.passage not in stored.passages:
             return result
         return replace(result, document=stored.passages)
@@ -220,36 +220,36 @@ class _Play:
 
 def _of_segments(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
     """The first segment that differs: the later ones follow from it."""
-    for at, (ours, theirs) in enumerate(zip_longest(derived, stored)):
-        if ours is None or theirs is None:
+    for at, (new, old) in enumerate(zip_longest(derived, stored)):
+        if new is None or old is None:
             yield f"it has {len(stored)} segments, and {len(derived)} follow from what the agent wrote", None
             return
-        if (ours.author, ours.tag) != (theirs.author, theirs.tag):
-            follows = f"{ours.tag!r} by the {ours.author} follows"
-            yield f"it is {theirs.tag!r} by the {theirs.author}, and {follows} from what the agent wrote", at
+        if (new.author, new.tag) != (old.author, old.tag):
+            follows = f"{new.tag!r} by the {new.author} follows"
+            yield f"it is {old.tag!r} by the {old.author}, and {follows} from what the agent wrote", at
             return
-        if ours.ids != theirs.ids:
-            pairs = enumerate(zip_longest(ours.ids, theirs.ids))
+        if new.ids != old.ids:
+            pairs = enumerate(zip_longest(new.ids, old.ids))
             position = next(position for position, (derived_id, stored_id) in pairs if derived_id != stored_id)
             yield f"it is not what the environment writes here, from token {position} on", at
             return
-        if ours.message != theirs.message:
-            yield f"its message is {_short(theirs.message)}, and the ids say {_short(ours.message)}", at
+        if new.message != old.message:
+            yield f"its message is {_short(old.message)}, and the ids say {_short(new.message)}", at
             return
 
 
 def _of_searches(derived: Sequence[Search], stored: Sequence[Search]) -> Iterator[str]:
-    for number, (ours, theirs) in enumerate(zip_longest(derived, stored), start=1):
-        if ours is None or theirs is None:
+    for number, (new, old) in enumerate(zip_longest(derived, stored), start=1):
+        if new is None or old is None:
             yield f"it has {len(stored)} searches, and {len(derived)} follow from what the agent wrote"
             return
-        if ours.query != theirs.query:
-            yield f"search {number} asks {_short(theirs.query)}, and the agent wrote {_short(ours.query)}"
-        if theirs.turn is not None and ours.turn != theirs.turn:
-            yield f"search {number} belongs to turn {theirs.turn}, and turn {ours.turn} asked it"
-        if ours.selected != theirs.selected:
-            chose = f"and the agent chose {_short(ours.selected)}"
-            yield f"from search {number} {_short(theirs.selected)} was selected, {chose}"
+        if new.query != old.query:
+            yield f"search {number} asks {_short(old.query)}, and the agent wrote {_short(new.query)}"
+        if old.turn is not None and new.turn != old.turn:
+            yield f"search {number} belongs to turn {old.turn}, and turn {new.turn} asked it"
+        if new.selected != old.selected:
+            chose = f"and the agent chose {_short(new.selected)}"
+            yield f"from search {number} {_short(old.selected)} was selected, {chose}"
 
 
 def _short(value: object) -> str:
@@ -280,9 +280,9 @@ class RunChecks:
         yield HITS, self.passages
         yield AGAIN, self.searches
 
-    def _check_same(self, name: str, *now: str) -> None:
+    def _check_same(self, name: str, *identities: str) -> None:
         """Raise `DataError` if a part had another identity; one without a record may be any."""
-        if self._identities.get(name, now[0]) not in now:
+        if self._identities.get(name, identities[0]) not in identities:
             raise DataError(f"the {name.replace('_', ' ')} has changed since")
 
     @cached_property
@@ -315,8 +315,8 @@ class RunChecks:
         """All rows of the run, with their questions."""
         if "questions" not in self.settings:
             raise DataError("run.yaml names no questions file")
-        known = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
-        settings = make_settings(RunSettings, known)
+        run_fields = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
+        settings = make_settings(RunSettings, run_fields)
         questions = {question.id: question for question in load_asked(settings)}
         self._check_same("questions", questions_digest(questions.values()))
         return {key: questions[key[0]] for key in rows_of([*questions.values()], settings.seed, settings.samples)}
@@ -378,8 +378,8 @@ class RunChecks:
                     depth = limits.passages_of(turn_number(trajectory, at, protocol))
                     by_depth.setdefault(depth, []).append((at, query))
             for depth, numbered in by_depth.items():
-                again = retriever.search([query for _, query in numbered], depth)
-                for (at, _), hits in zip(numbered, again, strict=True):
+                hit_lists = retriever.search([query for _, query in numbered], depth)
+                for (at, _), hits in zip(numbered, hit_lists, strict=True):
                     if not _alike(trajectory.searches[at], hits):
                         yield f"search {at + 1} finds other passages or scores now", None
 
@@ -416,11 +416,11 @@ def _alike(search: Search, hits: Sequence[Hit]) -> bool:
     """Whether hits are those of a search. Passages whose scores differ by a rounding may change places."""
     if len(search.hits) != len(hits):
         return False
-    close = all(near(hit.score, again.score) for hit, again in zip(search.hits, hits, strict=True))
+    close = all(near(hit.score, new_hit.score) for hit, new_hit in zip(search.hits, hits, strict=True))
     lowest = hits[-1].score + NEAR * max(1.0, abs(hits[-1].score)) if hits else 0.0
     idents = {hit.passage.id for hit in hits}
     return close and all(hit.passage.id in idents or hit.score <= lowest for hit in search.hits)
 
 
-def near(ours: float, theirs: float) -> bool:
-    return abs(ours - theirs) <= NEAR * max(1.0, abs(ours))
+def near(value: float, other: float) -> bool:
+    return abs(value - other) <= NEAR * max(1.0, abs(value))

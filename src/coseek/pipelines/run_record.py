@@ -6,7 +6,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +104,7 @@ class TrainingRun(Generic[R]):
         """Return the digests of what the recipe names."""
         return {}
 
-    def on_resume(self, began: R, recipe: R) -> None:
+    def on_resume(self, stored: R, recipe: R) -> None:
         """Called on resume with the stored recipe and the new one; may raise."""
 
     def model_card(
@@ -128,9 +128,9 @@ class TrainingRun(Generic[R]):
         record = read_yaml(self.folder / FILE, "record of a training") if (self.folder / FILE).exists() else {}
         versions = cast(dict[str, str | None], record.get("versions") or {"coseek": __version__})
         digests = {**cast(dict[str, str], record.get(KEY) or {}), **data}
-        recipe, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
-        overrides = () if in_file else setting_words(recipe)
-        opened = encoder_folder if kind == "encoder" else model_path
+        changed, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
+        overrides = () if in_file else setting_words(changed)
+        folder_of = encoder_folder if kind == "encoder" else model_path
         return ModelCard(
             kind=kind,
             title=f"{self.folder.resolve().name}: {name}",
@@ -144,10 +144,10 @@ class TrainingRun(Generic[R]):
                 **{f"digest of {shared_text(name)}": identity for name, identity in digests.items()},
             },
             command=shlex.join(["coseek", "train", *command.split(), *overrides, "--out", "OUT"]),
-            recipe=recipe if in_file else None,
+            recipe=changed if in_file else None,
             figures="" if table is None else shown_table(table),
             limits=limits,
-            base_model=None if start is None else base_model_of(start, opened(start)),
+            base_model=None if start is None else base_model_of(start, folder_of(start)),
             license=str(getattr(self.recipe, "license", UNKNOWN)),
         )
 
@@ -180,12 +180,12 @@ def begin(
     those of the start. `on_resume` is called with the stored and the new recipe after all checks and before the new one
     is stored; it may raise. Raises `DataError` and `SettingError`.
     """
-    path, now = folder / FILE, dict(identities or {})
+    path, identities_now = folder / FILE, dict(identities or {})
     check_output_folder(folder, FILE, own=(QUESTIONS,))
     unresolved = recipe
     if not path.exists() or is_failed_start(folder, FILE):
         recipe = resolve_recipe(unresolved)
-        tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**now}, **provenance()}
+        tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**identities_now}, **provenance()}
         if parts := plugin_digests(bound(recipe)):
             tree[OWN] = parts
         write_yaml(path, tree)
@@ -193,27 +193,27 @@ def begin(
         return recipe
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
-    written = read_yaml(path, "record")
-    began = resolve_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
-    recipe = resolve_recipe(unresolved, began)
-    check_same_settings(folder, bound(began), bound(recipe), "take the same recipe")
-    own_began = cast(JsonObject, written.get(OWN) or {})
+    record = read_yaml(path, "record")
+    stored = resolve_recipe(make_settings(type(recipe), cast(JsonObject, record.get("recipe") or {}), path))
+    recipe = resolve_recipe(unresolved, stored)
+    check_same_settings(folder, bound(stored), bound(recipe), "take the same recipe")
+    recorded_plugins = cast(JsonObject, record.get(OWN) or {})
     for name, source in plugin_digests(bound(recipe)).items():
-        plugin, what = (plugin_name(name), "function") if is_function(name) else (name, "file")
+        plugin, kind = (plugin_name(name), "function") if is_function(name) else (name, "file")
         if not source:
             raise SettingError(
                 f"{folder} cannot be resumed: its source does not identify the function {plugin}; choose another --out"
             )
-        if own_began.get(name) != source:
+        if recorded_plugins.get(name) != source:
             raise SettingError(
-                f"{plugin} is not the {what} that {folder} was begun with; put that one back, or choose another --out"
+                f"{plugin} is not the {kind} that {folder} was begun with; put that one back, or choose another --out"
             )
-    check_identities(path, written.get(KEY), now)
+    check_identities(path, record.get(KEY), identities_now)
     if on_resume is not None:
-        on_resume(began, recipe)
-    recorded = cast(dict[str, str], written.get(KEY) or {})
-    tree = {**written, "recipe": dump_settings(recipe), KEY: {**recorded, **now}}
-    if tree != written:
+        on_resume(stored, recipe)
+    recorded = cast(dict[str, str], record.get(KEY) or {})
+    tree = {**record, "recipe": dump_settings(recipe), KEY: {**recorded, **identities_now}}
+    if tree != record:
         write_yaml(path, tree)
     _report_precisions(unresolved, recipe, say)
     return recipe
@@ -226,10 +226,10 @@ def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:
     write_json(folder / "table.json", values)
 
 
-def resolve_recipe(recipe: R, began: R | None = None) -> R:
+def resolve_recipe(recipe: R, stored: R | None = None) -> R:
     """Replace every `auto` by a precision: that of `began`, else the fastest one on this machine."""
-    old = dump_settings(began) if began is not None else None
-    return resolve_here(recipe, old, lambda path: _width_at(recipe, path))
+    stored_tree = dump_settings(stored) if stored is not None else None
+    return resolve_here(recipe, stored_tree, lambda path: _width_at(recipe, path))
 
 
 def _width_at(recipe: Settings, path: Place) -> int:
@@ -251,12 +251,13 @@ def _width_at(recipe: Settings, path: Place) -> int:
 def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
     """Report which precisions `auto` stands for, and warn of one that is slow on this machine."""
     auto = {path for path, _, value in named(type(unresolved), dump_settings(unresolved)) if value == AUTO}
-    taken: dict[Use, set[str]] = {}
+    precisions: dict[Use, set[str]] = {}
     for path, use, value in named(type(resolved), dump_settings(resolved)):
         if path in auto:
-            taken.setdefault(use, set()).add(value)
-    if taken:
-        say("auto precision: " + ", ".join(f"{use} in {' and '.join(sorted(taken[use]))}" for use in sorted(taken)))
+            precisions.setdefault(use, set()).add(value)
+    if precisions:
+        uses = (f"{use} in {' and '.join(sorted(precisions[use]))}" for use in sorted(precisions))
+        say(f"auto precision: {', '.join(uses)}")
     if line := warning(resolved):
         say(line)
 
@@ -279,7 +280,9 @@ NOT_READ = ("data.folder", "data.index")
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:
     """Setting → digest. `index` is what `data.index` names, opened."""
-    digests = {**_named(recipe), **_tools(recipe)}
+    protocols = (recipe.protocol, *(recipe.warm_start.also if recipe.warm_start else ()))
+    tools = (path for name in protocols for path in tool_files(name) if path.is_file())
+    digests = {**_named(recipe), **{str(path): file_digest(path) for path in tools}}
     for text in _texts(dump_settings(recipe)):  # protocols, prompt templates and prompts
         if text.endswith((".yaml", ".yml")) and (path := Path(text).expanduser()).is_file():
             digests[text] = file_digest(path)
@@ -349,12 +352,6 @@ def _identity(entry: RecipePath) -> str:
     return file_digest(entry.path / "trajectories.jsonl") if entry.holds == "run" else content_of(entry.path)
 
 
-def _tools(recipe: AgentRecipe) -> dict[str, str]:
-    """The `.py` files of the tools of the protocols that a recipe names, each with the digest of its bytes."""
-    protocols = (recipe.protocol, *(recipe.warm_start.also if recipe.warm_start else ()))
-    return {str(path): file_digest(path) for name in protocols for path in tool_files(name) if path.is_file()}
-
-
 def _texts(tree: Json) -> Iterator[str]:
     if isinstance(tree, str):
         yield tree
@@ -366,7 +363,7 @@ def _texts(tree: Json) -> Iterator[str]:
 FREE = {"rl": ("monitor", "keep_rollouts", "backend_settings"), "table": ("wide_rag",)}
 """Settings that may always change: they change no weight, or say where a server is."""
 STEPS = {**FREE, "rl": (*FREE["rl"], "steps")}
-"""The same with the setting that `MoreSteps` checks."""
+"""The same with the setting that `take_more_steps` checks."""
 
 
 def bound(recipe: AgentRecipe) -> JsonObject:
@@ -382,49 +379,46 @@ def bound(recipe: AgentRecipe) -> JsonObject:
     return tree
 
 
-@dataclass(frozen=True)
-class MoreSteps:
-    """A change of `rl.steps` on resume."""
+def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_scheduled: Callable[[], bool]) -> None:
+    """Check the stages whose `rl.steps` a resumed training changes, then move their policies aside.
 
-    recipe: AgentRecipe
-    folder: Path
-    follows: Callable[[], bool]
-    """Whether the training retriever follows a schedule over the steps."""
+    `is_scheduled`: whether the training retriever follows a schedule over the steps. Raises `SettingError`.
+    """
+    pairs = list(zip(stages_of(stored, folder), stages_of(recipe, folder), strict=True))
+    changed = [
+        (number, old.recipe.rl.steps, new)
+        for number, (old, new) in enumerate(pairs)
+        if old.recipe.rl.steps != new.recipe.rl.steps and steps_done(new)
+    ]
+    for number, old_steps, stage in changed:
+        later = [stage for _, stage in pairs[number + 1 :]]
+        if problem := _problem_of_more_steps(stage, later, is_scheduled):
+            name = f"stages.{stage.name}.rl.steps" if stage.name else "rl.steps"
+            policy = folder / "policy" / stage.ends
+            raise SettingError(
+                f"{name} cannot change from {old_steps} to {stage.recipe.rl.steps} in {folder}: {problem}; "
+                f"choose another --out (policy.folder={policy} begins with its policy)"
+            )
+    for _, old_steps, stage in changed:
+        policy = folder / "policy" / stage.ends
+        if policy.exists():
+            old_policy = policy.with_name(f"{stage.ends}.{old_steps}-steps")
+            if old_policy.exists():  # the steps were raised, lowered and raised again
+                shutil.rmtree(old_policy)
+            os.replace(policy, old_policy)
 
-    def take(self, began: AgentRecipe) -> None:
-        """Check the changed stages, then move their policies aside. Raises `SettingError`."""
-        pairs = list(zip(stages_of(began, self.folder), stages_of(self.recipe, self.folder), strict=True))
-        changed = [
-            (number, old, new)
-            for number, (old, new) in enumerate(pairs)
-            if old.recipe.rl.steps != new.recipe.rl.steps and steps_done(new)
-        ]
-        for number, old, new in changed:
-            self._check(old, new, [stage for _, stage in pairs[number + 1 :]])
-        for _, old, new in changed:
-            policy = self.folder / "policy" / new.ends
-            if policy.exists():
-                aside = policy.with_name(f"{new.ends}.{old.recipe.rl.steps}-steps")
-                if aside.exists():  # the steps were raised, lowered and raised again
-                    shutil.rmtree(aside)
-                os.replace(policy, aside)
 
-    def _check(self, old: Stage, new: Stage, later: list[Stage]) -> None:
-        done, steps = steps_done(new), new.recipe.rl.steps
-        name = f"stages.{new.name}.rl.steps" if new.name else "rl.steps"
-        what = f"{name} cannot change from {old.recipe.rl.steps} to {steps} in {self.folder}"
-        way_out = f"choose another --out (policy.folder={self.folder / 'policy' / new.ends} begins with its policy)"
-        problem = ""
-        if steps < done:
-            problem = f"{done} steps are taken already"
-        elif spread := spread_over_steps(new.recipe.rl) or ("data.training_retriever" if self.follows() else ""):
-            problem = f"{spread} spreads a schedule over all steps, and the {done} steps so far followed another one"
-        elif begun := next((stage for stage in later if stage.folder.exists()), None):
-            problem = f"the stage {begun.name} has already started from the policy of this one"
-        elif not has_checkpoint(new.folder / "checkpoints"):
-            problem = f"{new.folder / 'checkpoints'} holds no checkpoint to go on from"
-        if problem:
-            raise SettingError(f"{what}: {problem}; {way_out}")
+def _problem_of_more_steps(stage: Stage, later: Sequence[Stage], is_scheduled: Callable[[], bool]) -> str:
+    """Why the steps of a stage cannot change; empty if they can."""
+    done = steps_done(stage)
+    if stage.recipe.rl.steps < done:
+        return f"{done} steps are taken already"
+    if spread := spread_over_steps(stage.recipe.rl) or ("data.training_retriever" if is_scheduled() else ""):
+        return f"{spread} spreads a schedule over all steps, and the {done} steps so far followed another one"
+    if started := next((follower for follower in later if follower.folder.exists()), None):
+        return f"the stage {started.name} has already started from the policy of this one"
+    checkpoints = stage.folder / "checkpoints"
+    return "" if has_checkpoint(checkpoints) else f"{checkpoints} holds no checkpoint to go on from"
 
 
 def steps_done(stage: Stage) -> int:

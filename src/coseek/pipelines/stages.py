@@ -1,8 +1,9 @@
 """Stages: the successive trainings of one agent, and their choice of questions and runs."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -54,16 +55,9 @@ class Stage:
 
     def rollout_settings(self, tokenizer: Path, step: int) -> JsonObject:
         """The settings in the `run.yaml` of a step's kept rollouts."""
-        recipe = self.recipe
+        recipe, name = self.recipe, f"{self.ends} before the updates of step {step}"  # no folder holds these weights
         return {
-            "agent": {
-                "name": f"{self.ends} before the updates of step {step}",  # no folder holds these weights
-                "protocol": recipe.protocol,
-                "prompt_template": recipe.prompt_template,
-                "chat_template": recipe.chat_template,
-                "temperature": recipe.rl.temperature,
-                "tokenizer": str(tokenizer),
-            },
+            "agent": recipe.agent_record(name, recipe.rl.temperature, tokenizer=str(tokenizer)),
             "step": step,
             "reward": dump_settings(recipe)["reward"],
             "limits": dump_settings(recipe.limits),
@@ -150,20 +144,28 @@ def accuracy_of(recipe: AgentRecipe) -> Accuracy:
     return next(filter(None, accuracies), "gen_acc" if recipe.graders.judge else "cover_match")
 
 
-def right_runs(
-    runs: Iterable[Trajectory], scoring: EpisodeScorer, settings: KeepSettings, seed: int
-) -> list[Trajectory]:
-    """The runs with a reward of at least `at_least`, at most `keep` of each question. Faults are never kept.
-
-    Raises `DataError` when no run is kept.
-    """
-    by_question: dict[tuple[str, str], list[Trajectory]] = {}  # runs of several data sets may share ids
-    written = list(runs)
-    for start in range(0, len(written), BATCH):
-        batch = written[start : start + BATCH]
+def scored_trajectories(
+    trajectories: Iterable[Trajectory], scoring: EpisodeScorer
+) -> Iterator[tuple[Trajectory, float]]:
+    """Trajectories with their rewards, without those that have none; `BATCH` are scored at once."""
+    remaining = iter(trajectories)
+    while batch := list(islice(remaining, BATCH)):
         for trajectory, outcome in zip(batch, scoring(batch), strict=True):
-            if isinstance(outcome, Reward) and outcome.value >= settings.at_least:
-                by_question.setdefault((trajectory.question.id, trajectory.question.question), []).append(trajectory)
+            if isinstance(outcome, Reward):
+                yield trajectory, outcome.value
+
+
+def right_runs(
+    trajectories: Iterable[Trajectory], scoring: EpisodeScorer, settings: KeepSettings, seed: int
+) -> list[Trajectory]:
+    """The trajectories with a reward of at least `at_least`, at most `keep` of each question. Faults are never kept.
+
+    Raises `DataError` when no trajectory is kept.
+    """
+    by_question: dict[tuple[str, str], list[Trajectory]] = {}  # questions of several data sets may share ids
+    for trajectory, reward in scored_trajectories(trajectories, scoring):
+        if reward >= settings.at_least:
+            by_question.setdefault((trajectory.question.id, trajectory.question.question), []).append(trajectory)
     right: list[Trajectory] = []
     for (ident, _), rewarded in sorted(by_question.items(), key=lambda item: item[0]):
         chosen = sorted(rewarded, key=lambda trajectory: trajectory.seed)  # stored order is that of completion

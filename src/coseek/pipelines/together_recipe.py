@@ -114,8 +114,8 @@ class LabellingSettings(Settings):
             same = f"labels.samples={self.samples} at labels.temperature=0 would be one run {self.samples} times"
             raise SettingError(f"{same}; raise labels.temperature")
         shlex.split(self.serve or "")  # an open quote is a ValueError
-        here = is_url(self.scorer) and urlsplit(self.scorer).hostname in LOOPBACK
-        if self.serve is not None and not here:
+        is_local = is_url(self.scorer) and urlsplit(self.scorer).hostname in LOOPBACK
+        if self.serve is not None and not is_local:
             raise SettingError(
                 f"labels.serve starts a server on this machine, and labels.scorer is {self.scorer}; set labels.scorer "
                 "to the address that it will have, such as http://127.0.0.1:8000"

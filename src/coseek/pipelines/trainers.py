@@ -329,10 +329,10 @@ def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, o
 
 def _checked(questions: Iterable[object]) -> list[Question]:
     items = list(questions)
-    odd = next((item for item in items if not isinstance(item, Question)), None)
-    if odd is not None or not items:
-        what = "none" if odd is None else repr(odd)
-        raise SettingError(f"questions are a data-set folder, load_questions(…) or a list of Question, not {what}")
+    invalid = next((item for item in items if not isinstance(item, Question)), None)
+    if invalid is not None or not items:
+        problem = "none" if invalid is None else repr(invalid)
+        raise SettingError(f"questions are a data-set folder, load_questions(…) or a list of Question, not {problem}")
     return [item for item in items if isinstance(item, Question)]
 
 
@@ -342,12 +342,12 @@ def _suited(model: PathLike | None, protocol: PathLike | None) -> dict[str, obje
         raise SettingError(
             "name a model folder to train, AgentTrainer('models/…', …), or a recipe, recipe='quickstart'"
         )
-    who = factory.settings_for(str(as_path(model, "a model")), None if protocol is None else str(protocol))
+    agent = factory.settings_for(str(as_path(model, "a model")), None if protocol is None else str(protocol))
     return {
-        "protocol": who.protocol,
-        "prompt_template": who.prompt_template,
-        "chat_template": who.chat_template,
-        "limits": dump_settings(factory.limits_for(who)),
+        "protocol": agent.protocol,
+        "prompt_template": agent.prompt_template,
+        "chat_template": agent.chat_template,
+        "limits": dump_settings(factory.limits_for(agent)),
     }
 
 

@@ -4,9 +4,13 @@ The candidates come from the retriever of the round before, over which the agent
 """
 
 import gc
+import shlex
 import shutil
+import subprocess
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,9 +18,10 @@ from typing import cast
 import torch
 
 from coseek.agents.search_turns import TurnId
-from coseek.core.errors import DataError, RunError
+from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, read_json, write_json
 from coseek.core.fingerprint import digest_of, fingerprint
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings
 from coseek.core.lock import lock_folder
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import draw
@@ -30,9 +35,9 @@ from coseek.labels.label_folder import LabelFolder, absorb_lines
 from coseek.labels.labelling import check_distinct, digests_of, label_turns, summary, unlabelled
 from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns, maker_module
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
+from coseek.models.server import ServerPaths, split_settings
 from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
-from coseek.pipelines.together.scorer_server import serving
 from coseek.pipelines.together_recipe import own_settings, terms_of
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.workers import Workers
@@ -116,7 +121,7 @@ def _begin(
     settings, method = course.recipe.labels, course.recipe.labels.method
     served_apart = settings.model_copy(update={"serve": None})  # it changes no label
     recorded: JsonObject = {**dump_settings(served_apart), method: dump_settings(own_settings(settings))}
-    begun: list[LabelFolder] = []
+    opened: list[LabelFolder] = []
 
     def begin() -> RoundLabels:
         order = check_distinct(rolled.turns)
@@ -126,13 +131,13 @@ def _begin(
                 f"agent {number} searched in none of its {len(rolled.turns.question_ids)} runs "
                 f"({rolled.turns.run.folder}), so there is nothing to label; see to its training first"
             )
-        begun.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
-        undone = unlabelled(begun[0], order, lambda: digests_of([rolled.turns.run]))
-        return RoundLabels(begun[0].record, tuple(order), undone)
+        opened.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
+        undone = unlabelled(opened[0], order, lambda: digests_of([rolled.turns.run]))
+        return RoundLabels(opened[0].record, tuple(order), undone)
 
     shared = course.workers.broadcast(begin)
-    if begun:
-        return begun[0], shared
+    if opened:
+        return opened[0], shared
     settings_of, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
     return LabelFolder.begin(parts.folder, settings_of, identity, resume=True), shared
 
@@ -142,10 +147,10 @@ def _share(workers: Workers, rolled: RoundTurns, shared: RoundLabels) -> frozens
     by_run: dict[RowKey, list[TurnId]] = {}
     for turn in shared.left:
         by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
-    fresh = frozenset[RowKey]().union(*rolled.shares)
-    old = workers.strided_share([key for key in by_run if key not in fresh])
-    mine = (*old, *(rolled.shares[workers.rank] if rolled.shares else ()))
-    return frozenset(turn for key in mine for turn in by_run.get(key, ()))
+    made_now = frozenset[RowKey]().union(*rolled.shares)
+    made_before = workers.strided_share([key for key in by_run if key not in made_now])
+    own_keys = (*made_before, *(rolled.shares[workers.rank] if rolled.shares else ()))
+    return frozenset(turn for key in own_keys for turn in by_run.get(key, ()))
 
 
 def _finish(
@@ -196,13 +201,13 @@ def take_over_run(folder: Path, worker_folder: Path) -> None:
         shutil.rmtree(worker_folder / OWN_RUN)
 
 
-def refuse_faults(number: int, left: int, turns: int, tally: CallCounts) -> None:
+def refuse_faults(number: int, missing: int, turns: int, tally: CallCounts) -> None:
     """Raise `RunError` where faults left search turns without a label: the round would train on a biased rest."""
-    if left or tally.faults.get(RUN):
+    if missing or tally.faults.get(RUN):
         failed = ", ".join(f"{failure} {count}" for failure, count in sorted(tally.faults.items()) if count)
         raise RunError(
-            f"round {number}: faults left {left} of {turns} search turns without a label (what failed, and how often: "
-            f"{failed}); see that it answers, and go on with --resume, which tries them again"
+            f"round {number}: faults left {missing} of {turns} search turns without a label (what failed, and how "
+            f"often: {failed}); see that it answers, and go on with --resume, which tries them again"
         )
 
 
@@ -291,3 +296,79 @@ def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResourc
         placement=Placement(device=course.recipe.agent.device, attention=course.recipe.agent.attention),
         cache=course.folder / CACHE,
     )
+
+
+# Scorer server: one command that serves the labels' scorer to all workers, started before the labels of a round and
+# stopped after them, so that no worker loads the scorer itself and training has the devices to itself.
+
+PATIENCE_S = 3600.0
+"""Seconds for the start: 145 GB of weights from a network disk take half an hour."""
+ENDS_S = 30.0
+"""Seconds for the end before it is killed."""
+LOG = "serve.log"
+
+
+@contextmanager
+def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
+    """Run `labels.serve` around the block; its output goes to `serve.log` in `folder`. Without a command do nothing.
+
+    Raises `SettingError` if something answers at the URL already, and `RunError` if the server ends early.
+    """
+    if command is None:
+        yield
+        return
+    if _answers(url):
+        raise SettingError(f"a server answers at {url} already; set labels.serve=null to ask it, or stop it first")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOG).open("ab") as log:
+        # In this process's group, which `torchrun` and Ctrl-C end as a whole.
+        process = subprocess.Popen(shlex.split(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _wait(process, command, url, folder / LOG)
+        try:
+            yield
+        except RunError as error:  # faults that left turns without a label
+            if process.poll() is None:
+                raise
+            raise RunError(f"{_ended(process, command, folder / LOG)}; {error}") from None
+    finally:
+        _stop(process)
+
+
+def _wait(process: "subprocess.Popen[bytes]", command: str, url: str, log: Path) -> None:
+    """Wait until the server lists its models."""
+    late = time.monotonic() + PATIENCE_S
+    while not _answers(url):
+        if process.poll() is not None:
+            raise RunError(_ended(process, command, log))
+        if time.monotonic() > late:
+            raise RunError(f"labels.serve answered nothing at {url} for {PATIENCE_S:g} s; its output is in {log}")
+        time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    paths = ServerPaths.of(split_settings(url)[0])
+    client = HttpClient(paths.base, HttpSettings(attempts=1, connect_s=2.0, timeout_s=5.0))
+    try:
+        client.fetch("GET", paths.path("/v1/models"))
+    except HttpFailure as error:
+        return error.status not in (None, 502, 503)  # those say that it is loading
+    finally:
+        client.close()
+    return True
+
+
+def _ended(process: "subprocess.Popen[bytes]", command: str, log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    return f"labels.serve ({command}) ended with exit status {process.returncode}: {last[:200]} (more in {log})"
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the server, which ends the processes that it started."""
+    process.terminate()
+    try:
+        process.wait(ENDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

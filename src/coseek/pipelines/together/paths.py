@@ -176,13 +176,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def run_settings(self, agent: int, retriever: int | None, source: JsonObject, temperature: float) -> JsonObject:
         """The settings in a run folder's `run.yaml`; `source` names the questions."""
         recipe = self.recipe.agent
-        who: JsonObject = {
-            "name": str(self.policy(agent)),
-            "protocol": recipe.protocol,
-            "prompt_template": recipe.prompt_template,
-            "chat_template": recipe.chat_template,
-            "temperature": temperature,
-        }
+        record = recipe.agent_record(str(self.policy(agent)), temperature)
         recipe_retriever = recipe.data.index or str(self.round(0).agent / "data.index")
         searched = recipe_retriever if retriever is None else self.searched(retriever)
-        return {**source, "retriever": searched, "agent": who, "limits": dump_settings(recipe.limits)}
+        return {**source, "retriever": searched, "agent": record, "limits": dump_settings(recipe.limits)}

@@ -35,6 +35,7 @@ from coseek.measure.score import METRICS, ScoredRun, Scores, summaries_of, summa
 from coseek.measure.table import PairedClaim, Table, claims_between, dataset_table, scores_json, show, verdict
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences, scored
+from coseek.pipelines.agent_run import unfinished_run
 from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.reranker import training_of
 from coseek.pipelines.run_record import write_tables
@@ -105,28 +106,23 @@ class Pairs:
 
     def _run(self, pair: Pair, done: int) -> None:
         course, questions = self.course, self.questions(pair.split)
-        data = course.recipe.agent.data
+        data, limits, seed = course.recipe.agent.data, course.recipe.agent.limits, course.recipe.pairs.seed
         split = data.test if pair.split == "test" else data.dev
         data_settings: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
-        source: JsonObject = {**data_settings, "select": {}, "seed": course.recipe.pairs.seed}
+        source: JsonObject = {**data_settings, "select": {}, "seed": seed}
         settings = course.run_settings(pair.agent, pair.retriever, source, 0.0)
-        training, turn_identities = course.agent(pair.agent), course.turn_identities(pair.agent, 0.0)
+        training, retriever = course.agent(pair.agent), course.search(pair.retriever)
         protocol, framed = training.protocol, training.protocol.template.framed(training.tokenizer)
-        retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
+        turn_identities = course.turn_identities(pair.agent, 0.0)
         identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed, framed)
-        run = Run.made_with(self.path(pair), settings, identities)
-        run.drop_faults()
-        if run.is_closed and len(run.done()) == len(questions):
-            return
-        run_questions(
-            run,
-            course.speaker(pair.agent, 0.0),
-            retriever,
-            questions,
-            limits,
-            seed=seed,
-            tell=lambda ended, _: course.progress.advance(done + ended, pair.name(self.beside)),
-        )
+        run = unfinished_run(self.path(pair), settings, identities, questions)
+        if run is not None:
+            agent, name = course.speaker(pair.agent, 0.0), pair.name(self.beside)
+
+            def tell(ended: int, _: int) -> None:
+                course.progress.advance(done + ended, name)
+
+            run_questions(run, agent, retriever, questions, limits, seed=seed, tell=tell)
 
     def path(self, pair: Pair) -> Path:
         return self.course.folder / "pairs" / pair.folder
@@ -361,7 +357,7 @@ class Results:
         """Path → description of the result files."""
         course, best = self.course, self.best
         return {
-            **{str(course.folder / name): what for name, what in RESULT_FILES.items()},
+            **{str(course.folder / name): description for name, description in RESULT_FILES.items()},
             str(course.folder / "pairs"): "a run folder for every pair",
             str(course.policy(best)): f"agent {best}, of the best round on the dev split",
             course.encoder(best): f"encoder {best}, of the same round",
