@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coseek.lab.world import english
-from coseek.lab.world.drawn_lexicon import drawn_lexicon
-from coseek.lab.world.lexicon import LAPTOP, Lexicon
+from coseek.lab.world.drawn_lexicon import drawn_lexicon, english
+from coseek.lab.world.lexicon import Lexicon, laptop_lexicon
 from coseek.lab.world.settings import Size
 from coseek.lab.world.world import World, WorldSettings, make_world
 
@@ -37,7 +36,7 @@ def drawn(seed: int, size: Size = "tiny") -> World:
 
 
 def test_no_word_of_a_measured_world_is_learnt_before() -> None:
-    measured = words_of(LAPTOP) - set(FUNCTION_WORDS.split())
+    measured = words_of(laptop_lexicon()) - set(FUNCTION_WORDS.split())
     for seed in range(60):
         assert measured & words_of(drawn_lexicon(seed, held_out=seed % 2 == 0)) == set(), seed
 
@@ -55,14 +54,14 @@ def test_no_relation_of_a_held_out_world_is_learnt() -> None:
     held_out = [relation.noun for seed in range(20) for relation in drawn_lexicon(seed, held_out=True).relations]
     common = [noun for noun in held_out if noun in learnt]
     assert len(common) < 0.03 * len(held_out)  # two lexicons may invent one short word
-    english_nouns = {row.split()[0] for row in (english.ROOTS + " | " + english.BARE_ROOTS).split(" | ")}
+    english_nouns = {row.split()[0] for row in (*english("roots"), *english("bare_roots"))}
     assert not english_nouns & set(common) and english_nouns & set(held_out)
 
 
 def test_a_held_out_relation_is_not_asked_by_a_word_that_only_training_could_explain() -> None:
     """Question and passage name it by words of one stem."""
     frame = words_of(drawn_lexicon(0)) & words_of(drawn_lexicon(1)) & words_of(drawn_lexicon(2))
-    rows = [row.split() for row in (*english.ROOTS.split(" | "), *english.BARE_ROOTS.split(" | "))]
+    rows = [row.split() for row in (*english("roots"), *english("bare_roots"))]
     stems = {row[0]: [one for one in row if one[:3] == row[0][:3]] for row in rows}
     asked = 0
     for seed in range(20):

@@ -9,7 +9,7 @@ from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question, plan_of
-from coseek.lab.world.lexicon import LAPTOP
+from coseek.lab.world.lexicon import laptop_lexicon
 from coseek.lab.world.oracle import GOLD, MENTION, MISLEADING, NOTHING, OTHER_HOP, SUPPORT, Oracle
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
@@ -164,4 +164,4 @@ def test_a_question_from_elsewhere_is_refused_with_a_sentence() -> None:
 
 
 def test_the_oracle_survives_its_file_format() -> None:
-    assert Oracle.from_json(world().oracle.to_json(), LAPTOP) == world().oracle
+    assert Oracle.from_json(world().oracle.to_json(), laptop_lexicon()) == world().oracle

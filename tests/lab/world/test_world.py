@@ -15,10 +15,9 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question, plan_of
 from coseek.lab.world.facts import Entity
-from coseek.lab.world.lexicon import LAPTOP
+from coseek.lab.world.lexicon import laptop_lexicon
 from coseek.lab.world.passages import MAX_WORDS
 from coseek.lab.world.plan import kind_of
-from coseek.lab.world.relations import RELATIONS
 from coseek.lab.world.settings import SPLITS
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -287,12 +286,12 @@ def test_with_one_wording_passages_and_questions_use_no_other() -> None:
 
 
 def test_every_relation_has_three_wordings_that_end_with_the_subject_where_they_nest() -> None:
-    for relation in RELATIONS:
+    for relation in laptop_lexicon().relations:
         assert len(relation.clauses) == len(relation.phrases) == len(relation.asks) == 3
         assert all(phrase.endswith("{x}") for phrase in relation.phrases)
         assert all(ask.count("{x}") == 1 for ask in relation.asks)
         assert all(clause.count("{o}") == 1 for clause in relation.clauses)
-        assert LAPTOP.by_noun[relation.noun] is relation
+        assert laptop_lexicon().by_noun[relation.noun] is relation
 
 
 def test_a_saved_world_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.question import KNOWN, Question, Step, plan_of
 from coseek.data.trajectory import Search, Trajectory
-from coseek.lab.world.lexicon import LAPTOP
+from coseek.lab.world.lexicon import laptop_lexicon
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.plan import LIST, answer_of, constraints_of, kind_of, listed, wanted
 from coseek.lab.world.rationales import NEXT, NOW, compared, line, step_line
@@ -65,7 +65,7 @@ class ExpertSettings(Settings):
     max_searches: int = Field(default=8, ge=1)
     """Searches after which it answers from what it has found."""
     restate: bool = False
-    """Behind a fact write the question that is left, or the answer when nothing is left: a small policy then copies
+    """After a fact write the question that is left, or the answer when nothing is left: a small policy then copies
     what it needs next from the words before, instead of counting the hops. A demonstration that breaks off does not: so
     RL can unlearn to break off, and still ends short questions."""
 
@@ -91,23 +91,23 @@ class ExpertAgent:
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Return the next move; equal state and `rng` give an equal move."""
         move = self._move(so_far, rng)
-        return replace(move, selected=_worth(so_far)) if so_far.searches else move
+        return replace(move, selected=_gold_found(so_far)) if so_far.searches else move
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from what was found so far, at least with the title found first."""
         plan = plan_of(so_far.question)
         if so_far.question.meta.get(KNOWN) and not so_far.searches:
             return self._recall(so_far.question, plan)
-        found, _ = progress(plan, so_far.searches)
-        if len(found) == len(plan):
-            return self._conclude(so_far.question, plan, found)
-        return _give_up(so_far.question, plan, len(found), so_far.searches, rng)
+        passages, _ = progress(plan, so_far.searches)
+        if len(passages) == len(plan):
+            return self._conclude(so_far.question, plan, passages)
+        return _give_up(so_far.question, plan, len(passages), so_far.searches, rng)
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
         plan = plan_of(question)
-        found, misses = progress(plan, searches)
-        done = len(found)
+        passages, misses = progress(plan, searches)
+        done = len(passages)
         if not searches and question.meta.get(KNOWN) and rng.random() < self.settings.recall:
             return self._recall(question, plan)
         if not searches and rng.random() < self.settings.blind_guess:
@@ -118,22 +118,23 @@ class ExpertAgent:
         if not done and misses and searches[0].query.strip() == question.question.strip():
             misses -= 1  # it asked for no fact
         if done == len(plan):
-            return self._conclude(question, plan, found)
+            return self._conclude(question, plan, passages)
         if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
             return _give_up(question, plan, done, searches, rng)
         if done and not misses and rng.random() < self._stops_here(question, len(plan)):
             answer = _last_resort(question, plan, done, searches, rng)
-            return Move(_fact(question, plan[done - 1], found[-1], restate=False), answer=spaced(answer))
+            return Move(_fact(question, plan[done - 1], passages[-1], restate=False), answer=spaced(answer))
         bad = rng.random() < self.settings.bad_query
         query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
-        return Move(self._report(question, plan, found, misses), queries=(spaced(query),))
+        return Move(self._report(question, plan, passages, misses), queries=(spaced(query),))
 
-    def _report(self, question: Question, plan: Sequence[Step], found: Sequence[Shown], misses: int) -> str:
+    def _report(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown], misses: int) -> str:
         """State what was found, or that nothing was, and what is needed next."""
-        needed = f"{NEXT} {wanted(question, plan[len(found)])} ."
+        needed = f"{NEXT} {wanted(question, plan[len(passages)])} ."
         if misses:
             return f"{MISSED}{needed}"
-        return f"{_fact(question, plan[len(found) - 1], found[-1], self.settings.restate)}{needed}" if found else needed
+        fact = _fact(question, plan[len(passages) - 1], passages[-1], self.settings.restate) if passages else ""
+        return f"{fact}{needed}"
 
     def _gives_up(self, misses: int, rng: random.Random) -> bool:
         return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
@@ -144,11 +145,11 @@ class ExpertAgent:
             return 0.0
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
 
-    def _conclude(self, question: Question, plan: Sequence[Step], found: Sequence[Shown]) -> Move:
+    def _conclude(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown]) -> Move:
         """State what was found last, for a comparison all of it, and answer."""
-        facts = [_fact(question, step, shown, self.settings.restate) for step, shown in zip(plan, found, strict=True)]
+        facts = self._facts(question, plan, passages)
         if kind_of(question) == "comparison":
-            verdict, answer = compared(question, plan, [shown.title for shown in found])
+            verdict, answer = compared(question, plan, [shown.title for shown in passages])
             return Move("".join([*facts, verdict]), answer=spaced(answer))
         answer = answer_of(question, plan[-1])
         left = f"{NOW}{spaced(answer)} ." if self.settings.restate else ""
@@ -156,14 +157,16 @@ class ExpertAgent:
 
     def _recall(self, question: Question, plan: Sequence[Step]) -> Move:
         """State every fact from memory, and answer."""
-        found = [Shown(step.entity, None) for step in plan]
-        end = self._conclude(question, plan, found)
+        passages = [Shown(step.entity, None) for step in plan]
+        conclusion = self._conclude(question, plan, passages)
         if kind_of(question) == "comparison":
-            return end
-        before = [
-            _fact(question, step, one, self.settings.restate) for step, one in zip(plan, found[:-1], strict=False)
-        ]
-        return replace(end, thought="".join([*before, end.thought]))
+            return conclusion
+        return replace(conclusion, thought="".join([*self._facts(question, plan, passages[:-1]), conclusion.thought]))
+
+    def _facts(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown]) -> list[str]:
+        """The lines of the first steps, each with its passage."""
+        restate = self.settings.restate
+        return [_fact(question, step, shown, restate) for step, shown in zip(plan, passages, strict=False)]
 
 
 def make(settings: ExpertSettings = PERFECT) -> ExpertAgent:
@@ -182,31 +185,31 @@ def drills(
 
 def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Shown], int]:
     """The passages of the steps that were found, at most one per search, and the searches missed since then."""
-    found: list[Shown] = []
+    passages: list[Shown] = []
     misses = 0
     for search in searches:
-        if len(found) == len(plan):
+        if len(passages) == len(plan):
             break
-        hit = next((hit for hit in search.hits if hit.passage.id == plan[len(found)].gold_id), None)
+        hit = next((hit for hit in search.hits if hit.passage.id == plan[len(passages)].gold_id), None)
         if hit is None:
             misses += 1
             continue
-        block = shown_documents([one for one in searches if one.turn == search.turn])
-        number = next(number for number, (_, one) in enumerate(block, 1) if one.passage.id == hit.passage.id)
-        found.append(Shown(hit.passage.title, number))
+        of_turn = shown_documents([other for other in searches if other.turn == search.turn])
+        number = next(number for number, (_, shown) in enumerate(of_turn, 1) if shown.passage.id == hit.passage.id)
+        passages.append(Shown(hit.passage.title, number))
         misses = 0
-    return found, misses
+    return passages, misses
 
 
-def _worth(so_far: EpisodeState) -> tuple[str, ...]:
+def _gold_found(so_far: EpisodeState) -> tuple[str, ...]:
     """The gold passages found so far."""
-    wanted = {step.gold_id for step in plan_of(so_far.question)}
-    found = (hit.passage.id for search in so_far.searches for hit in search.hits)
-    return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
+    gold_ids = {step.gold_id for step in plan_of(so_far.question)}
+    ids = (hit.passage.id for search in so_far.searches for hit in search.hits)
+    return tuple(dict.fromkeys(ident for ident in ids if ident in gold_ids))
 
 
 def _fact(question: Question, step: Step, shown: Shown, restate: bool) -> str:
-    """The line of a step; with `restate`, what is asked behind it."""
+    """The line of a step; with `restate`, what is still asked after it."""
     if kind_of(question) == "constraint":
         given = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
         return line(shown.title, shown.number, *given)
@@ -247,8 +250,8 @@ def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: 
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
     if done:
-        told = [step.sub_answer for step in plan[:done]]
-        return listed(told) if kind_of(question) == LIST else told[-1]
+        values = [step.sub_answer for step in plan[:done]]
+        return listed(values) if kind_of(question) == LIST else values[-1]
     titles = [hit.passage.title.strip() for search in searches for hit in search.hits[:1]]
     return titles[-1] if titles else plan[0].mention
 
@@ -261,6 +264,7 @@ def _blind_guess(question: Question, plan: Sequence[Step], rng: random.Random) -
     """Guess an answer of the right type; a name in the question where the type has no names here."""
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
-    relation = LAPTOP.by_noun.get(plan[-1].relation)
+    lexicon = laptop_lexicon()
+    relation = lexicon.by_noun.get(plan[-1].relation)
     target = relation.target if relation else plan[-1].relation
-    return LAPTOP.draw_name(target, rng) if target in LAPTOP.pools else plan[-1].mention
+    return lexicon.draw_name(target, rng) if target in lexicon.pools else plan[-1].mention

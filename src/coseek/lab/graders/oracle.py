@@ -68,12 +68,12 @@ class OracleRelevance(OracleGrader):
     """
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        return [Rating(one.turn.id, one.digest, self._scores(one)) for one in asked]
+        return [Rating(candidates.turn.id, candidates.digest, self._scores(candidates)) for candidates in asked]
 
-    def _scores(self, asked: CandidateList) -> dict[str, float]:
-        question = asked.turn.question
-        hop = self.oracle.hop_of(question, asked.turn.query.text)
-        return {passage.id: float(self.oracle.relevance(question, passage, hop)) for passage in asked.passages}
+    def _scores(self, candidates: CandidateList) -> dict[str, float]:
+        question = candidates.turn.question
+        hop = self.oracle.hop_of(question, candidates.turn.query.text)
+        return {passage.id: float(self.oracle.relevance(question, passage, hop)) for passage in candidates.passages}
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class OracleRanker:
         return {"ranker": "the oracle of a laptop world"}
 
     def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        return [self._order(one) for one in asked]
+        return [self._order(request) for request in asked]
 
-    def _order(self, asked: RankingRequest) -> RankedOrder:
-        hop = self.oracle.hop_of(asked.question, asked.query.text)
-        scores = [float(self.oracle.relevance(asked.question, passage, hop)) for passage in asked.passages]
-        return RankedOrder(tuple(sorted(range(len(scores)), key=lambda place: -scores[place])), scores=tuple(scores))
+    def _order(self, request: RankingRequest) -> RankedOrder:
+        hop = self.oracle.hop_of(request.question, request.query.text)
+        scores = [float(self.oracle.relevance(request.question, passage, hop)) for passage in request.passages]
+        return RankedOrder(tuple(sorted(range(len(scores)), key=lambda rank: -scores[rank])), scores=tuple(scores))

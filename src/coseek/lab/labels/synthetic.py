@@ -7,6 +7,7 @@ that name the entity. A passage that also states the fact (a marriage, stated by
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Literal
 
 from pydantic import Field
@@ -27,8 +28,8 @@ from coseek.training.trainer.data_order import derive_seed
 
 def _short(step: Step) -> str:
     """Return the last capitalised word of the mention, a name that several entities share."""
-    named = [word for word in step.mention.split() if word[0].isupper()]
-    return named[-1] if named else step.mention
+    names = [word for word in step.mention.split() if word[0].isupper()]
+    return names[-1] if names else step.mention
 
 
 KINDS: Mapping[str, Callable[[Step], str]] = {
@@ -70,28 +71,28 @@ def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]
     """Make worlds that share no facts; those of one lexicon share its vocabulary."""
     lexicons = settings.lexicons or (settings.world.lexicon,)
     for number in range(settings.worlds):
-        own = derive_seed(seed, "retriever world", number) % 2**31
+        world_seed = derive_seed(seed, "retriever world", number) % 2**31
         lexicon = lexicons[number % len(lexicons)]
-        yield make_world(settings.world.model_copy(update={"seed": own, "lexicon": lexicon}))
+        yield make_world(settings.world.model_copy(update={"seed": world_seed, "lexicon": lexicon}))
 
 
 def texts(settings: SyntheticSettings, seed: int) -> Iterator[str]:
     """Yield the texts that a new tokenizer is trained on."""
-    few = settings.model_copy(update={"worlds": min(settings.tokenizer_worlds, settings.worlds)})
-    for world in throw_away_worlds(few, seed):
+    reduced = settings.model_copy(update={"worlds": min(settings.tokenizer_worlds, settings.worlds)})
+    for world in throw_away_worlds(reduced, seed):
         yield from texts_of(world)
 
 
 def training_labels(settings: SyntheticSettings, seed: int) -> Iterator[list[LabelSet]]:
     """Yield the label sets of one world after the other."""
     for world in throw_away_worlds(settings, seed):
-        yield [label for labels in synthetic_labels(world, "train", settings, seed).values() for label in labels]
+        yield list(chain.from_iterable(synthetic_labels(world, "train", settings, seed).values()))
 
 
 def held_out_labels(settings: SyntheticSettings, seed: int) -> tuple[dict[str, list[LabelSet]], Corpus]:
     """Return label sets of the held-out world by kind of query, and its corpus."""
-    unseen = make_world(settings.held_out)
-    return synthetic_labels(unseen, "dev", settings, seed), unseen.corpus
+    world = make_world(settings.held_out)
+    return synthetic_labels(world, "dev", settings, seed), world.corpus
 
 
 def texts_of(world: World) -> Iterator[str]:
@@ -106,19 +107,19 @@ def texts_of(world: World) -> Iterator[str]:
 def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed: int) -> dict[str, list[LabelSet]]:
     """Return label sets by kind of query: one per step of every plan, of a random kind."""
     rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
-    names, weights = list(settings.kinds), list(settings.kinds.values())
-    drawn: list[tuple[str, Question, int, Step]] = []
+    kinds, weights = list(settings.kinds), list(settings.kinds.values())
+    searches: list[tuple[str, Question, int, Step]] = []
     for question in world.questions[split]:
         if kind_of(question) == "constraint" or not question.answerable:
             continue  # no mention, so that the query would be the question itself; or no passage to find
         for hop, step in enumerate(plan_of(question)):
-            drawn.append((rng.choices(names, weights)[0], question, hop, step))
-    queries = [KINDS[kind](step) for kind, _, _, step in drawn]
-    found = Bm25.over(world.corpus).search(queries, settings.candidates + 1)
-    by_kind: dict[str, list[LabelSet]] = {kind: [] for kind in names}
-    for (kind, question, hop, step), query, hits in zip(drawn, queries, found, strict=True):
+            searches.append((rng.choices(kinds, weights)[0], question, hop, step))
+    queries = [KINDS[kind](step) for kind, _, _, step in searches]
+    hit_lists = Bm25.over(world.corpus).search(queries, settings.candidates + 1)
+    by_kind: dict[str, list[LabelSet]] = {kind: [] for kind in kinds}
+    for (kind, question, hop, step), query, hits in zip(searches, queries, hit_lists, strict=True):
         by_kind[kind].append(_label(world, question, hop, step, query, hits))
-    return {kind: made for kind, made in by_kind.items() if made}
+    return {kind: labels for kind, labels in by_kind.items() if labels}
 
 
 def _label(world: World, question: Question, hop: int, step: Step, query: str, hits: list[Hit]) -> LabelSet:

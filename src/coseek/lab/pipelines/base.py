@@ -26,14 +26,14 @@ from coseek.core.files import JsonObject
 from coseek.core.prompt_file import one_line
 from coseek.data.dataset import Dataset
 from coseek.data.digests import Identities
-from coseek.data.passage import Corpus
+from coseek.data.passage import Corpus, Passage
 from coseek.graders.generator import ContextBudget, Generator
 from coseek.lab.pipelines.reader import ReaderTraining
 from coseek.lab.pipelines.reader_recipes import BaseRecipe
 from coseek.lab.synthesis.synthesis import synthesize
 from coseek.lab.training.base_tasks import BaseExample, BaseTasks, Task
 from coseek.lab.training.examples import CorpusSampler, ExampleSampler, WorldSampler
-from coseek.lab.world import english
+from coseek.lab.world.drawn_lexicon import english
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.world import World, make_world
 from coseek.measure.intervals import Interval, bootstrap_mean
@@ -90,28 +90,16 @@ def abilities(
     right |= facts_read(generator, tasks, world, random.Random(f"{seed}/facts"), count)
     right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
     rng_numpy = np.random.default_rng(seed)
-    found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
-    return {name: interval for name, interval in found.items() if interval is not None}
-
-
-def abilities_table(found: Mapping[str, Interval]) -> Table:
-    """One ability a row."""
-    return Table(("ability", "right"), tuple((name, str(interval)) for name, interval in found.items()))
-
-
-def abilities_json(found: Mapping[str, Interval]) -> JsonObject:
-    return {
-        name: {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
-        for name, interval in found.items()
-    }
+    intervals = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
+    return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
 def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
     """1 for each example whose text ends as its target, by what `end` takes of both."""
-    written = generate_each(generator.model, [one.shown for one in examples], generator.max_answer_tokens)
+    written = generate_each(generator.model, [example.shown for example in examples], generator.max_answer_tokens)
     return [
-        float(isinstance(text, str) and end(text) == end(one.written))
-        for text, one in zip(written, examples, strict=True)
+        float(isinstance(text, str) and end(text) == end(example.written))
+        for text, example in zip(written, examples, strict=True)
     ]
 
 
@@ -119,20 +107,20 @@ def facts_read(
     generator: Generator, tasks: BaseTasks, sampler: WorldSampler, rng: random.Random, count: int
 ) -> dict[str, list[float]]:
     """How a passage states a fact → whether its value is written after the name, the number and the relation."""
-    prompts, stated, values = list[str](), list[str](), list[str]()
+    prompts, orders, values = list[str](), list[str](), list[str]()
     for _ in range(count):
         example = tasks.example("drill", sampler, 1.0, rng)
         key, _, value = example.written.partition(" .")[0].partition(" :")
-        place, _, relation = key.partition(" , ")
-        text = example.passages[int(place.rpartition(" # ")[2]) - 1].text
-        places = text.find(f" {relation} "), text.find(f"{value} ")
-        order = "in other words" if places[0] < 0 else "relation first" if places[0] < places[1] else "value first"
+        title, _, relation = key.partition(" , ")
+        text = example.passages[int(title.rpartition(" # ")[2]) - 1].text
+        at, value_at = text.find(f" {relation} "), text.find(f"{value} ")
+        order = "in other words" if at < 0 else "relation first" if at < value_at else "value first"
         prompts.append(f"{example.shown}{key} :")
-        stated.append(f"fact, {order}")
+        orders.append(f"fact, {order}")
         values.append(value)
     right: dict[str, list[float]] = {}
     written = generate_each(generator.model, prompts, generator.max_answer_tokens)
-    for order, output, value in zip(stated, written, values, strict=True):
+    for order, output, value in zip(orders, written, values, strict=True):
         right.setdefault(order, []).append(float(isinstance(output, str) and output.partition(" .")[0] == value))
     return dict(sorted(right.items()))
 
@@ -149,8 +137,8 @@ def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
     return values
 
 
-WHOLE_WORDS = {1000: (english.COMMON,), 100: (english.ADJECTIVES, english.NOUNS, english.KIND_WORDS, english.ROLES)}
-"""How often the tokenizer meets words of these lists, so that it learns them whole."""
+WHOLE_WORDS = {1000: ("common",), 100: ("adjectives", "nouns", "kind_words", "roles")}
+"""How often the tokenizer meets words of these lists (`drawn.yaml`), so that it learns them whole."""
 TEXT_WORLDS = 1_000_000
 """Number of the first world whose text the tokenizer learns from; examples come from lower numbers."""
 
@@ -174,8 +162,8 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
             check_data_folder(corpus.folder, "corpus.folder", corpus.held_out, usual="test")
 
     def identities(self) -> Identities:
-        found, corpus = super().identities(), self.recipe.corpus
-        return found if corpus is None else {**found, **data_set_identities("corpus.folder", corpus.folder)}
+        digests, corpus = super().identities(), self.recipe.corpus
+        return digests if corpus is None else {**digests, **data_set_identities("corpus.folder", corpus.folder)}
 
     def make_start(self) -> None:
         if self.recipe.corpus is not None:
@@ -194,7 +182,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
             return
         self.progress.stage("questions", corpus.made.count)
         try:
-            made = synthesize(
+            summary = synthesize(
                 self.given.folder, out, corpus.made, tell=lambda _, done, total: self.progress.advance(done)
             )
         except DataError as error:
@@ -202,7 +190,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
                 raise
             self.progress.say(f"{error}. Only the corpus' own questions are learnt from")
             return
-        self.progress.say(f"questions made from the passages of {corpus.folder}: {made}")
+        self.progress.say(f"questions made from the passages of {corpus.folder}: {summary}")
 
     @property
     def given(self) -> Dataset:
@@ -230,22 +218,23 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def corpus_sampler(self, made: str, own: str) -> CorpusSampler:
         """The questions of a split of the made ones, and of one of the corpus' own, where there are any."""
         made_folder = self.folder / MADE
-        places = [(Dataset(made_folder), made)] if made_folder.exists() else []
-        places.append((self.given, own))
-        questions = [one for data, split in places if split in data.splits for one in data.questions(split)]
+        sources = [(Dataset(made_folder), made)] if made_folder.exists() else []
+        sources.append((self.given, own))
+        questions = [question for data, split in sources if split in data.splits for question in data.questions(split)]
         return CorpusSampler(self.shown_corpus, questions)
 
     @cached_property
     def shown_corpus(self) -> Corpus:
         """The passages as an agent reads them: cut, and with a space in front."""
         assert self.recipe.corpus is not None
-        most = self.recipe.corpus.passage_tokens
-        budget = ContextBudget(most, tokenizer=self.tokenizer)
-        passages = (
-            replace(one, title=spaced(one_line(one.title)), text=budget.cut(spaced(one_line(one.text)), most))
-            for one in self.given.corpus
-        )
-        return Corpus(passages, f"the cut passages of {self.recipe.corpus.folder}")
+        max_tokens = self.recipe.corpus.passage_tokens
+        budget = ContextBudget(max_tokens, tokenizer=self.tokenizer)
+
+        def shown(passage: Passage) -> Passage:
+            text = budget.cut(spaced(one_line(passage.text)), max_tokens)
+            return replace(passage, title=spaced(one_line(passage.title)), text=text)
+
+        return Corpus(map(shown, self.given.corpus), f"the cut passages of {self.recipe.corpus.folder}")
 
     def _corpus_texts(self) -> Iterator[str]:
         """Passages and training questions of the corpus."""
@@ -258,9 +247,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         if self.recipe.corpus is not None:
             yield from self._corpus_texts()
         for times, lists in WHOLE_WORDS.items():
-            for words in lists:
-                yield from (f" {word}" for word in words.split() for _ in range(times))
-                yield from (f" {word.capitalize()}" for word in words.split() for _ in range(100))
+            for words in map(english, lists):
+                yield from (f" {word}" for word in words for _ in range(times))
+                yield from (f" {word.capitalize()}" for word in words for _ in range(100))
         rng = random.Random(f"{self.recipe.seed}/texts")
         self.progress.stage("texts", self.recipe.tokenizer_worlds)
         for number in range(self.recipe.tokenizer_worlds):
@@ -277,36 +266,41 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
 
     def held_out_samplers(self, split: str) -> dict[str, ExampleSampler]:
         """Name → what is held out of training: two worlds, and questions of the corpus, made and its own."""
-        found: dict[str, ExampleSampler] = {
+        samplers: dict[str, ExampleSampler] = {
             DRAWN: WorldSampler(self.held_out, split),
             LAPTOP: WorldSampler(self.laptop_world, split),
         }
         if self.recipe.corpus is not None:
-            found["made questions"] = self.corpus_sampler(split, "")
-            found[OWN] = self.corpus_sampler("", self.recipe.corpus.held_out)
-        return {name: sampler for name, sampler in found.items() if sampler.questions}
+            samplers["made questions"] = self.corpus_sampler(split, "")
+            samplers[OWN] = self.corpus_sampler("", self.recipe.corpus.held_out)
+        return {name: sampler for name, sampler in samplers.items() if sampler.questions}
 
     def evaluate(self, generator: Generator) -> dict[str, float]:
         """Strict EM on what is held out, and facts read in a world of drawn words."""
         samplers = self.held_out_samplers("dev")
         samplers.pop(OWN, None)  # they are of the final measurement
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, sampler in samplers.items():
-            mark = METRIC_MARKS.get(name, f"{name} ")
-            found |= {f"{mark}{metric}": value for metric, value in self.reading(generator, sampler).items()}
+            prefix = METRIC_MARKS.get(name, f"{name} ")
+            metrics |= {f"{prefix}{metric}": value for metric, value in self.reading(generator, sampler).items()}
         world, rng = WorldSampler(self.held_out, "dev"), random.Random(self.recipe.table.seed)
-        read = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
-        return found | {name: fmean(values) for name, values in read.items()}
+        by_order = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
+        return metrics | {name: fmean(values) for name, values in by_order.items()}
 
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json` of the abilities; returns the table of abilities."""
         model = load_model(self.trained_folder, self.recipe)
         generator = self.generator_of(model, "trained")
         world = WorldSampler(self.held_out, "test")
-        found = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
-        table, reading = abilities_table(found), self.reading_table(scores)
-        table = replace(table, notes=(*reading.notes, *table.notes))
+        intervals = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
+        reading = self.reading_table(scores)
+        rows = tuple((name, str(interval)) for name, interval in intervals.items())
+        table = Table(("ability", "right"), rows, reading.notes)
         self._write_card(self.trained_folder, self.NAME, table)
         text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{reading.markdown()}"
-        write_tables(self.folder, text, {"abilities": abilities_json(found), **scores_json(scores)})
+        values: JsonObject = {
+            name: {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+            for name, interval in intervals.items()
+        }
+        write_tables(self.folder, text, {"abilities": values, **scores_json(scores)})
         return table

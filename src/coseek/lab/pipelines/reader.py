@@ -13,7 +13,7 @@ A part whose result exists is skipped, so a stopped run resumes.
 import random
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -128,10 +128,10 @@ class ReaderTraining(TrainingRun[R], ABC):
         if not outcome.passed:
             self.progress.warn(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
 
-        def extra(part: Path) -> None:
-            self.tokenizer.save(part)
-            shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
-            self._write_card(part, self.NAME)
+        def extra(folder: Path) -> None:
+            self.tokenizer.save(folder)
+            shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", folder / OWN_PROMPT)
+            self._write_card(folder, self.NAME)
 
         policy.save(self.trained_folder, extra)
 
@@ -178,9 +178,8 @@ class ReaderTraining(TrainingRun[R], ABC):
         """A greedy generator that writes with `model` and its training prompt."""
         most = self.recipe.laptop.max_positions
         sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=self.precision)
-        writer = LocalTextModel(
-            model=Sampler(model, self.tokenizer, (), sampling), around=((), ()), max_context=most, identity=identity
-        )
+        sampler = Sampler(model, self.tokenizer, (), sampling)
+        writer = LocalTextModel(model=sampler, around=((), ()), max_context=most, identity=identity)
         settings = GeneratorSettings(
             model=str(self.trained_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
         )
@@ -189,56 +188,57 @@ class ReaderTraining(TrainingRun[R], ABC):
     def reading(self, generator: Generator, sampler: ExampleSampler) -> dict[str, float]:
         """Strict EM on drawn questions with gold passages among others, in all and by hops."""
         right = self.right_by_hops(generator, sampler, self.recipe.table.dev_questions)
-        every = [value for values in right.values() for value in values]
-        return {"em": fmean(every)} | {f"em {hops} hop": fmean(values) for hops, values in right.items()}
+        all_right = [value for values in right.values() for value in values]
+        return {"em": fmean(all_right)} | {f"em {hops} hop": fmean(values) for hops, values in right.items()}
 
     def right_by_hops(self, generator: Generator, sampler: ExampleSampler, count: int) -> dict[int, list[float]]:
         """Number of hops → whether each of at most `count` drawn questions is answered right from its gold passages
         among others (1 or 0)."""
-        asked = draw(sampler.questions, count, self.recipe.table.seed)
-        right: dict[int, list[float]] = {hops: [] for hops in sorted({one.hops or 0 for one in asked})}
-        for run in self._runs(generator, asked, sampler, self.recipe.table.passages):
-            right[run.question.hops or 0].append(float(exact_match(run.answer, run.question.answers)))
+        questions = draw(sampler.questions, count, self.recipe.table.seed)
+        right: dict[int, list[float]] = {hops: [] for hops in sorted({question.hops or 0 for question in questions})}
+        for trajectory in self._answered(generator, questions, self._with_gold(sampler, self.recipe.table.passages)):
+            question = trajectory.question
+            right[question.hops or 0].append(float(exact_match(trajectory.answer, question.answers)))
         return right
 
-    def _runs(
-        self, generator: Generator, asked: Sequence[Question], sampler: ExampleSampler, count: int, gold: bool = True
+    def _answered(
+        self, generator: Generator, questions: Sequence[Question], passages: Callable[[Question], tuple[Passage, ...]]
     ) -> list[Trajectory]:
-        """Answer each question once, from `count` passages: its gold ones among others, or BM25's top ones."""
+        """Answer each question once, from its passages."""
+        trajectories: list[Trajectory] = []
+        for start in range(0, len(questions), BATCH):
+            readings = [
+                ReadingInput(question.question, passages(question)) for question in questions[start : start + BATCH]
+            ]
+            outputs = generator.answer([generator.context(reading) for reading in readings])
+            trajectories += map(_trajectory, questions[start : start + BATCH], readings, outputs)
+        return trajectories
+
+    def _with_gold(self, sampler: ExampleSampler, count: int) -> Callable[[Question], tuple[Passage, ...]]:
+        """Gives each question `count` passages: its gold ones among others."""
         seed = self.recipe.table.seed
-        given = [
-            sampler.passages(one, count, random.Random(f"{seed}/{one.id}"))
-            if gold
-            else tuple(sampler.found[one.id][:count])
-            for one in asked
-        ]
-        runs: list[Trajectory] = []
-        for start in range(0, len(asked), BATCH):
-            part = list(zip(asked[start : start + BATCH], given[start : start + BATCH], strict=True))
-            contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in part]
-            written = generator.answer(contexts)
-            runs += [_run(*pair, one) for pair, one in zip(part, written, strict=True)]
-        return runs
+        return lambda question: sampler.passages(question, count, random.Random(f"{seed}/{question.id}"))
 
     def measure(self) -> Scores:
         """Score the trained generator on the test split of the held-out world, beside the one before training."""
         start, model = (load_model(folder, self.recipe) for folder in (self.start_folder, self.trained_folder))
         generator = self.generator_of(model, "trained")
         sampler = WorldSampler(self.held_out, "test")
-        asked = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
+        questions = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
         usual = self.recipe.table.passages
-        runs = {f"before, gold among {usual}": self._runs(self.generator_of(start, "start"), asked, sampler, usual)}
-        runs |= {
-            "gold alone" if count == 1 else f"gold among {count}": self._runs(generator, asked, sampler, count)
-            for count in (usual, *self.recipe.table.others)
-        }
-        runs[f"naive RAG, top {usual}"] = self._runs(generator, asked, sampler, usual, gold=False)
-        return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
+        untrained = self._answered(self.generator_of(start, "start"), questions, self._with_gold(sampler, usual))
+        runs = {f"before, gold among {usual}": untrained}
+        for count in (usual, *self.recipe.table.others):
+            name = "gold alone" if count == 1 else f"gold among {count}"
+            runs[name] = self._answered(generator, questions, self._with_gold(sampler, count))
+        top = self._answered(generator, questions, lambda question: tuple(sampler.found[question.id][:usual]))
+        runs[f"naive RAG, top {usual}"] = top
+        return score_runs(runs, by=("hops", "kind"), questions=questions, seed=self.recipe.table.seed)
 
     def reading_table(self, scores: Scores) -> Table:
         """EM by hops, and whether training helped."""
-        usual = f"gold among {self.recipe.table.passages}"
-        claims = claims_between(scores, [(usual, f"before, {usual}")], "em")
+        row = f"gold among {self.recipe.table.passages}"
+        claims = claims_between(scores, [(row, f"before, {row}")], "em")
         return replace(group_table(scores), notes=(verdict(claims),))  # a laptop world is one set
 
     def write_results(self, scores: Scores) -> Table:
@@ -250,17 +250,17 @@ class ReaderTraining(TrainingRun[R], ABC):
         return table
 
 
-def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutput) -> Trajectory:
+def _trajectory(question: Question, reading: ReadingInput, output: GeneratorOutput) -> Trajectory:
     """A question and its answer as a trajectory without tokens, for scoring."""
-    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
+    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(reading.passages))
     return Trajectory(
         question=question,
         protocol="generator",
         segments=(),
         searches=(Search(question.question, hits),),
-        stop=StopReason.ANSWERED if written.fault is None else StopReason.MODEL_ERROR,
-        answer=written.answer,
-        valid=written.answer is not None,
+        stop=StopReason.ANSWERED if output.fault is None else StopReason.MODEL_ERROR,
+        answer=output.answer,
+        valid=output.answer is not None,
     )
 
 
@@ -279,8 +279,8 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
             check_data_folder(self.recipe.known, "known", KNOWN)
 
     def identities(self) -> Identities:
-        found, known = super().identities(), self.recipe.known
-        return found if known is None else {**found, **data_set_identities("known", known)}
+        digests, known = super().identities(), self.recipe.known
+        return digests if known is None else {**digests, **data_set_identities("known", known)}
 
     def draw(self, generator: Generator) -> Draw:
         recipe = self.recipe

@@ -24,16 +24,15 @@ from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.demonstrations import reply_to
 from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.stages import scored_trajectories
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPrompt, simulation_prompt
-from coseek.rewards.reward import Reward, make_reward
+from coseek.rewards.reward import make_reward
 from coseek.training.sft.trainer import train_sft
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy, load_learner
 from coseek.training.trainer.workers import ALONE
 
-BATCH = 256
-"""Runs scored at once."""
 ABOUT = "A language model that plays a search engine, useful or noisy, for training search agents."
 LIMITS = (
     "What it writes is invented: no document it shows exists. Whether it looks like a search engine's answers was not "
@@ -52,9 +51,9 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         check_simulator(self.recipe)
 
     def identities(self) -> Identities:
-        runs = {f"runs {name}": file_digest(Path(name) / "trajectories.jsonl") for name in self.recipe.runs}
+        run_digests = {f"runs {name}": file_digest(Path(name) / "trajectories.jsonl") for name in self.recipe.runs}
         prompt = _prompt_of(self.recipe).model_dump_json(exclude={"about"})
-        return {"model": fingerprint(model_path(self.recipe.model)), "prompt": digest(prompt), **runs}
+        return {"model": fingerprint(model_path(self.recipe.model)), "prompt": digest(prompt), **run_digests}
 
     def train(self) -> None:
         """Tune the model and save it; a finished one is left as it is."""
@@ -76,9 +75,9 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         train_sft(policy, draw, sft, self.folder / "training", resume=True, progress=self.progress)
         card = self.model_card("simulator", "simulator", "simulator", ABOUT, LIMITS, self.recipe.model)
 
-        def extra(part: Path) -> None:
-            tokenizer.save(part)
-            card.write(part)
+        def extra(folder: Path) -> None:
+            tokenizer.save(folder)
+            card.write(folder)
 
         policy.save(self.simulator_folder, extra)
 
@@ -88,22 +87,18 @@ def _prompt_of(recipe: SimulatorRecipe) -> SimulatedPrompt:
 
 
 def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Searches of right runs and of wrong runs, each as a prompt with the documents behind it. Raises `DataError` where
-    there are none of a kind."""
+    """Searches of right trajectories and of wrong ones, each as a prompt followed by the documents. Raises `DataError`
+    if there are none of a kind."""
     prompt = _prompt_of(recipe)
-    scorer = EpisodeScorer(make_reward(recipe.useful))
+    scoring = EpisodeScorer(make_reward(recipe.useful))
     kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
     for folder in recipe.runs:
-        runs = list(Run(Path(folder)).trajectories())
-        for start in range(0, len(runs), BATCH):
-            batch = runs[start : start + BATCH]
-            for run, paid in zip(batch, scorer(batch), strict=True):
-                if isinstance(paid, Reward):
-                    wrong = paid.value < recipe.at_least
-                    shown = (search for search in run.searches if search.hits)
-                    kinds[wrong].extend(_example(recipe, prompt, tokenizer, run, one, wrong) for one in shown)
-    for kind, found in zip(("right", "wrong"), kinds, strict=True):
-        if not found:
+        for trajectory, reward in scored_trajectories(Run(Path(folder)).trajectories(), scoring):
+            wrong = reward < recipe.at_least
+            searches = (search for search in trajectory.searches if search.hits)
+            kinds[wrong].extend(_example(recipe, prompt, tokenizer, trajectory, search, wrong) for search in searches)
+    for kind, learnt in zip(("right", "wrong"), kinds, strict=True):
+        if not learnt:
             raise DataError(f"no {kind} run among {', '.join(recipe.runs)} found anything; both kinds are needed")
     return kinds
 
@@ -112,15 +107,15 @@ def _example(
     recipe: SimulatorRecipe,
     prompt: SimulatedPrompt,
     tokenizer: HfTokenizer,
-    run: Trajectory,
+    trajectory: Trajectory,
     search: Search,
     noisy: bool,
 ) -> Trajectory:
-    answers = run.question.answers if recipe.hint else ()
-    known = (one_line(run.question.question), one_line(answers[0])) if answers else ()
-    asked = simulation_prompt(prompt, search.query, len(search.hits), noisy, known)
+    answers = trajectory.question.answers if recipe.hint else ()
+    hint = (one_line(trajectory.question.question), one_line(answers[0])) if answers else ()
+    message = simulation_prompt(prompt, search.query, len(search.hits), noisy, hint)
     documents = "\n".join(
         f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
         for number, hit in enumerate(search.hits, start=1)
     )
-    return reply_to(run.question, "simulator", asked, documents, tokenizer)
+    return reply_to(trajectory.question, "simulator", message, documents, tokenizer)

@@ -98,9 +98,9 @@ def chain_gates(graph: HopGraph, chain: Chain, question: str, depth: int) -> Ite
     guess, times = counts.most_common(1)[0]
     guessed = guess == chain[-1].key and times > max(1, _GUESSED * counts.total())
     yield "closed_book", _gate("the answer is the most frequent one of its phrase", guessed)
-    once = graph.corpus[chain[-1].row].id in found_by(graph, question, depth)
-    reason = f"the passage with the answer is among the first {depth}" if once else ""
-    yield "one_search", GateVerdict(len(chain) == 1 or not once, reason)  # one hop takes one search by its nature
+    is_found = graph.corpus[chain[-1].row].id in found_by(graph, question, depth)
+    reason = f"the passage with the answer is among the first {depth}" if is_found else ""
+    yield "one_search", GateVerdict(len(chain) == 1 or not is_found, reason)  # one hop takes one search by its nature
 
 
 def proposal_gates(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, GateVerdict]]:
@@ -117,10 +117,10 @@ def proposal_gates(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[
     yield "closed_book", _gate("the question holds what it asks for", leaks)
     found = found_by(graph, proposal.question, max(depth, FINDABLE))
     if len(path) > 1:
-        alone = has_words(f"{path[0].title} {path[0].text}", answer)
-        yield "both", _gate("the first passage holds the answer", alone)
-        once = path[-1].id in found[:depth]
-        yield "one_search", _gate(f"the passage with the answer is among the first {depth}", once)
+        is_answered = has_words(f"{path[0].title} {path[0].text}", answer)
+        yield "both", _gate("the first passage holds the answer", is_answered)
+        is_found = path[-1].id in found[:depth]
+        yield "one_search", _gate(f"the passage with the answer is among the first {depth}", is_found)
     yield "retrievable", _gate(f"no passage of the path is among the first {FINDABLE}", path[0].id not in found)
 
 
@@ -133,31 +133,31 @@ def model_verdicts(
     reader: Generator,
     questions: Sequence[Question],
     paths: Sequence[Sequence[Passage]],
-    found: Sequence[Sequence[Passage]],
+    found_passages: Sequence[Sequence[Passage]],
 ) -> list[dict[str, GateVerdict]]:
     """The verdicts of a model for each question: its path, and what one search finds. A fault passes nothing."""
-    asked: list[ReadingInput] = []
-    for question, path, hits in zip(questions, paths, found, strict=True):
-        parts = [path, *([*path[:at], *path[at + 1 :]] for at in range(len(path)))] if len(path) > 1 else [path]
-        asked += [ReadingInput(question.question, tuple(part)) for part in (*parts, (), hits)]
-    outputs = iter(reader.answer([reader.context(one) for one in asked]))
+    readings: list[ReadingInput] = []
+    for question, path, hits in zip(questions, paths, found_passages, strict=True):
+        passage_lists = [path, *([*path[:at], *path[at + 1 :]] for at in range(len(path)))] if len(path) > 1 else [path]
+        readings += [ReadingInput(question.question, tuple(passages)) for passages in (*passage_lists, (), hits)]
+    outputs = iter(reader.answer([reader.context(reading) for reading in readings]))
     verdicts: list[dict[str, GateVerdict]] = []
     for question, path in zip(questions, paths, strict=True):
         count = len(path) + 1 if len(path) > 1 else 1
-        read_path, nothing, once = [next(outputs) for _ in range(count)], next(outputs), next(outputs)
-        said = [output.answer or "" for output in (*read_path, nothing, once)]
-        right = [cover_match(one, question.answers) for one in said]
-        if any(output.fault for output in (*read_path, nothing, once)):
+        read_path, without_passages, after_search = [next(outputs) for _ in range(count)], next(outputs), next(outputs)
+        answers = [output.answer or "" for output in (*read_path, without_passages, after_search)]
+        right = [cover_match(answer, question.answers) for answer in answers]
+        if any(output.fault for output in (*read_path, without_passages, after_search)):
             verdicts.append({name: GateVerdict(False, "the reader failed", fault=True) for name in GATES})
             continue
-        whole, withheld = right[0], any(right[1:count])
-        reason = "" if whole and not withheld else "a passage of the path is not needed" if whole else "read otherwise"
+        unneeded = "a passage of the path is not needed" if any(right[1:count]) else ""
+        reason = unneeded if right[0] else "read otherwise"
         single = len(path) == 1
         verdicts.append({
-            "follows": GateVerdict(not reason, reason, tuple(said[:count])),
-            "closed_book": GateVerdict(not right[-2], "answered without search" if right[-2] else "", (said[-2],)),
+            "follows": GateVerdict(not reason, reason, tuple(answers[:count])),
+            "closed_book": GateVerdict(not right[-2], "answered without search" if right[-2] else "", (answers[-2],)),
             "one_search": GateVerdict(
-                single or not right[-1], "answered after one search" if right[-1] else "", (said[-1],)
+                single or not right[-1], "answered after one search" if right[-1] else "", (answers[-1],)
             ),
         })  # fmt: skip
     return verdicts
@@ -167,8 +167,9 @@ def edge(solved: float | None, least: float, most: float) -> GateVerdict:
     """The last gate, with a solver: the share of its tries that are right is from `least` to `most`."""
     if solved is None:
         return GateVerdict(False, "the solver failed")
-    told = f"solved in {solved:.0%} of the tries" if least <= solved <= most else ""
-    return GateVerdict(bool(told), told or f"the solver {'seldom' if solved < least else 'nearly always'} answers it")
+    if least <= solved <= most:
+        return GateVerdict(True, f"solved in {solved:.0%} of the tries")
+    return GateVerdict(False, f"the solver {'seldom' if solved < least else 'nearly always'} answers it")
 
 
 class Solver(Protocol):
@@ -190,10 +191,12 @@ class AgentSolver:
     seed: int
 
     def solved(self, questions: Sequence[Question]) -> list[float | None]:
-        asked = [replace(one, id=f"q{place}") for place, one in enumerate(questions) for _ in range(self.tries)]
-        seeds = [row_seed(self.seed, one.question, place % self.tries) for place, one in enumerate(asked)]
-        right: dict[str, list[bool]] = {f"q{place}": [] for place in range(len(questions))}
-        for run in rollout(self.agent, self.retriever, asked, seeds, self.limits):
-            if run.fault is None:
-                right[run.question.id].append(exact_match(run.answer, run.question.answers))
+        attempts = [
+            replace(question, id=f"q{row}") for row, question in enumerate(questions) for _ in range(self.tries)
+        ]
+        seeds = [row_seed(self.seed, question.question, at % self.tries) for at, question in enumerate(attempts)]
+        right: dict[str, list[bool]] = {f"q{row}": [] for row in range(len(questions))}
+        for trajectory in rollout(self.agent, self.retriever, attempts, seeds, self.limits):
+            if trajectory.fault is None:
+                right[trajectory.question.id].append(exact_match(trajectory.answer, trajectory.question.answers))
         return [sum(tries) / len(tries) if tries else None for tries in right.values()]

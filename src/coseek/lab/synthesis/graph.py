@@ -39,7 +39,7 @@ class HopGraph:
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
         named = map(with_subject, corpus)
-        self.passages = [replace(one, title=one.title.rpartition(TITLE_STEP)[2]) for one in named]
+        self.passages = [replace(statement, title=statement.title.rpartition(TITLE_STEP)[2]) for statement in named]
         """The passages with their own heading for a title, without those of their document above it."""
         keys = [key_of(passage.title) for passage in self.passages]
         facts = read_facts(self.passages, keys)
@@ -50,23 +50,23 @@ class HopGraph:
         self.bm25 = Bm25(corpus, Bm25Settings(), self._postings, self._vocabulary)
         self._held: dict[str, set[int]] = {}
         typed: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for one in facts.statements:
-            if one.key in self.types:
-                typed[one.phrase][self.types[one.key]] += 1
+        for statement in facts.statements:
+            if statement.key in self.types:
+                typed[statement.phrase][self.types[statement.key]] += 1
         self.hops: defaultdict[str, list[Statement]] = defaultdict(list)
         """Key of a subject → its statements."""
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Phrase → how often it gives each name."""
         self._written: defaultdict[str, list[str]] = defaultdict(list)
         self._places: set[str] = set()
-        for one in facts.statements:
-            same = typed[one.phrase][self.types.get(one.key, "")]
-            if typed[one.phrase].total() < _MANY or not 0 < same <= _FEW * typed[one.phrase].total():
-                self.hops[one.subject].append(one)
-                self.counts[one.phrase][one.key] += 1
-                self._written[one.key].append(one.name)
-                if one.kind == "name" and one.phrase.endswith(_PLACING):
-                    self._places.add(one.key)
+        for statement in facts.statements:
+            same = typed[statement.phrase][self.types.get(statement.key, "")]
+            if typed[statement.phrase].total() < _MANY or not 0 < same <= _FEW * typed[statement.phrase].total():
+                self.hops[statement.subject].append(statement)
+                self.counts[statement.phrase][statement.key] += 1
+                self._written[statement.key].append(statement.name)
+                if statement.kind == "name" and statement.phrase.endswith(_PLACING):
+                    self._places.add(statement.key)
         for subject, name in facts.aliases.values():
             self._written[subject].append(name)
 
@@ -101,12 +101,12 @@ class HopGraph:
 
     def is_exclusive(self, chain: Chain) -> bool:
         """Whether no other passage holds two names of the chain, and each of its own only those of its hop."""
-        places: defaultdict[int, set[int]] = defaultdict(set)
-        for place, name in enumerate([chain[0].subject, *(hop.key for hop in chain)]):
+        positions_by_row: defaultdict[int, set[int]] = defaultdict(set)
+        for position, name in enumerate([chain[0].subject, *(hop.key for hop in chain)]):
             for row in self.holding(name):
-                places[row].add(place)
-        own = {hop.row: {place, place + 1} for place, hop in enumerate(chain)}
-        return all(len(held) < 2 or held == own.get(row) for row, held in places.items())
+                positions_by_row[row].add(position)
+        expected = {hop.row: {position, position + 1} for position, hop in enumerate(chain)}
+        return all(len(positions) < 2 or positions == expected.get(row) for row, positions in positions_by_row.items())
 
     def draw(self, start: str, hops: int, rng: random.Random, allowed: Callable[[int], bool]) -> Chain | None:
         """A chain of `hops` hops from a name over `allowed` rows, without a passage or a name twice; `None` where the
@@ -116,7 +116,7 @@ class HopGraph:
         while len(chain) < hops:
             ways = [
                 hop for hop in self.hops.get(name, ())
-                if hop.row not in {one.row for one in chain} and hop.key not in seen and allowed(hop.row)
+                if hop.row not in {earlier.row for earlier in chain} and hop.key not in seen and allowed(hop.row)
                 and (len(chain) + 1 == hops or (hop.kind == "name" and hop.key in self.hops and self.type_of(hop)))
             ]  # fmt: skip
             if not ways:
@@ -129,38 +129,41 @@ class HopGraph:
 
 def question_of(graph: HopGraph, chain: Chain) -> str:
     """One sentence a hop, in the words of the passages and without the names between; the last one asks."""
-    known = graph.names_of(chain[0].subject)[0]
-    met: Counter[str] = Counter()
-    said: list[str] = []
+    subject = graph.names_of(chain[0].subject)[0]
+    kinds_met: Counter[str] = Counter()
+    sentences: list[str] = []
     for hop in chain[:-1]:
         kind = graph.type_of(hop)
-        new = f"{_ORDER[met[kind]]}{kind}"
-        vowel = new[0] in "aeiou" and not new.startswith(("uni", "use", "eu", "one"))
-        article = "an" if met[kind] == 1 else "an " if vowel else "a "
-        said.append(f"{known} {hop.copula} {hop.phrase} {article}{new}.")
-        known = f"this {new}"
-        met[kind] += 1
-    said.append(_asked(chain[-1], graph.type_of(chain[-1]), known))
-    return " ".join(f"{one[0].upper()}{one[1:]}" for one in (" ".join(each.split()) for each in said))
+        described = f"{_ORDER[kinds_met[kind]]}{kind}"
+        vowel = described[0] in "aeiou" and not described.startswith(("uni", "use", "eu", "one"))
+        article = "an" if kinds_met[kind] == 1 else "an " if vowel else "a "
+        sentences.append(f"{subject} {hop.copula} {hop.phrase} {article}{described}.")
+        subject = f"this {described}"
+        kinds_met[kind] += 1
+    sentences.append(_asked(chain[-1], graph.type_of(chain[-1]), subject))
+    spaced = (" ".join(sentence.split()) for sentence in sentences)
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}" for sentence in spaced)
 
 
-def _asked(hop: Statement, kind: str, known: str) -> str:
+def _asked(hop: Statement, kind: str, subject: str) -> str:
     """The question of one hop: `By whom was Ferry made?`, `What is Ada the daughter of?`, `What does Bea work for?`."""
     rest, _, last = hop.phrase.rpartition(" ")
     copula = {"is": "was", "are": "were"}.get(hop.copula, hop.copula) if hop.kind != "name" else hop.copula
     joins = last in PREPOSITIONS.split("|")
-    what = f"which {kind or hop.kind}" if kind not in ("", "place", "person or body") or hop.kind != "name" else "what"
+    question_word = (
+        f"which {kind or hop.kind}" if kind not in ("", "place", "person or body") or hop.kind != "name" else "what"
+    )
     if hop.kind != "name" and not joins and copula:
-        return f"when {copula} {known} {hop.phrase}?"
+        return f"when {copula} {subject} {hop.phrase}?"
     auxiliary, rest = (copula, rest) if copula else ("does", _infinitive(rest if joins else hop.phrase))
     if kind == "place" and last == "in":
-        return f"where {auxiliary} {known} {rest}?"
+        return f"where {auxiliary} {subject} {rest}?"
     if not joins:
-        return f"{what} {auxiliary} {known} {rest}?"
+        return f"{question_word} {auxiliary} {subject} {rest}?"
     if kind == "person or body":
-        return f"{last} whom {auxiliary} {known} {rest}?"
-    front, end = ("", f" {last}") if what == "what" else (f"{last} ", "")
-    return f"{front}{what} {auxiliary} {known} {rest}{end}?"
+        return f"{last} whom {auxiliary} {subject} {rest}?"
+    front, end = ("", f" {last}") if question_word == "what" else (f"{last} ", "")
+    return f"{front}{question_word} {auxiliary} {subject} {rest}{end}?"
 
 
 def _infinitive(verb: str) -> str:

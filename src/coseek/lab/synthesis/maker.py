@@ -110,33 +110,33 @@ class QuestionMaker:
             shares = {hops: max(1, round(_BATCH * self._quotas[hops] / total)) for hops in draws}
             drawn = {hops: list(islice(draws[hops], count)) for hops, count in shares.items()}
             draws = {hops: draws[hops] for hops, count in shares.items() if len(drawn[hops]) == count}
-            batch = [one for candidates in drawn.values() for one in candidates]
+            batch = [candidate for candidates in drawn.values() for candidate in candidates]
             if not batch:
                 return
             tried += len(batch)
-            rates = solver.solved([self._question("", one) for one in batch])
+            rates = solver.solved([self._question("", candidate) for candidate in batch])
             if all(rate is None for rate in rates):
                 raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
-            for one, rate in zip(batch, rates, strict=True):
+            for candidate, rate in zip(batch, rates, strict=True):
                 verdict = {"edge": edge(rate, *self._settings.edge)}
                 if self._passes(verdict):
-                    yield replace(one, verdicts=one.verdicts | verdict)
+                    yield replace(candidate, verdicts=candidate.verdicts | verdict)
 
     def _kept(self, hops: int) -> Iterator[CandidateQuestion]:
         """Candidates that pass all gates; their documents then belong to one split."""
         batches = self._drawn(hops) if self._proposer is None else self._proposed(hops, self._proposer)
         for batch in batches:
-            for one in self._read(batch):
-                split = self._split_of(one.rows)
+            for candidate in self._read(batch):
+                split = self._split_of(candidate.rows)
                 if split is None:
                     self.dropped["split: the path crosses splits"] += 1
-                elif not all(map(self._is_free, one.rows)):
+                elif not all(map(self._is_free, candidate.rows)):
                     self.dropped["reuse: enough questions of this passage"] += 1
                 else:
-                    self._owners |= dict.fromkeys((self._documents[row] for row in one.rows), split)
-                    self._used.update(one.rows)
-                    self._dealt[len(one.rows)][split] += 1
-                    yield one
+                    self._owners |= dict.fromkeys((self._documents[row] for row in candidate.rows), split)
+                    self._used.update(candidate.rows)
+                    self._dealt[len(candidate.rows)][split] += 1
+                    yield candidate
 
     def _proposed(self, hops: int, proposer: QuestionProposer) -> Iterator[list[CandidateQuestion]]:
         """What a model proposes and the gates by rules keep, in batches."""
@@ -144,13 +144,15 @@ class QuestionMaker:
         limits = settings.proposals, settings.limit or 2 * self._quotas[hops], settings.reply_tokens
         groups = single_passages(graph.corpus) if hops == 1 else list(linked_passages(graph.passages))
         for batch in proposer.propose(graph.corpus, groups, f"{settings.seed} proposals {hops}", *limits):
-            kept: list[CandidateQuestion] = []
-            for one in batch:
-                verdicts = verdicts_of(proposal_gates(graph, one, settings.depth))
-                if self._passes(verdicts) and self._is_new(one.question):
-                    steps = proposal_steps(graph, one)
-                    kept.append(CandidateQuestion(one.rows, one.question, (one.answer,), steps, "proposal", verdicts))
-            yield kept
+            candidates: list[CandidateQuestion] = []
+            for proposal in batch:
+                verdicts = verdicts_of(proposal_gates(graph, proposal, settings.depth))
+                if self._passes(verdicts) and self._is_new(proposal.question):
+                    answers, steps = (proposal.answer,), proposal_steps(graph, proposal)
+                    candidates.append(
+                        CandidateQuestion(proposal.rows, proposal.question, answers, steps, "proposal", verdicts)
+                    )
+            yield candidates
 
     def _drawn(self, hops: int) -> Iterator[list[CandidateQuestion]]:
         """Chains that pass the gates by rules: batches for a model that reads them, else one by one."""
@@ -188,13 +190,13 @@ class QuestionMaker:
     def _split_of(self, rows: Sequence[int]) -> Split | None:
         """The split of the path's documents, else the one that lacks most of its share; `None` for a path that crosses
         splits."""
-        owners = {self._owners[one] for row in rows if (one := self._documents[row]) in self._owners}
+        owners = {self._owners[document] for row in rows if (document := self._documents[row]) in self._owners}
         if owners:
             return next(iter(owners)) if len(owners) == 1 else None
         dev, test, dealt = self._settings.dev, self._settings.test, self._dealt[len(rows)]
         shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
-        wanting = [split for split in SPLITS if shares[split]]
-        return max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
+        splits = [split for split in SPLITS if shares[split]]
+        return max(splits, key=lambda split: shares[split] * (dealt.total() + 1) - dealt[split])
 
     def _passes(self, verdicts: Verdicts) -> bool:
         """Whether all gates are passed; the first that is not is counted."""
@@ -206,38 +208,39 @@ class QuestionMaker:
         """The candidates that a model answers from their path alone."""
         if self._reader is None or not batch:
             return list(batch)
-        questions, corpus = [self._question("", one) for one in batch], self._graph.corpus
-        hits = self._graph.bm25.search([one.question for one in batch], self._settings.depth)
-        found = [[hit.passage for hit in each] for each in hits]
-        paths = [[corpus[row] for row in one.rows] for one in batch]
+        questions, corpus = [self._question("", candidate) for candidate in batch], self._graph.corpus
+        hits = self._graph.bm25.search([candidate.question for candidate in batch], self._settings.depth)
+        found = [[hit.passage for hit in hit_list] for hit_list in hits]
+        paths = [[corpus[row] for row in candidate.rows] for candidate in batch]
         read = model_verdicts(self._reader, questions, paths, found)
         if len(batch) >= MANY_FAULTS and all(verdict.fault for verdicts in read for verdict in verdicts.values()):
             raise RunError(
                 f"the reader failed for all of {len(batch)} questions in a row; nothing is written, and the same "
                 "command resumes from the replies in its cache"
             )
-        marked = (
-            replace(one, verdicts={**one.verdicts, **{f"{name} (model)": said for name, said in verdicts.items()}})
-            for one, verdicts in zip(batch, read, strict=True)
-        )
-        return [one for one in marked if self._passes(one.verdicts)]
+        marked: list[CandidateQuestion] = []
+        for candidate, verdicts in zip(batch, read, strict=True):
+            by_model = {f"{name} (model)": verdict for name, verdict in verdicts.items()}
+            marked.append(replace(candidate, verdicts=candidate.verdicts | by_model))
+        return [candidate for candidate in marked if self._passes(candidate.verdicts)]
 
-    def _question(self, ident: str, one: CandidateQuestion) -> Question:
-        gates: JsonObject = {name: verdict.to_json() for name, verdict in one.verdicts.items()}
-        meta: JsonObject = {"kind": one.kind, **({"path": [*one.path]} if one.path else {}), "gates": gates}
+    def _question(self, ident: str, candidate: CandidateQuestion) -> Question:
+        gates: JsonObject = {name: verdict.to_json() for name, verdict in candidate.verdicts.items()}
+        path: JsonObject = {"path": [*candidate.path]} if candidate.path else {}
+        meta: JsonObject = {"kind": candidate.kind, **path, "gates": gates}
         if ident:
-            meta["negatives"] = list[Json](self._negatives(one))
-        gold = tuple(self._graph.corpus[row].id for row in one.rows)
-        return Question(ident or "q", one.question, one.answers, gold, len(gold), meta)
+            meta["negatives"] = list[Json](self._negatives(candidate))
+        gold = tuple(self._graph.corpus[row].id for row in candidate.rows)
+        return Question(ident or "q", candidate.question, candidate.answers, gold, len(gold), meta)
 
-    def _negatives(self, one: CandidateQuestion) -> Iterator[str]:
+    def _negatives(self, candidate: CandidateQuestion) -> Iterator[str]:
         """Passages near the path that do not answer: what searches with the question and with its steps find first."""
-        graph, most = self._graph, self._settings.negatives
-        out = {graph.corpus[row].id for row in {*one.rows, *graph.holding(key_of(one.answers[0]))}}
-        queries = [one.question, *(str(step["question"]) for step in one.path)]
-        ranked = graph.bm25.search(queries, most + len(one.rows))
+        graph, count = self._graph, self._settings.negatives
+        excluded = {graph.corpus[row].id for row in {*candidate.rows, *graph.holding(key_of(candidate.answers[0]))}}
+        queries = [candidate.question, *(str(step["question"]) for step in candidate.path)]
+        ranked = graph.bm25.search(queries, count + len(candidate.rows))
         ids = (hit.passage.id for hits in zip_longest(*ranked) for hit in hits if hit is not None)
-        yield from islice((ident for ident in dict.fromkeys(ids) if ident not in out), most)
+        yield from islice((ident for ident in dict.fromkeys(ids) if ident not in excluded), count)
 
 
 def chain_steps(graph: HopGraph, chain: Chain) -> tuple[JsonObject, ...]:
@@ -247,9 +250,9 @@ def chain_steps(graph: HopGraph, chain: Chain) -> tuple[JsonObject, ...]:
             "passage": graph.corpus[hop.row].id, "from": graph.names_of(hop.subject)[0],
             "to": graph.names_of(hop.key)[0], "written": hop.name, "phrase": hop.phrase, "back": False,
             "question": question_of(graph, (hop,)),
-            "rest": question_of(graph, chain[place:]) if chain[place:] else "",
+            "rest": question_of(graph, chain[number:]) if chain[number:] else "",
         }
-        for place, hop in enumerate(chain, start=1)
+        for number, hop in enumerate(chain, start=1)
     )  # fmt: skip
 
 
@@ -263,9 +266,9 @@ def proposal_steps(graph: HopGraph, proposal: Proposal) -> tuple[JsonObject, ...
     names = (plain_name(graph.passages[proposal.rows[0]].title), proposal.link, proposal.answer)
     return tuple(
         {
-            "passage": graph.corpus[row].id, "from": names[place], "to": names[place + 1],
-            "written": names[place + 1], "phrase": "", "back": False, "question": proposal.steps[place],
-            "rest": (*proposal.steps, "")[place + 1],
+            "passage": graph.corpus[row].id, "from": names[number], "to": names[number + 1],
+            "written": names[number + 1], "phrase": "", "back": False, "question": proposal.steps[number],
+            "rest": (*proposal.steps, "")[number + 1],
         }
-        for place, row in enumerate(proposal.rows)
+        for number, row in enumerate(proposal.rows)
     )  # fmt: skip

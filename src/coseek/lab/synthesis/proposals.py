@@ -64,7 +64,7 @@ class PassageGroup:
 
 def single_passages(passages: Iterable[Passage]) -> list[PassageGroup]:
     """Every passage that is long enough to be asked about."""
-    return [PassageGroup((row,)) for row, one in enumerate(passages) if len(words(one.text)) >= _LEAST_WORDS]
+    return [PassageGroup((row,)) for row, passage in enumerate(passages) if len(words(passage.text)) >= _LEAST_WORDS]
 
 
 def linked_passages(passages: Sequence[Passage]) -> Iterator[PassageGroup]:
@@ -75,8 +75,8 @@ def linked_passages(passages: Sequence[Passage]) -> Iterator[PassageGroup]:
         titled[title].append(row)
     names: list[dict[str, str]] = []
     for row, passage in enumerate(passages):
-        found = [one for one in names_in(passage.text, titled) if one.kind == "name" and one.key]
-        names.append({one.key: one.text for one in reversed(found)})
+        mentions = [mention for mention in names_in(passage.text, titled) if mention.kind == "name" and mention.key]
+        names.append({mention.key: mention.text for mention in reversed(mentions)})
         for key in names[row]:
             holders[key].append(row)
     for row, written in enumerate(names):
@@ -151,20 +151,20 @@ class QuestionProposer:
         """What the model writes about the first `limit` of the `groups`, in a seeded order that keeps those of lower
         rank first; one list a batch of requests. Raises `RunError` when all of a batch failed."""
         order = random.Random(seed).sample(groups, len(groups))
-        order = sorted(order, key=lambda one: one.rank)[:limit]
+        order = sorted(order, key=lambda group: group.rank)[:limit]
         for start in range(0, len(order), _TOGETHER):
             batch = order[start : start + _TOGETHER]
-            requests = [self._request([corpus[row] for row in one.rows], one.link, questions) for one in batch]
+            requests = [self._request([corpus[row] for row in group.rows], group.link, questions) for group in batch]
             replies = ask_with_retry(self.model, requests, max_tokens, self.counts)
             self._count(replies)
             yield [
-                replace(proposal, rows=one.rows, link=one.link)
-                for one, reply in zip(batch, replies, strict=True)
+                replace(proposal, rows=group.rows, link=group.link)
+                for group, reply in zip(batch, replies, strict=True)
                 for proposal in reply.found or ()
             ]
 
     def _request(self, path: Sequence[Passage], link: str, questions: int) -> OutputRequest[tuple[Proposal, ...]]:
-        shown = "".join(
+        passages = "".join(
             fill_template(
                 self.prompt.passage, number=str(number), title=one_line(passage.title),
                 text=one_line(passage.text, _MAX_WORDS),
@@ -173,14 +173,14 @@ class QuestionProposer:
         )  # fmt: skip
         prompt = fill_template(
             self.prompt.pair if link else self.prompt.single,
-            count=str(questions), passages=repeatable(shown.rstrip("\n")), link=one_line(link),
+            count=str(questions), passages=repeatable(passages.rstrip("\n")), link=one_line(link),
         )  # fmt: skip
         return OutputRequest(prompt, self.prompt.again, partial(read_proposals, most=questions))
 
     def _count(self, replies: Sequence[ParsedOutput[tuple[Proposal, ...]]]) -> None:
         self.requests += len(replies)
-        self.unreadable += sum(bool(one.unreadable) for one in replies)
-        faults = [one.fault for one in replies if one.fault]
+        self.unreadable += sum(bool(reply.unreadable) for reply in replies)
+        faults = [reply.fault for reply in replies if reply.fault]
         self.fault = self.fault or next(iter(faults), "")
         if len(faults) == len(replies) and (len(faults) >= MANY_FAULTS or self.requests == len(faults)):
             raise RunError(
@@ -198,14 +198,14 @@ def read_proposals(text: str, most: int) -> tuple[Proposal, ...] | Unreadable:
     rows = reply.get("questions") if isinstance(reply, dict) else None
     if not isinstance(rows, list):
         return Unreadable('no object with a list "questions"')
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     for row in rows[:most]:
         fields = row if isinstance(row, dict) else {}
         question, answer = fields.get("question"), fields.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
             return Unreadable('a question without the texts "question" and "answer"')
-        found.append(Proposal((), one_line(question), one_line(answer), steps=_texts(fields.get("steps"))))
-    return tuple(found)
+        proposals.append(Proposal((), one_line(question), one_line(answer), steps=_texts(fields.get("steps"))))
+    return tuple(proposals)
 
 
 def _texts(value: Json) -> tuple[str, ...]:

@@ -28,15 +28,20 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     names, kinds = _subjects(questions)
     if not names:
         raise DataError("no training question has a gold path to rename along; set warm_start.renamed=0")
-    new = _exchanged(kinds, random.Random(seed))
-    given = {old: names[new[ident]][0] for ident, olds in names.items() for old in olds}
-    words = _Words(given)
-    told = {
-        one.id: replace(one, title=words.renamed(one.title), text=words.renamed(one.text), raw_contents=None)
-        for one in map(corpus.by_id, names)
+    rng = random.Random(seed)
+    exchanged: dict[str, str] = {}
+    """Passage → the one whose name its subject gets."""
+    for idents in kinds.values():
+        exchanged |= zip(idents, rng.sample(idents, len(idents)), strict=True)
+    new_names = {old: names[exchanged[ident]][0] for ident, old_names in names.items() for old in old_names}
+    words = _Words(new_names)
+    renamed_passages = {
+        ident: replace(passage, title=words.renamed(passage.title), text=words.renamed(passage.text), raw_contents=None)
+        for ident, passage in zip(names, map(corpus.by_id, names), strict=True)
     }
-    copies = [_copy(one, words, seed) for one in questions if gold_path(one)]
-    return Corpus(told.get(one.id, one) for one in corpus), [one for one in copies if _stands(one, told)]
+    copies = [_copy(question, words, seed) for question in questions if gold_path(question)]
+    renamed_corpus = Corpus(renamed_passages.get(passage.id, passage) for passage in corpus)
+    return renamed_corpus, [question for question in copies if _stands(question, renamed_passages)]
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -51,19 +56,10 @@ def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict
                 forms.append(before.written)
             names[step.passage].update(dict.fromkeys(plain_name(form) for form in forms))
             kinds.setdefault(step.passage, step.phrase)
-    together = defaultdict(list)
+    by_kind = defaultdict(list)
     for ident, kind in kinds.items():
-        together[kind].append(ident)
-    return {ident: [*forms] for ident, forms in names.items()}, dict(together)
-
-
-def _exchanged(kinds: Mapping[str, Sequence[str]], rng: random.Random) -> dict[str, str]:
-    """Passage → the one whose name its subject gets: an order drawn anew within each kind."""
-    return {
-        ident: other
-        for idents in kinds.values()
-        for ident, other in zip(idents, rng.sample(idents, len(idents)), strict=True)
-    }
+        by_kind[kind].append(ident)
+    return {ident: [*forms] for ident, forms in names.items()}, dict(by_kind)
 
 
 class _Words:
@@ -110,13 +106,13 @@ def _copy(question: Question, words: _Words, seed: int) -> Question:
     )
 
 
-def _stands(question: Question, told: Mapping[str, Passage]) -> bool:
+def _stands(question: Question, passages: Mapping[str, Passage]) -> bool:
     """Whether the names of the path are in the question and in the passages that lead to them."""
     path = gold_path(question)
     for before, step in zip((None, *path), path, strict=False):
-        led = before is not None and before.target == step.source
-        if not led and plain_name(step.source) not in question.question:
+        is_led_to = before is not None and before.target == step.source
+        if not is_led_to and plain_name(step.source) not in question.question:
             return False
-        if step.written not in told[step.passage].text:
+        if step.written not in passages[step.passage].text:
             return False
     return True

@@ -125,12 +125,12 @@ def key_of(name: str) -> str:
 def names_in(text: str, titles: Collection[str]) -> Iterator[Name]:
     """Dates and names, in order: titles, whose keys are known, and runs of capitalised words that no sentence and no
     stop word begins."""
-    done = 0
-    for found in _NAME.finditer(text):
-        name, start = found[0], found.start()
-        if start < done:
+    end = 0
+    for match in _NAME.finditer(text):
+        name, start = match[0], match.start()
+        if start < end:
             continue
-        if found["date"]:
+        if match["date"]:
             kind: Kind = "year" if len(name) == 4 else "month" if name[0].isalpha() and "," not in name else "date"
         else:
             kind, title = "name", _title_at(text, start, titles)
@@ -142,16 +142,16 @@ def names_in(text: str, titles: Collection[str]) -> Iterator[Name]:
                 opens = text[max(0, start - 3) : start].rstrip()[-1:] in ("", ".", "!", "?")
                 if first.lower() in STOP_WORDS or (opens and not rest):
                     name, start = "" if rest.isdigit() else rest, start + len(first) + 1
-        done = start + len(name)
+        end = start + len(name)
         if name:
-            yield Name(name, kind, start, done)
+            yield Name(name, kind, start, end)
 
 
 def _title_at(text: str, start: int, titles: Collection[str]) -> str:
     """The longest title that begins there; empty without one."""
-    cut = words(text[start : start + _LONGEST])
-    title = next((key for size in range(len(cut), 0, -1) if (key := " ".join(cut[:size])) in titles), None)
-    ends = (found.end() for found in _WORD.finditer(text, start))
+    following = words(text[start : start + _LONGEST])
+    title = next((key for size in range(len(following), 0, -1) if (key := " ".join(following[:size])) in titles), None)
+    ends = (match.end() for match in _WORD.finditer(text, start))
     return next((text[start:end] for end in ends if key_of(text[start:end]) == title), "") if title else ""
 
 
@@ -167,31 +167,36 @@ class Facts:
 
 def read_facts(passages: Sequence[Passage], titles: Sequence[str]) -> Facts:
     """Read titled passages. `titles` are the keys of their subjects."""
-    own = frozenset(titles) - {""}
-    known = own | {title.removeprefix("the ") for title in own}
+    title_keys = frozenset(titles) - {""}
+    all_titles = title_keys | {title.removeprefix("the ") for title in title_keys}
     types: dict[str, str] = {}
-    called: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    read: list[Statement] = []
+    aliased: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    statements: list[Statement] = []
     for row, passage in enumerate(passages):
         if titles[row].startswith("the "):
-            called[titles[row][4:]][titles[row]] = passage.title.strip()[4:]
+            aliased[titles[row][4:]][titles[row]] = passage.title.strip()[4:]
         if titles[row]:
-            read += _Passage(row, titles[row], known, types, called).read(passage)
-    aliases = {key: next(iter(of.items())) for key, of in called.items() if len(of) == 1 and key not in own}
-    read = [replace(one, key=aliases.get(one.key, (one.key,))[0]) for one in read]
-    common = Counter(types.values())
-    types = {subject: kind for subject, kind in types.items() if common[kind] >= _MIN_TYPED}
-    said, whose = defaultdict[tuple[str, str], set[str]](set), defaultdict[str, set[str]](set)
-    for one in read:
-        said[one.subject, one.phrase].add(one.key)
-        whose[one.phrase].update([] if one.apart else [types.get(one.subject, "")])
-    found: dict[tuple[str, str], Statement] = {}
-    for one in read:
-        kind = types.get(aliases.get(one.apart, (one.apart,))[0])
-        is_its = not one.apart or (kind is not None and kind not in whose[one.phrase])
-        if is_its and said[one.subject, one.phrase] == {one.key} and one.key not in ("", one.subject):
-            found.setdefault((one.subject, one.phrase), one)
-    return Facts([*found.values()], types, aliases)
+            statements += _Passage(row, titles[row], all_titles, types, aliased).read(passage)
+    unique = {key: bearers for key, bearers in aliased.items() if len(bearers) == 1 and key not in title_keys}
+    aliases = {key: next(iter(bearers.items())) for key, bearers in unique.items()}
+    statements = [replace(statement, key=aliases.get(statement.key, (statement.key,))[0]) for statement in statements]
+    type_counts = Counter(types.values())
+    types = {subject: kind for subject, kind in types.items() if type_counts[kind] >= _MIN_TYPED}
+    names_by_phrase, types_by_phrase = defaultdict[tuple[str, str], set[str]](set), defaultdict[str, set[str]](set)
+    for statement in statements:
+        names_by_phrase[statement.subject, statement.phrase].add(statement.key)
+        types_by_phrase[statement.phrase].update([] if statement.apart else [types.get(statement.subject, "")])
+    kept: dict[tuple[str, str], Statement] = {}
+    for statement in statements:
+        kind = types.get(aliases.get(statement.apart, (statement.apart,))[0])
+        is_its = not statement.apart or (kind is not None and kind not in types_by_phrase[statement.phrase])
+        if (
+            is_its
+            and names_by_phrase[statement.subject, statement.phrase] == {statement.key}
+            and statement.key not in ("", statement.subject)
+        ):
+            kept.setdefault((statement.subject, statement.phrase), statement)
+    return Facts([*kept.values()], types, aliases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +242,7 @@ class _Passage:
             joint = breaks[-1] if breaks else ""
             if form is not None and _states(form, name, sentence[name.end :], joint, is_described=body > opening):
                 copula = form["copula"] or (verb if verb in ("is", "was", "are", "were") else "is")
-                follows = before and before.kind == "name" and [one.strip() for one in breaks] == ["", ","]
+                follows = before and before.kind == "name" and [text.strip() for text in breaks] == ["", ","]
                 yield Statement(
                     self.row, self.subject, "" if form["verb"] else copula,
                     " ".join(form["phrase"].split()), name.text,
@@ -247,21 +252,21 @@ class _Passage:
             before = before if aside else name
 
 
-def _states(form: re.Match[str], name: Name, behind: str, joint: str, *, is_described: bool) -> bool:
+def _states(form: re.Match[str], name: Name, after: str, joint: str, *, is_described: bool) -> bool:
     """Whether the words around a name state something of its subject that holds today. `joint` is the break before
     them; `described`: the sentence says what its subject is."""
     phrase, _, last = form["phrase"].rstrip().rpartition(" ")
     joins = last in _PREPOSITIONS if phrase else bool(form["verb"]) or name.kind != "name"
     if form["verb"]:
-        goes = form["relative"] or (not form["copula"] and joint in ("", "and", "but"))
+        fits = form["relative"] or (not form["copula"] and joint in ("", "and", "but"))
     elif form["participle"]:  # `played for Ulm` says what the subject did
-        goes = form["copula"] or last == "by" or (is_described and not form["relative"] and joint in ("", ","))
-        goes = (goes or joint == "(") and (name.kind == "name" or last in ("in", "on") or not phrase)
+        fits = form["copula"] or last == "by" or (is_described and not form["relative"] and joint in ("", ","))
+        fits = (fits or joint == "(") and (name.kind == "name" or last in ("in", "on") or not phrase)
     else:
-        goes = not joint or (is_described and joint == ",")
-    near = _NEAR.match(behind)
+        fits = not joint or (is_described and joint == ",")
+    near = _NEAR.match(after)
     past = _PAST.search(f"{form[0]} {near[0] if near else ''}") or _CALLED.search(form[0])
-    return bool(joins and goes) and not past and bool(_FOLLOWS.match(behind))
+    return bool(joins and fits) and not past and bool(_FOLLOWS.match(after))
 
 
 def _subject_end(sentence: str, plain: str, kind: str, is_first: bool) -> int:

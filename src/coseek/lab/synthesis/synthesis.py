@@ -55,11 +55,11 @@ class SynthesisSummary:
     @property
     def warning(self) -> str:
         """A sentence with the way out where few of the wanted questions came out; empty otherwise."""
-        made = sum(sum(hops.values()) for hops in self.questions.values())
-        if made >= FEW * self.wanted:
+        count = sum(sum(hops.values()) for hops in self.questions.values())
+        if count >= FEW * self.wanted:
             return ""
-        way = "give more documents, or raise --limit" if self.calls else WAY_OUT
-        return f"only {made:,} of the {self.wanted:,} questions wanted were made; {way}"
+        way_out = "give more documents, or raise --limit" if self.calls else WAY_OUT
+        return f"only {count:,} of the {self.wanted:,} questions wanted were made; {way_out}"
 
     def __str__(self) -> str:
         """`7,033 train, 155 dev`."""
@@ -99,29 +99,28 @@ def synthesize(
         if not questions:
             raise DataError(_none_made(folder, len(corpus), maker, proposer))
         split_questions: dict[str, list[Question]] = dict(questions.items())
-        everything = [question for asked in questions.values() for question in asked]
-        withheld = withhold(everything, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
-        pairs = twins(split_questions, withheld)
+        all_questions = [question for of_split in questions.values() for question in of_split]
+        withheld = withhold(all_questions, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
+        twin_questions = twins(split_questions, withheld)
         summary = SynthesisSummary(
             len(corpus),
             {
-                split: dict(sorted(Counter(len(one.gold_ids) for one in asked).items()))
-                for split, asked in questions.items()
+                split: dict(sorted(Counter(len(question.gold_ids) for question in of_split).items()))
+                for split, of_split in questions.items()
             },
             dict(maker.dropped.most_common()),
-            sum(not question.answerable for asked in pairs.values() for question in asked),
+            sum(not question.answerable for of_split in twin_questions.values() for question in of_split),
             settings.count,
             proposer.tally if proposer is not None else {},
         )
 
-        def fill(part: Path) -> None:
-            _save(part, corpus, split_questions)
+        def fill(partial: Path) -> None:
+            _save(partial, corpus, split_questions)
             if withheld:
-                kept = Corpus((one for one in corpus if one.id not in withheld), "the corpus of the unanswerable twins")
-                _save(part / UNANSWERABLE, kept, pairs)
-            write_json(
-                part / RECORD, {"settings": dump_settings(settings), "corpus": corpus.digest, **summary.to_json()}
-            )
+                remaining = (passage for passage in corpus if passage.id not in withheld)
+                _save(partial / UNANSWERABLE, Corpus(remaining, "the corpus of the unanswerable twins"), twin_questions)
+            record: JsonObject = {"settings": dump_settings(settings), "corpus": corpus.digest, **summary.to_json()}
+            write_json(partial / RECORD, record)
 
         atomic_folder(out, fill)
         return summary
@@ -130,15 +129,15 @@ def synthesize(
 def _none_made(folder: Path, passages: int, maker: QuestionMaker, proposer: QuestionProposer | None) -> str:
     """Why no question was made, and the way out."""
     reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
-    said = f"the {passages:,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}"
+    problem = f"the {passages:,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}"
     if proposer is not None:
         tally = ", ".join(f"{count:,} {name}" for name, count in proposer.tally.items())
-        told = f"{said}; of the generator: {tally}{f' ({proposer.fault})' if proposer.fault else ''}; "
-        return f"{told}give more documents"
-    return f"{said}; without a model they need sentences like those of an English encyclopedia; {WAY_OUT}"
+        calls = f"{problem}; of the generator: {tally}{f' ({proposer.fault})' if proposer.fault else ''}; "
+        return f"{calls}give more documents"
+    return f"{problem}; without a model they need sentences like those of an English encyclopedia; {WAY_OUT}"
 
 
 def _save(folder: Path, corpus: Corpus, questions: Mapping[str, list[Question]]) -> None:
     corpus.save(folder / "corpus.jsonl")
-    for split, asked in questions.items():
-        save_questions(folder / f"questions.{split}.jsonl", asked)
+    for split, of_split in questions.items():
+        save_questions(folder / f"questions.{split}.jsonl", of_split)

@@ -16,7 +16,7 @@ prompt of the laptop generator, so a base model answers with it as it is.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -146,8 +146,8 @@ class BaseTasks:
         """Task → its share of the examples: records and copies first."""
         warm_up = self.settings.warm_up
         late = min(1.0, max(0.0, (done / warm_up - 1.0) / GIVING_WAY)) if warm_up else 1.0
-        given = {task: share for task, share in self.settings.shares.items() if share}
-        return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in given.items()}
+        shares = {task: share for task, share in self.settings.shares.items() if share}
+        return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in shares.items()}
 
     def _grown(self, done: float) -> float:
         """How far records have grown, from 0 to 1."""
@@ -186,7 +186,7 @@ class BaseTasks:
         if task == "support":
             question = rng.choice(sampler.supported)
             passages = sampler.passages(question, max(count, 2), rng)
-            numbers = [number for number, one in enumerate(passages, 1) if one.id in question.gold_ids]
+            numbers = [number for number, passage in enumerate(passages, 1) if passage.id in question.gold_ids]
             written = "".join(f" # {number}" for number in numbers) + " ."
             return self._example(question, passages, CUES[task], written)
         question = sampler.draw_question(rng)
@@ -212,7 +212,7 @@ class BaseTasks:
     ) -> list[tuple[str, str]]:
         """A second question about the same passages, for some of their facts."""
         numbered = enumerate(passages, 1)
-        facts = [(number, fact) for number, one in numbered for fact in sampler.facts.get(one.id, ())]
+        facts = [(number, fact) for number, passage in numbered for fact in sampler.facts.get(passage.id, ())]
         if not facts:
             return []
         drill = drill_of(rng.sample(facts, min(len(facts), DRILL_FACTS)))
@@ -223,12 +223,12 @@ class BaseTasks:
     ) -> BaseExample:
         """An example in which the passages of some steps may be missing."""
         plan = plan_of(question)
-        whole = sampler.passages(question, max(count, 2), rng)
+        all_passages = sampler.passages(question, max(count, 2), rng)
         # What was found so far is a beginning of the plan; later passages may lie among the others by chance.
         found = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
-        known = {step.gold_id for step in plan[:found]}
-        absent = {step.gold_id for step in plan[found:]} - known
-        shown = tuple(passage for passage in whole if passage.id not in absent)
+        found_ids = {step.gold_id for step in plan[:found]}
+        missing_ids = {step.gold_id for step in plan[found:]} - found_ids
+        shown = tuple(passage for passage in all_passages if passage.id not in missing_ids)
         numbers = {passage.id: number for number, passage in enumerate(shown, 1)}
         titles = {passage.id: passage.title for passage in shown}
         complete = all(step.gold_id in numbers for step in plan)
@@ -258,10 +258,11 @@ class BaseTasks:
         length, gap = rng.randint(*COPY_LENGTHS), rng.randint(*COPY_GAPS) if rng.random() < 0.9 else 0
         few = rng.random() < FEW
         # The first two ids are padding and end of text.
-        known = [2 + rng.randrange(self.vocabulary - 2) for _ in range(rng.randint(*COPY_ALPHABETS))] if few else ()
-        drawn = [rng.choice(known) if known else 2 + rng.randrange(self.vocabulary - 2) for _ in range(length + gap)]
-        given = GIVEN if few else 1
-        return self._trajectory("copy", [([*drawn, *drawn[:given]], drawn[given:length])], ends=())
+        any_token = partial(rng.randrange, 2, self.vocabulary)
+        alphabet = [any_token() for _ in range(rng.randint(*COPY_ALPHABETS))] if few else ()
+        tokens = [rng.choice(alphabet) if alphabet else any_token() for _ in range(length + gap)]
+        given_count = GIVEN if few else 1
+        return self._trajectory("copy", [([*tokens, *tokens[:given_count]], tokens[given_count:length])], ends=())
 
     def _trajectory(
         self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None

@@ -31,27 +31,22 @@ SYMMETRIC = "spouse"
 
 
 def make_drills(
-    world: World,
-    protocol: Protocol,
-    tokenizer: Tokenizer,
-    count: int,
-    rng: random.Random,
-    asking: float = 0.0,
+    world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random, asking: float = 0.0
 ) -> Iterator[Trajectory]:
     """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name; a share
     `asking` shows what BM25 finds for an entity, in half of the cases without its own passage, and asks for facts of it
     and of what is shown beside it."""
-    entities = [one for one in world.oracle.facts.values() if one.facts and world.corpus.has(one.id)]
-    alike: dict[str, list[Entity]] = {}
+    entities = [entity for entity in world.oracle.facts.values() if entity.facts and world.corpus.has(entity.id)]
+    by_kind: dict[str, list[Entity]] = {}
     for entity in entities:
-        alike.setdefault(entity.kind, []).append(entity)
+        by_kind.setdefault(entity.kind, []).append(entity)
     retriever = Bm25.over(world.corpus) if asking else None
     for number in range(count):
         first, ident = rng.choice(entities), f"drill-{number}"
         if retriever is not None and rng.random() < asking:
             yield _asking(ident, world, first, retriever, protocol, tokenizer, rng)
         else:
-            second = rng.choice(alike[first.kind] if rng.random() < 0.5 else entities)
+            second = rng.choice(by_kind[first.kind] if rng.random() < 0.5 else entities)
             yield _telling(ident, world, (first, second), protocol, tokenizer, rng)
 
 
@@ -64,13 +59,13 @@ def _telling(
     rng: random.Random,
 ) -> Trajectory:
     hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
-    told = [
+    lines = [
         line(entity.title, number, (fact.noun, fact.value))
         for number, entity in enumerate(dict.fromkeys(entities), 1)
         for fact in entity.facts
     ]
-    rng.shuffle(told)
-    return _drill(ident, hits, [("", "".join(told))], protocol, tokenizer)
+    rng.shuffle(lines)
+    return _drill(ident, hits, [("", "".join(lines))], protocol, tokenizer)
 
 
 def _asking(
@@ -83,23 +78,24 @@ def _asking(
     rng: random.Random,
 ) -> Trajectory:
     name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
-    (found,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
-    hits = [hit for hit in found if not missing or hit.passage.id != entity.id][:SHOWN]
-    shown = {hit.passage.id: number for number, hit in enumerate(hits, 1)}
-    asked: list[tuple[str, str]] = []
-    others = [world.oracle.facts[other] for other in sorted(shown.keys() - {entity.id}) if other in world.oracle.facts]
-    for one, most in ((entity, ASKED), *((other, OTHERS) for other in others)):
-        own = name if one is entity else rng.choice(_clear_names(one))
-        for fact in rng.sample(one.facts, min(most, len(one.facts))):
-            needed = f"{NEXT} the {fact.noun} of {own} ."
-            if one.id in shown:
-                asked.append((needed, line(one.title, shown[one.id], (fact.noun, fact.value))))
+    (ranked,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
+    hits = [hit for hit in ranked if not missing or hit.passage.id != entity.id][:SHOWN]
+    numbers = {hit.passage.id: number for number, hit in enumerate(hits, 1)}
+    lines: list[tuple[str, str]] = []
+    facts = world.oracle.facts
+    neighbours = [facts[other] for other in sorted(numbers.keys() - {entity.id}) if other in facts]
+    for about, most in ((entity, ASKED), *((other, OTHERS) for other in neighbours)):
+        mention = name if about is entity else rng.choice(_clear_names(about))
+        for fact in rng.sample(about.facts, min(most, len(about.facts))):
+            needed = f"{NEXT} the {fact.noun} of {mention} ."
+            if about.id in numbers:
+                lines.append((needed, line(about.title, numbers[about.id], (fact.noun, fact.value))))
             elif fact.noun != SYMMETRIC:
-                asked.append((needed, MISSED))
-    if not asked:
+                lines.append((needed, MISSED))
+    if not lines:
         return _telling(ident, world, (entity, entity), protocol, tokenizer, rng)
-    rng.shuffle(asked)
-    return _drill(ident, hits, asked, protocol, tokenizer)
+    rng.shuffle(lines)
+    return _drill(ident, hits, lines, protocol, tokenizer)
 
 
 def _clear_names(entity: Entity) -> list[str]:
@@ -122,14 +118,14 @@ def _drill(
         return Segment(author, tag if learnt else "", tokenizer.decode(ids), ids, (0.0,) * len(ids) if learnt else ())
 
     segments = [Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown)]
-    if needed := "".join(sorted(asked for asked, _ in lines)):
+    if needed := "".join(sorted(request for request, _ in lines)):
         # Before the passages as well, as in an episode: else a name that occurs twice was found.
         segments.insert(0, written(Author.ENVIRONMENT, opening, needed, closing))
-    for number, (asked, said) in enumerate(lines, start=1):
-        if asked:
-            segments.append(written(Author.ENVIRONMENT, opening, asked, ""))
+    for number, (request, reply) in enumerate(lines, start=1):
+        if request:
+            segments.append(written(Author.ENVIRONMENT, opening, request, ""))
             opening = ""
-        segments.append(written(Author.AGENT, opening, said, closing if number == len(lines) else ""))
+        segments.append(written(Author.AGENT, opening, reply, closing if number == len(lines) else ""))
         opening = ""
     return Trajectory(
         question=Question(ident, "", hops=0),

@@ -80,16 +80,18 @@ class ExampleSampler(ABC):
     @cached_property
     def found(self) -> dict[str, list[Passage]]:
         """Question id → BM25's top passages for its text."""
-        lists = Bm25.over(self.corpus).search([one.question for one in self.supported], NEIGHBOURS)
-        return {one.id: [hit.passage for hit in hits] for one, hits in zip(self.supported, lists, strict=True)}
+        lists = Bm25.over(self.corpus).search([question.question for question in self.supported], NEIGHBOURS)
+        return {
+            question.id: [hit.passage for hit in hits] for question, hits in zip(self.supported, lists, strict=True)
+        }
 
     @cached_property
     def values(self) -> dict[str, list[str]]:
         """Relation of a question's last step → the values that it leads to."""
-        found: defaultdict[str, list[str]] = defaultdict(list)
+        values: defaultdict[str, list[str]] = defaultdict(list)
         for last in (plan_of(question)[-1] for question in self.questions):
-            found[last.relation].append(last.sub_answer)
-        return found
+            values[last.relation].append(last.sub_answer)
+        return values
 
     def passages(self, question: Question, count: int, rng: random.Random) -> tuple[Passage, ...]:
         """Return the gold passages and others, if any, `count` in total, in random order: the gold ones alone where
@@ -97,9 +99,9 @@ class ExampleSampler(ABC):
         gold = [self.corpus.by_id(ident) for ident in question.gold_ids]
         others = [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
         wanted = max(1, count - len(gold)) if count > 1 else 0
-        chosen = gold + rng.sample(others, min(len(others), wanted))
-        rng.shuffle(chosen)
-        return tuple(chosen)
+        passages = gold + rng.sample(others, min(len(others), wanted))
+        rng.shuffle(passages)
+        return tuple(passages)
 
     def example_of(self, question: Question, count: int, rng: random.Random) -> SyntheticExample:
         """Make an example of a question with a plan, with `count` passages."""
@@ -108,11 +110,11 @@ class ExampleSampler(ABC):
 
     def drill(self, count: int, rng: random.Random) -> SyntheticExample:
         """Make a drill on `count` passages, mostly of one kind: facts asked by name and relation, shuffled."""
-        alike = self.alike[rng.choice(sorted(self.alike))]
-        chosen = rng.sample(alike, min(len(alike), count))
+        similar_ids = self.alike[rng.choice(sorted(self.alike))]
+        idents = rng.sample(similar_ids, min(len(similar_ids), count))
         if rng.random() < OF_ANOTHER_KIND:
-            chosen[-1] = rng.choice(self.alike[rng.choice(sorted(self.alike))])
-        numbered = list(enumerate(dict.fromkeys(chosen), start=1))
+            idents[-1] = rng.choice(self.alike[rng.choice(sorted(self.alike))])
+        numbered = list(enumerate(dict.fromkeys(idents), start=1))
         facts = [(number, fact) for number, ident in numbered for fact in self.facts[ident]]
         rng.shuffle(facts)
         passages = tuple(self.corpus.by_id(ident) for _, ident in numbered)
@@ -178,11 +180,11 @@ class ExampleWriter:
 
     @cached_property
     def by_hops(self) -> dict[int, list[tuple[WorldSampler, Question]]]:
-        named: dict[int, list[tuple[WorldSampler, Question]]] = {0: []}
+        by_hops: dict[int, list[tuple[WorldSampler, Question]]] = {0: []}
         for sampler in self.samplers:
             for question in sampler.questions:
-                named.setdefault(question.hops or 0, []).append((sampler, question))
-        return named
+                by_hops.setdefault(question.hops or 0, []).append((sampler, question))
+        return by_hops
 
     @cached_property
     def everything(self) -> list[tuple[WorldSampler, Question]]:
@@ -202,19 +204,19 @@ class ExampleWriter:
 
     def most(self, done: float) -> int:
         """Return the maximum number of passages: the minimum at first, then growing linearly until `GROWN`."""
-        fewest, most = self.passages
-        return fewest + round((most - fewest) * min(1.0, done / GROWN))
+        least, most = self.passages
+        return least + round((most - least) * min(1.0, done / GROWN))
 
     def write(self, example: SyntheticExample) -> Trajectory:
         """Make a trajectory: the prompt is the environment's, the target text and the end token are the agent's."""
         prompt = self.generator.context(ReadingInput(example.question.question, example.passages)).prompt
-        shown = tuple(self.tokenizer.encode_data(prompt))
+        prompt_ids = tuple(self.tokenizer.encode_data(prompt))
         written = (*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id)
         return Trajectory(
             question=example.question,
             protocol="generator",
             segments=(
-                Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(shown), shown),
+                Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(prompt_ids), prompt_ids),
                 Segment(Author.AGENT, "", self.tokenizer.decode(written), written, (0.0,) * len(written)),
             ),
             searches=(),
@@ -234,9 +236,8 @@ class CorpusSampler(ExampleSampler):
 
     def __init__(self, passages: Corpus, questions: Sequence[Question]) -> None:
         self._passages = passages
-        known = [one for one in questions if one.gold_ids and all(map(passages.has, one.gold_ids))]
-        self._supported = [one for one in known if one.answerable and (not has_plan(one) or self._follows(one))]
-        self._questions = [one for one in self._supported if has_plan(one)]
+        self._supported = list(filter(self._is_supported, questions))
+        self._questions = [question for question in self._supported if has_plan(question)]
 
     @property
     def corpus(self) -> Corpus:
@@ -257,18 +258,18 @@ class CorpusSampler(ExampleSampler):
 
     @cached_property
     def _by_hops(self) -> dict[int, list[Question]]:
-        found: defaultdict[int, list[Question]] = defaultdict(list)
+        by_hops: defaultdict[int, list[Question]] = defaultdict(list)
         for question in self._questions:
-            found[question.hops or 0].append(question)
-        return found
+            by_hops[question.hops or 0].append(question)
+        return by_hops
 
     @cached_property
     def facts(self) -> dict[str, list[StatedFact]]:
-        found: defaultdict[str, dict[StatedFact, None]] = defaultdict(dict)
+        facts_by_id: defaultdict[str, dict[StatedFact, None]] = defaultdict(dict)
         for step in (step for question in self._questions for step in plan_of(question)):
             title = self.corpus.by_id(step.gold_id).title
-            found[step.gold_id][StatedFact(title, *fact_of(step, title))] = None
-        return {ident: list(facts) for ident, facts in found.items()}
+            facts_by_id[step.gold_id][StatedFact(title, *fact_of(step, title))] = None
+        return {ident: list(facts) for ident, facts in facts_by_id.items()}
 
     @cached_property
     def alike(self) -> dict[str, list[str]]:
@@ -277,8 +278,12 @@ class CorpusSampler(ExampleSampler):
             kinds[facts[0].relation].append(ident)
         return kinds
 
-    def _follows(self, question: Question) -> bool:
-        return all(self.corpus.has(step.gold_id) and self._states(step) for step in plan_of(question))
+    def _is_supported(self, question: Question) -> bool:
+        """Whether a question is answered by gold passages of the corpus, along its path if it has one."""
+        if not question.answerable or not question.gold_ids or not all(map(self.corpus.has, question.gold_ids)):
+            return False
+        steps = plan_of(question) if has_plan(question) else []
+        return all(self.corpus.has(step.gold_id) and self._states(step) for step in steps)
 
     def _states(self, step: Step) -> bool:
         """Whether the passage, as it is shown, has the value of the step."""

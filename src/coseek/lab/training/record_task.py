@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypeAlias
 
 from coseek.lab.world.rationales import MARK, NOW
@@ -95,11 +95,11 @@ class RecordTask:
             passages += [*name, *self._number(record), *self._text(" :")]
             passages += name if rng.random() < 0.5 else []
             for relation in rng.sample(relations, rng.randint(max(1, number - 2), number)):
-                known = [value for _, one, value in facts if one == relation]
+                earlier = [value for _, other, value in facts if other == relation]
                 if dates and relation == relations[0]:
                     value = [*rng.choice(list(dates))]
-                elif known and rng.random() < SHARED:
-                    value = rng.choice(known)
+                elif earlier and rng.random() < SHARED:
+                    value = rng.choice(earlier)
                 else:
                     value = rng.choice(names) if rng.random() < LINKED else self._name(longest, alphabet, rng)
                 passages += self._clause(relation, relations, value, spread, rng)
@@ -123,20 +123,19 @@ class RecordTask:
 
     def _clause(self, relation: Ids, relations: list[Ids], value: Ids, spread: float, rng: random.Random) -> Ids:
         """A clause that states a fact, and a comma. It tells this relation from all others."""
-        alike = [one for one in relations if one[:-1] == relation[:-1]]
+        alike = [other for other in relations if other[:-1] == relation[:-1]]
         if len(relation) > 1 and len(alike) == 1 and rng.random() < INFLECTED * spread:
             relation = [*relation[:-1], rng.choice(self.words)]
-        parts = (
-            relation if part == "{r}" else value if part == "{v}" else self._text(part) for part in rng.choice(CLAUSES)
-        )
-        return [one for part in (*parts, self._text(" ,")) for one in part]
+        known = {"{r}": relation, "{v}": value}
+        pieces = (known.get(piece) or self._text(piece) for piece in rng.choice(CLAUSES))
+        return [*chain.from_iterable(pieces), *self._text(" ,")]
 
-    def _drill(self, names: list[Ids], asked: list[Fact]) -> tuple[Ids, Ids]:
+    def _drill(self, names: list[Ids], facts: list[Fact]) -> tuple[Ids, Ids]:
         """A list of names, each with a relation, and the facts."""
         question, answer = list[int](), list[int]()
-        for place, fact in enumerate(asked):
+        for number, fact in enumerate(facts):
             record, relation, _ = fact
-            question += [*self._text(" ;" if place else ""), *names[record], *self._text(" ,"), *relation]
+            question += [*self._text(" ;" if number else ""), *names[record], *self._text(" ,"), *relation]
             answer += self._line(names, fact)
         return question, answer
 
@@ -174,61 +173,62 @@ class RecordTask:
         first = rng.choice(facts)
         others = [fact for fact in facts if fact[0] == first[0] and fact[1] != first[1]]
         pair = [first, *rng.sample(others, min(1, len(others)))]
-        owners = [{fact[0] for fact in facts if fact[1:] == one[1:]} for one in pair]
+        owners = [{fact[0] for fact in facts if fact[1:] == of_pair[1:]} for of_pair in pair]
         return rng.sample(pair, 2) if len(pair) == 2 and owners[0] & owners[1] == {first[0]} else []
 
     def _match(self, names: list[Ids], facts: list[Fact], pair: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
         """A question for the name that has two values, and what the records state up to it."""
         values, relations = iter(pair), iter(pair)
-        parts = (
-            next(relations)[1] if part == "{r}" else next(values)[2] if part == "{v}" else self._text(part)
-            for part in rng.choice(MATCH)
+        pieces = (
+            next(relations)[1] if piece == "{r}" else next(values)[2] if piece == "{v}" else self._text(piece)
+            for piece in rng.choice(MATCH)
         )
-        told: Ids = []
+        lines: Ids = []
         (owner, first, wanted), (_, second, _) = pair
         for record in range(owner + 1):
-            stated = {tuple(relation): (record, relation, value) for one, relation, value in facts if one == record}
-            found = [stated[tuple(one)] for one in (first, second) if tuple(one) in stated]
+            stated = {tuple(fact[1]): fact for fact in facts if fact[0] == record}
+            found = [stated[tuple(relation)] for relation in (first, second) if tuple(relation) in stated]
             if tuple(first) not in stated:
-                told += [*names[record], *self._number(record), *self._text(" , no"), *first, *self._text(" .")]
+                lines += [*names[record], *self._number(record), *self._text(" , no"), *first, *self._text(" .")]
             else:
-                told += self._line(names, *(found if found[0][2] == wanted else found[:1]))
-        return [one for part in parts for one in part], [*told, *self._text(MARK), *names[owner]]
+                lines += self._line(names, *(found if found[0][2] == wanted else found[:1]))
+        return list(chain.from_iterable(pieces)), [*lines, *self._text(MARK), *names[owner]]
 
     def _dates(self, rng: random.Random) -> Dates:
         """Numbers that are near each other, so that any digit may tell which is lower."""
         first, apart = rng.randint(*YEARS), rng.choice(APART)
-        return {tuple(self.encode(f" {one}")): one for one in (first + rng.randint(0, apart) for _ in range(RECORDS))}
+        numbers = (first + rng.randint(0, apart) for _ in range(RECORDS))
+        return {tuple(self.encode(f" {number}")): number for number in numbers}
 
     def _compared(self, facts: list[Fact], dates: Dates, rng: random.Random) -> list[Fact]:
         """Two facts of one relation, with numbers, one value, or any, as often as there are such; empty without any."""
-        pairs = [[one, other] for one, other in combinations(facts, 2) if one[1] == other[1]]
+        pairs = [[fact, other] for fact, other in combinations(facts, 2) if fact[1] == other[1]]
         alike = [pair for pair in pairs if pair[0][2] == pair[1][2]]
         numbers = [pair for pair in pairs if tuple(pair[0][2]) in dates]
-        sorts = [sort for sort in (pairs, alike, numbers) if sort]
-        return rng.sample(rng.choice(rng.choice(sorts)), 2) if sorts else []
+        kinds = [kind for kind in (pairs, alike, numbers) if kind]
+        return rng.sample(rng.choice(rng.choice(kinds)), 2) if kinds else []
 
     def _comparison(self, names: list[Ids], pair: list[Fact], dates: Dates, rng: random.Random) -> tuple[Ids, Ids]:
         """A question for the name with the lower number, or whether two names have one value; and both facts."""
-        (one, relation, first), (other, _, second) = pair
+        (first_record, relation, first), (second_record, _, second) = pair
         numbers = [dates[tuple(value)] for value in (first, second) if tuple(value) in dates]
-        parts = {"{r}": relation, "{a}": names[one], "{b}": names[other]}
+        parts = {"{r}": relation, "{a}": names[first_record], "{b}": names[second_record]}
         lower = first != second and len(numbers) == 2
         frame = rng.choice(LOWER if lower else SAME)
-        question = [one for part in frame for one in parts.get(part) or self._text(part)]
+        question = [token for part in frame for token in parts.get(part) or self._text(part)]
         lines = [*self._line(names, pair[0]), *self._line(names, pair[1])]
         if lower:
-            dated = [[*first, *names[one]], [*second, *names[other]]]
-            told = [*dated[0], *self._text(" ,"), *dated[1], *self._text(" .")]
+            dated = [[*first, *names[first_record]], [*second, *names[second_record]]]
+            comparison = [*dated[0], *self._text(" ,"), *dated[1], *self._text(" .")]
             if numbers[0] > numbers[1]:
-                one, first, second = other, second, first
-            told += [*first, *self._text(" is before"), *second, *self._text(" ."), *first, *names[one]]
-            told += self._text(" .")
-            answer = names[one]
+                first_record, first, second = second_record, second, first
+            comparison += [*first, *self._text(" is before"), *second, *self._text(" ."), *first, *names[first_record]]
+            comparison += self._text(" .")
+            answer = names[first_record]
         else:
-            told = self._text(" the same ." if first == second else " not the same .")
+            comparison = self._text(" the same ." if first == second else " not the same .")
             answer = self._text(" yes" if first == second else " no")
-        return question, [*lines, *told, *self._text(MARK), *answer]
+        return question, [*lines, *comparison, *self._text(MARK), *answer]
 
     def _line(self, names: list[Ids], *facts: Fact) -> Ids:
         """The facts of one record."""
@@ -266,8 +266,8 @@ class RecordTask:
         """The ids of names: all but padding, end of text and those of the form, which would end a name."""
         numbers = [f" # {number}" for number in range(1, RECORDS + 1)]
         parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH, *LOWER, *SAME) for part in row if "{" not in part]
-        form = {one for text in (*FORM, *parts, *numbers, " yes") for one in self._text(text)}
-        return [one for one in range(2, self.vocabulary) if one not in form]
+        form = {token for text in (*FORM, *parts, *numbers, " yes") for token in self._text(text)}
+        return [token for token in range(2, self.vocabulary) if token not in form]
 
     @cached_property
     def _known(self) -> dict[str, Ids]:

@@ -6,14 +6,15 @@ an English relation sometimes has a synonym, which is the same in all worlds and
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import cast
 
-from coseek.lab.world import english
-from coseek.lab.world.lexicon import LAPTOP, Lexicon
-from coseek.lab.world.names import LITERALS, TITLED
-from coseek.lab.world.relations import Constraint, Relation
+from coseek.core.files import read_yaml
+from coseek.lab.world.lexicon import LITERALS, TITLED, Constraint, Lexicon, Relation, laptop_lexicon
 from coseek.lab.world.settings import KINDS, WorldSettings
 
 INVENTED = 0.5
@@ -29,59 +30,15 @@ ENTITY_VALUES = 0.65
 """Share of relations whose value is an entity, so that chains can go on."""
 CHANGEABLE = 0.35
 
-_ONSETS, _VOWELS, _CODAS = (
-    row.split()
-    for row in (
-        "b c d f g h j k l m n p r s t v w y z br bl ch cl cr dr fl fr gl gr kl kr pl pr qu sc sh sk sl sm sn sp st "
-        "str sw th tr tw v w wh",
-        "a e i o u a e i o u a e i o u a e i o u ai ea oo y",
-        "b ck d g l ll m n nd ng nk nt p r rd rk rn rt s ss st t th x l m n r s t n r",
-    )
-)
-"""Parts of syllables, common ones more than once."""
 _ENDINGS = ("", "er", "or", "ist", "ed", "s")
 """What may follow an invented word."""
 
-_OPENINGS = (
-    "{title}{alias} is {article} {word} {clauses} .",
-    "{title}{alias} : {article} {word} {clauses} .",
-    "There is {article} {word} named {title}{alias} {clauses} .",
-    "{article} {word} {clauses} is {title}{alias} .",
-    "{title}{alias} ( {word} ) {clauses} .",
-    "Of {title}{alias} we read : it is {article} {word} {clauses} .",
-)
-_ALIASES = (
-    "or {alias}", "nicknamed {alias}", "formerly {alias}", "whom some call {alias}", "in short {alias}",
-    "otherwise {alias}", "better known as {alias}", "that is {alias}",
-)  # fmt: skip
-_BESIDE = (
-    "having {before} as {noun} up to {until} and {value} afterwards",
-    "whose {noun} was {before} before {until} and is {value} today",
-    "where {value} became {noun} when {before} left in {until}",
-)
-_APART = (
-    "A note from {until} : the {noun} of {name} is {before} . It is no longer true .",
-    "Back in {until} {before} was {noun} of {name} . That has ended .",
-    "{before} used to be the {noun} of {name} , at least until {until} .",
-    "People of {until} knew {name} with {before} as {noun} . Times have moved on .",
-)
-_FRAMES = (
-    "Tell me {x} .", "Say which is {x} .", "Give {x} .", "I wonder which is {x} .", "Which is {x} ?", "Find {x} .",
-    "Please write {x} .", "I want to know {x} .", "Do you know {x} ?", "We need {x} .", "Could you give me {x} ?",
-)  # fmt: skip
-_SAME = (
-    "Is there one {noun} for {a} and {b} ?", "Have {a} and {b} an equal {noun} ?", "{a} and {b} : one {noun} or two ?",
-    "Does the {noun} of {a} equal the {noun} of {b} ?", "Are the {noun} of {a} and the {noun} of {b} identical ?",
-)  # fmt: skip
-_FIRST = (
-    "Which has the earlier {noun} , {a} or {b} ?", "Whose {noun} is earlier , {a} or {b} ?",
-    "Of {a} and {b} , which comes earlier by {noun} ?", "{a} or {b} : which has the lower {noun} ?",
-)  # fmt: skip
-_TWO_VALUES = (
-    "Which {word} with the {first} {{a}} has the {second} {{b}} ?",
-    "Name the {word} whose {first} is {{a}} and whose {second} is {{b}} .",
-    "What {word} has {{a}} as {first} and {{b}} as {second} ?",
-)
+
+@cache
+def english(name: str) -> tuple[str, ...]:
+    """The words, or the rows of words, of a list in `drawn.yaml`."""
+    entry = read_yaml(Path(__file__).with_name("drawn.yaml"), "word lists")[name]
+    return tuple(entry.split() if isinstance(entry, str) else cast(list[str], entry))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,56 +51,43 @@ class _Root:
     past: str = ""
     present: str = ""
 
-    def clauses(self, literal: bool) -> Iterator[str]:
-        """How passages state it."""
-        for noun in dict.fromkeys((self.noun, self.other)):
-            yield from (
-                f"with {{o}} as {noun}", f"whose {noun} is {{o}}", f"having the {noun} {{o}}",
-                f"its {noun} being {{o}}", f"which has {{o}} for {noun}", f"and the {noun} is {{o}}", f"{noun} : {{o}}",
-            )  # fmt: skip
-        if self.past:
-            yield from (f"{self.past} in {{o}}", f"first {self.past} in {{o}}") if literal else (
-                f"{self.past} by {{o}}", f"which {{o}} {self.present}", f"that was {self.past} by {{o}}",
-            )  # fmt: skip
+    def clauses(self, kind: str) -> list[str]:
+        """How passages state it. `kind` is that of its values: `literal` or `entity`."""
+        nouns = dict.fromkeys((self.noun, self.other))
+        by_noun = [clause.format(noun=noun) for noun in nouns for clause in english("noun_clauses")]
+        return by_noun + (self._fill(f"{kind}_clauses") if self.past else [])
 
-    def phrases(self, target: str, literal: bool) -> Iterator[str]:
+    def phrases(self, kind: str, target: str) -> list[str]:
         """How questions nest it, besides `the NOUN of {x}`."""
-        yield from (
-            f"the {self.noun} for {{x}}",
-            f"the {self.noun} that belongs to {{x}}",
-            f"the {self.other} of {{x}}",
-        )
-        if self.past and not literal:
-            yield from (f"the {target} that {self.present} {{x}}", f"whoever {self.present} {{x}}")
+        by_verb = self._fill("verb_phrases", target) if self.past and kind == "entity" else []
+        return self._fill("noun_phrases", target) + by_verb
 
-    def asks(self, target: str, literal: bool) -> Iterator[str]:
+    def asks(self, kind: str, target: str) -> list[str]:
         """Whole questions."""
-        yield from (
-            f"What is the {self.noun} of {{x}} ?", f"Which {self.noun} has {{x}} ?", f"{{x}} has which {self.noun} ?",
-            f"Which {target} is the {self.noun} of {{x}} ?", f"What {self.other} has {{x}} ?",
-            f"Of {{x}} , what is the {self.noun} ?",
-        )  # fmt: skip
-        if self.past:
-            yield from (f"When was {{x}} {self.past} ?", f"In which {target} was {{x}} {self.past} ?") if literal else (
-                f"Which {target} {self.present} {{x}} ?", f"Who or what {self.present} {{x}} ?",
-                f"By what {target} was {{x}} {self.past} ?",
-            )  # fmt: skip
+        return self._fill("noun_asks", target) + (self._fill(f"{kind}_asks", target) if self.past else [])
+
+    def _fill(self, name: str, target: str = "") -> list[str]:
+        words = {"noun": self.noun, "other": self.other, "past": self.past, "present": self.present}
+        return [template.format(**words, target=target) for template in english(name)]
 
 
 @cache
 def _measured() -> frozenset[str]:
     """The words of the laptop lexicon, which measures: an invented word must be none of them."""
-    texts = [name for pools in LAPTOP.pools.values() for pool in pools for name in pool]
-    texts += [*LAPTOP.words.values(), *LAPTOP.occupations, *(form for forms in LAPTOP.forms.values() for form in forms)]
-    texts += [LAPTOP.beside, *LAPTOP.apart, *LAPTOP.introductions, *LAPTOP.frames, *LAPTOP.same]
-    for relation in LAPTOP.relations:
+    laptop = laptop_lexicon()
+    texts = [name for pools in laptop.pools.values() for pool in pools for name in pool]
+    texts += [*laptop.words.values(), *laptop.occupations, *chain.from_iterable(laptop.forms.values())]
+    texts += [laptop.beside, *laptop.apart, *laptop.introductions, *laptop.frames, *laptop.same]
+    for relation in laptop.relations:
         texts += [relation.noun, relation.first, *relation.clauses, *relation.synonyms, *relation.asks]
     return frozenset(" ".join(texts).lower().split())
 
 
 def lexicon_of(settings: WorldSettings) -> Lexicon:
     """The lexicon of a world."""
-    return LAPTOP if settings.lexicon == "laptop" else drawn_lexicon(settings.seed, settings.lexicon == "held-out")
+    if settings.lexicon == "laptop":
+        return laptop_lexicon()
+    return drawn_lexicon(settings.seed, settings.lexicon == "held-out")
 
 
 def drawn_lexicon(seed: int, held_out: bool = False) -> Lexicon:
@@ -156,17 +100,17 @@ class _Drawer:
 
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self._rng, self._held_out = rng, held_out
-        self._onsets = rng.sample(_ONSETS, 14)
-        self._vowels = rng.sample(_VOWELS, 7)
-        self._codas = rng.sample(_CODAS, 9)
+        self._onsets = rng.sample(english("onsets"), 14)
+        self._vowels = rng.sample(english("vowels"), 7)
+        self._codas = rng.sample(english("codas"), 9)
         self._used: set[str] = set()
 
     def lexicon(self) -> Lexicon:
         rng = self._rng
-        kind_words = self._take(english.KIND_WORDS.split(), len(KINDS))
+        kind_words = self._take(english("kind_words"), len(KINDS))
         words = dict(zip(KINDS, kind_words, strict=True))
-        occupations = tuple(self._take(english.ROLES.split(), 10))
-        literals = dict(zip(("river", "currency", "language"), self._take(english.KIND_WORDS.split(), 3), strict=True))
+        occupations = tuple(self._take(english("roles"), 10))
+        literals = dict(zip(("river", "currency", "language"), self._take(english("kind_words"), 3), strict=True))
         targets = words | literals | {"year": "year"}
         roots = self._roots()
         # The first relation of a kind is a year, so that every world has something to compare.
@@ -181,13 +125,13 @@ class _Drawer:
             relations=relations,
             constraints=tuple(self._constraints(relations, words)),
             pools=self._pools(),
-            forms={"city": self._title_words(english.FORM_WORDS, 6)},
-            opening=rng.choice(_OPENINGS),
-            introductions=tuple(rng.sample(_ALIASES, 3)),
-            beside=rng.choice(_BESIDE),
-            apart=tuple(rng.sample(_APART, 2)),
-            frames=tuple(rng.sample(_FRAMES, 4)),
-            same=tuple(rng.sample(_SAME, 3)),
+            forms={"city": self._title_words(english("form_words"), 6)},
+            opening=rng.choice(english("openings")),
+            introductions=tuple(rng.sample(english("aliases"), 3)),
+            beside=rng.choice(english("beside")),
+            apart=tuple(rng.sample(english("apart"), 2)),
+            frames=tuple(rng.sample(english("frames"), 4)),
+            same=tuple(rng.sample(english("same"), 3)),
         )
 
     # Words
@@ -203,22 +147,22 @@ class _Drawer:
                 self._used.add(word)
                 return word
 
-    def _take(self, words: list[str], count: int) -> list[str]:
+    def _take(self, words: Sequence[str], count: int) -> list[str]:
         """Words of a list or invented ones, `count` in all, none of them used before."""
         free = [word for word in words if word not in self._used]
         self._rng.shuffle(free)
-        taken = []
+        words_taken = []
         for _ in range(count):
             word = self._invent() if self._rng.random() < INVENTED else free.pop()
             self._used.add(word)
-            taken.append(word)
-        return taken
+            words_taken.append(word)
+        return words_taken
 
     def _pools(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         rng = self._rng
         year = rng.randint(900, 1900)
         places = self._names(220)
-        title = self._title_words(english.ADJECTIVES, 90), self._title_words(english.NOUNS, 90)
+        title = self._title_words(english("adjectives"), 90), self._title_words(english("nouns"), 90)
         return {
             "year": (tuple(str(value) for value in range(year, year + 100)),),
             "river": (self._names(36),),
@@ -226,7 +170,7 @@ class _Drawer:
             "language": (self._names(20),),
             "person": (self._names(80), self._names(90)),
             "city": (places,),
-            "university": (places, self._title_words(english.HOUSE_WORDS, 6)),
+            "university": (places, self._title_words(english("house_words"), 6)),
             "country": (self._names(90),),
             **dict.fromkeys(TITLED, title),
         }
@@ -234,9 +178,8 @@ class _Drawer:
     def _names(self, count: int) -> tuple[str, ...]:
         return tuple(self._invent().capitalize() for _ in range(count))
 
-    def _title_words(self, known: str, count: int) -> tuple[str, ...]:
+    def _title_words(self, words: Sequence[str], count: int) -> tuple[str, ...]:
         """Words for names, which may have another meaning elsewhere."""
-        words = known.split()
         chosen = self._rng.sample(words, min(len(words), round(count * (1 - INVENTED))))
         chosen += [self._invent() for _ in range(count - len(chosen))]
         return tuple(word.capitalize() for word in chosen)
@@ -246,12 +189,12 @@ class _Drawer:
     def _roots(self) -> Iterator[_Root]:
         """Roots without end, English ones at most once."""
         rng = self._rng
-        rows = [row.split() for row in (*english.ROOTS.split(" | "), *english.BARE_ROOTS.split(" | "))]
-        known = [row for number, row in enumerate(rows) if (number % HELD_OUT == 0) == self._held_out]
-        rng.shuffle(known)
+        rows = [row.split() for row in (*english("roots"), *english("bare_roots"))]
+        english_rows = [row for number, row in enumerate(rows) if (number % HELD_OUT == 0) == self._held_out]
+        rng.shuffle(english_rows)
         while True:
-            if known and rng.random() >= INVENTED:
-                row = known.pop()
+            if english_rows and rng.random() >= INVENTED:
+                row = english_rows.pop()
                 if not self._used.isdisjoint(row):
                     continue
                 noun, other, *verb = row
@@ -278,8 +221,8 @@ class _Drawer:
         kinds = [kind, *rng.sample(KINDS[1:], rng.choice((0, 0, 1, 2)))] if kind != "person" else [kind]
         literal = target in LITERALS
         word = targets[target]
-        phrases, asks = list(root.phrases(word, literal)), list(root.asks(word, literal))
-        clauses = list(root.clauses(literal))
+        values = "literal" if literal else "entity"
+        phrases, asks, clauses = root.phrases(values, word), root.asks(values, word), root.clauses(values)
         return Relation(
             noun=root.noun,
             subjects=tuple(dict.fromkeys(kinds)),
@@ -289,16 +232,17 @@ class _Drawer:
             asks=tuple(rng.sample(asks, 3)),
             occupation=rng.choice(occupations) if target == "person" and rng.random() < 0.5 else "",
             changes=not literal and rng.random() < CHANGEABLE,
-            first=rng.choice(_FIRST).replace("{noun}", root.noun) if target == "year" else "",
+            first=rng.choice(english("first")).replace("{noun}", root.noun) if target == "year" else "",
         )
 
     def _constraints(self, relations: tuple[Relation, ...], words: dict[str, str]) -> Iterator[Constraint]:
         """One question with two values for each kind that has two relations, the first of which names an entity."""
         for kind in KINDS[1:]:
-            own = [one for one in relations if kind in one.subjects]
-            firsts = [one for one in own if not one.is_literal]
-            if firsts and len(own) > 1:
+            relations_of_kind = [relation for relation in relations if kind in relation.subjects]
+            firsts = [relation for relation in relations_of_kind if not relation.is_literal]
+            if firsts and len(relations_of_kind) > 1:
                 first = self._rng.choice(firsts)
-                second = self._rng.choice([one for one in own if one is not first])
-                ask = self._rng.choice(_TWO_VALUES).format(word=words[kind], first=first.noun, second=second.noun)
+                second = self._rng.choice([relation for relation in relations_of_kind if relation is not first])
+                ask = self._rng.choice(english("two_values"))
+                ask = ask.format(word=words[kind], first=first.noun, second=second.noun)
                 yield kind, first.noun, second.noun, ask

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 from coseek.core.files import JsonObject
 from coseek.core.record import Record
-from coseek.lab.world.lexicon import Lexicon
-from coseek.lab.world.namer import Namer
-from coseek.lab.world.relations import Relation
+from coseek.lab.world.lexicon import TITLED, Lexicon, Relation
 from coseek.lab.world.settings import ENTITIES, WorldSettings
 
 PERSON_FACTS = 4
@@ -16,6 +14,8 @@ PERSON_FACTS = 4
 NO_ALIAS = ("country",)
 MIN_CHANGE = 5
 """Position among the years of the earliest end of a former value."""
+VERBATIM = 0.6
+"""Share of look-alike titles that repeat a whole title rather than one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _make_entities(settings: WorldSettings, lexicon: Lexicon, rng: random.Random
     # In mixed order, so that look-alike titles copy from every kind.
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     rng.shuffle(kinds)
-    made: list[Entity] = []
+    entities: list[Entity] = []
     people: list[Entity] = []
     numbers = dict.fromkeys(counts, 0)
     for kind in kinds:
@@ -95,11 +95,11 @@ def _make_entities(settings: WorldSettings, lexicon: Lexicon, rng: random.Random
         name = _namesake(people, word, settings, rng) if kind == "person" else ""
         name = name or namer.name(kind)
         entity = Entity(f"{kind}-{numbers[kind]:04}", kind, word, name, name)
-        made.append(entity)
+        entities.append(entity)
         if kind == "person":
             people.append(entity)
-    bearers, titled = Counter(entity.name for entity in made), list[Entity]()
-    for entity in made:
+    bearers, titled = Counter(entity.name for entity in entities), list[Entity]()
+    for entity in entities:
         aliased = entity.kind not in NO_ALIAS and rng.random() < settings.aliases
         alias = namer.alias(entity.kind) if aliased else ""
         title = f"{entity.name} ( {entity.word} )" if bearers[entity.name] > 1 else entity.name
@@ -131,11 +131,14 @@ class _FactSampler:
         people = list(self._pools["person"])
         rng.shuffle(people)
         pairs = list(zip(people[::2], people[1::2], strict=False))
-        self._spouse = {one.id: other for two in pairs for one, other in (two, two[::-1]) if one.name != other.name}
+        couples = [couple for couple in pairs if couple[0].name != couple[1].name]
+        self._spouse = {person.id: spouse for couple in couples for person, spouse in (couple, couple[::-1])}
 
     def sample(self, entity: Entity) -> tuple[Fact, ...]:
-        single = entity.id not in self._spouse
-        relations = [one for one in self._lexicon.by_kind[entity.kind] if not (single and one.noun == "spouse")]
+        married = entity.id in self._spouse
+        relations = [
+            relation for relation in self._lexicon.by_kind[entity.kind] if relation.noun != "spouse" or married
+        ]
         self._rng.shuffle(relations)
         if entity.kind == "person":
             relations = relations[:PERSON_FACTS]
@@ -165,3 +168,49 @@ class _FactSampler:
         while (chosen := self._rng.choice(pool)).id in (entity.id, avoid):
             pass
         return chosen
+
+
+class Namer:
+    """Draws names that are unique within a kind, and aliases that are unique overall."""
+
+    def __init__(self, lexicon: Lexicon, rng: random.Random, lookalikes: float) -> None:
+        self._lexicon = lexicon
+        self._rng = rng
+        self._lookalikes = lookalikes
+        self._titles: list[tuple[str, str]] = []
+        self._taken: set[tuple[str, str]] = set()
+        self._names: set[str] = set()
+
+    def name(self, kind: str) -> str:
+        """A name that is new for this kind; a title may repeat that of another kind."""
+        name = self._lookalike(kind) if kind in TITLED and self._rng.random() < self._lookalikes else ""
+        return self._keep(kind, name or self._fresh(kind))
+
+    def alias(self, kind: str) -> str:
+        """A name that nothing else has."""
+        return self._keep(kind, self._fresh(kind))
+
+    def _keep(self, kind: str, name: str) -> str:
+        self._taken.add((kind, name))
+        self._names.add(name)
+        if kind in TITLED:
+            self._titles.append((kind, name))
+        return name
+
+    def _fresh(self, kind: str) -> str:
+        # Terminates: every pool is larger than the largest world's names and aliases.
+        while (name := self._lexicon.draw_name(kind, self._rng)) in self._names:
+            pass
+        return name
+
+    def _lookalike(self, kind: str) -> str:
+        """Another title, or one word of it with another word; '' when none fits."""
+        if not self._titles:
+            return ""
+        other_kind, name = self._rng.choice(self._titles)
+        if self._rng.random() >= VERBATIM:
+            adjective, noun = self._lexicon.draw_name(kind, self._rng).split()
+            first, last = name.split()
+            name = f"{first} {noun}" if self._rng.random() < 0.5 else f"{adjective} {last}"
+            return "" if name in self._names else name
+        return "" if other_kind == kind or (kind, name) in self._taken else name

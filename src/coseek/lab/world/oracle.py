@@ -7,7 +7,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -53,13 +53,13 @@ class Oracle:
         Words are compared without case, punctuation and articles. `New Merrow` does not contain the answer `Merrow`
         when it names another entity. Yes and no must be the first word. Of a list every name is needed, in any order.
         """
-        said = _words(response)
+        said_words = _words(response)
         if kind_of(question) == LIST and question.answers:
-            return all(any(self._says(said, name, names) for name in names) for names in self._each(question))
+            return all(any(self._says(said_words, name, names) for name in names) for names in self._each(question))
         accepted = {_words(answer) for answer in question.answers} - {()}
         if accepted <= {("yes",), ("no",)}:
-            return said[:1] in accepted
-        return any(self._says(said, answer, accepted) for answer in accepted)
+            return said_words[:1] in accepted
+        return any(self._says(said_words, answer, accepted) for answer in accepted)
 
     def _each(self, question: Question) -> Iterator[set[tuple[str, ...]]]:
         """The accepted names of each step."""
@@ -85,8 +85,8 @@ class Oracle:
 
     def hop_of(self, question: Question, query: str) -> int | None:
         """The hop whose subject, then whose relation, the query names most fully; `None` without one, or for a tie."""
-        asked = set(_words(query))
-        closeness = [(_share(asked, step.mention), _share(asked, step.relation)) for step in plan_of(question)]
+        overlap = partial(_overlap, set(_words(query)))
+        closeness = [(overlap(step.mention), overlap(step.relation)) for step in plan_of(question)]
         best = max(closeness)
         return closeness.index(best) if best > (0.0, 0.0) and closeness.count(best) == 1 else None
 
@@ -95,26 +95,26 @@ class Oracle:
         whose answer the reasoning names. A claim is any name of the world, or answer of a step, that the question does
         not give, once in a reasoning: correct if it is the answer of a step, by whatever name, else incorrect."""
         answers = [_words(step.sub_answer) for step in plan_of(question)]
-        given = self._names_in(question.question, answers)
-        found: list[ReasoningClaims] = []
+        given_names = self._names_in(question.question, answers)
+        claims: list[ReasoningClaims] = []
         for reasoning in reasonings:
-            named = self._names_in(reasoning, answers) - given
-            right = {name: {at for at, answer in enumerate(answers) if self._same(name, answer)} for name in named}
-            clues = frozenset[int]().union(*right.values())
-            found.append(ReasoningClaims(clues, len(clues), sum(not steps for steps in right.values())))
-        return found
+            names = self._names_in(reasoning, answers) - given_names
+            steps = [{hop for hop, answer in enumerate(answers) if self._same(name, answer)} for name in names]
+            clues = frozenset[int]().union(*steps)
+            claims.append(ReasoningClaims(clues, len(clues), steps.count(set())))
+        return claims
 
     def _names_in(self, text: str, answers: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
         """The names in a text, the longest at each place."""
-        said, found, at = _words(text), set[tuple[str, ...]](), 0
-        most = max(map(len, [*self._bearers, *answers]))
-        while at < len(said):
-            sizes = range(min(most, len(said) - at), 0, -1)
-            names = (said[at : at + size] for size in sizes)
+        text_words, names_found, at = _words(text), set[tuple[str, ...]](), 0
+        longest = max(map(len, [*self._bearers, *answers]))
+        while at < len(text_words):
+            sizes = range(min(longest, len(text_words) - at), 0, -1)
+            names = (text_words[at : at + size] for size in sizes)
             name = next((name for name in names if name in self._bearers or name in answers), None)
-            found |= {name} if name else set()
+            names_found |= {name} if name else set()
             at += len(name) if name else 1
-        return found
+        return names_found
 
     def _same(self, name: tuple[str, ...], answer: tuple[str, ...]) -> bool:
         """Whether two names are equal or of one entity."""
@@ -123,11 +123,11 @@ class Oracle:
     @cached_property
     def _bearers(self) -> Mapping[tuple[str, ...], set[str]]:
         """The words of every name in the world → ids of the entities that bear it."""
-        found: dict[tuple[str, ...], set[str]] = {}
+        bearers: dict[tuple[str, ...], set[str]] = {}
         for entity in self.facts.values():
             for name in entity.names:
-                found.setdefault(_words(name), set()).add(entity.id)
-        return found
+                bearers.setdefault(_words(name), set()).add(entity.id)
+        return bearers
 
     def _checked(self, question: Question, hop: int) -> int:
         steps = len(plan_of(question))
@@ -151,11 +151,11 @@ class Oracle:
         # The mention of a constraint step is the value in its question, not the entity it looks for.
         return MENTION if f" {step.mention} " in f"{passage.title}{passage.text} " else NOTHING
 
-    def _says(self, said: tuple[str, ...], answer: tuple[str, ...], accepted: set[tuple[str, ...]]) -> bool:
+    def _says(self, response: tuple[str, ...], answer: tuple[str, ...], accepted: set[tuple[str, ...]]) -> bool:
         size = len(answer)
-        for start in (at for at in range(len(said)) if said[at : at + size] == answer):
+        for start in (at for at in range(len(response)) if response[at : at + size] == answer):
             ends = range(start + size, start + size + 4)
-            wider = (said[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
+            wider = (response[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
             if not any(len(name) > size and name in self._bearers and name not in accepted for name in wider):
                 return True  # not inside the name of another entity
         return False
@@ -203,6 +203,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split())
 
 
-def _share(asked: set[str], wanted: str) -> float:
-    words = _words(wanted)
-    return sum(word in asked for word in words) / len(words) if words else 0.0
+def _overlap(query_words: set[str], text: str) -> float:
+    words = _words(text)
+    return sum(word in query_words for word in words) / len(words) if words else 0.0

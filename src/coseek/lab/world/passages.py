@@ -41,14 +41,14 @@ def spaced(words: str) -> str:
 
 def write_passages(facts: Facts, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> WrittenWorld:
     """Write every passage. Facts that do not fit into `MAX_WORDS` are dropped from the world."""
-    told: Facts = {}
+    facts_written: Facts = {}
     passages: dict[str, Passage] = {}
     for entity in facts.values():
         while len((text := _describe(entity, lexicon, settings.paraphrases, rng)).split()) > MAX_WORDS:
             entity = replace(entity, facts=entity.facts[:-1])
-        told[entity.id] = entity
+        facts_written[entity.id] = entity
         passages[entity.id] = Passage(entity.id, spaced(entity.title), spaced(text))
-    return WrittenWorld(told, passages, tuple(_tell_apart(told.values(), lexicon, rng)))
+    return WrittenWorld(facts_written, passages, tuple(_tell_apart(facts_written.values(), lexicon, rng)))
 
 
 def _describe(entity: Entity, lexicon: Lexicon, paraphrases: int, rng: random.Random) -> str:

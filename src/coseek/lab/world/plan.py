@@ -16,8 +16,9 @@ def kind_of(question: Question) -> str:
 
 def constraints_of(question: Question) -> list[JsonObject]:
     """`relation` and `value` of each constraint; empty for other questions."""
-    rows = question.meta.get("constraints", [])
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    constraints = question.meta.get("constraints", [])
+    rows = constraints if isinstance(constraints, list) else []
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def wanted(question: Question, step: Step) -> str:
@@ -26,7 +27,7 @@ def wanted(question: Question, step: Step) -> str:
     if not step.word:
         return step.sub_question
     if kind_of(question) == "constraint":
-        values = " and ".join(f"{row['relation']} {row['value']}" for row in constraints_of(question))
+        values = " and ".join(f"{given['relation']} {given['value']}" for given in constraints_of(question))
         return f"the {step.relation} with {values}"
     return f"the {step.relation} of {step.mention}"
 

@@ -16,10 +16,9 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.data.question import KNOWN, Question, Step, plan_of, with_options
 from coseek.lab.world.facts import Entity, Fact, Facts
-from coseek.lab.world.lexicon import Lexicon
+from coseek.lab.world.lexicon import Constraint, Lexicon, Relation
 from coseek.lab.world.passages import WrittenWorld, spaced
 from coseek.lab.world.plan import LIST, listed
-from coseek.lab.world.relations import Constraint, Relation
 from coseek.lab.world.settings import SPLITS, Split, WorldSettings
 
 ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}
@@ -35,17 +34,17 @@ Draw = Callable[[str], Question | None]
 
 
 def make_questions(
-    told: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random
+    written: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random
 ) -> dict[str, list[Question]]:
     """The questions of every split that has any. Raises `SettingError` when the world has too few facts."""
-    wanted: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
-    anchors = split_anchors(told.facts, list(wanted), rng)
-    asker = _Asker(told, settings, lexicon, rng)
-    return {split: asker.ask(split, anchors[split], count) for split, count in wanted.items()}
+    counts: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
+    anchors = split_anchors(written.facts, list(counts), rng)
+    asker = _Asker(written, settings, lexicon, rng)
+    return {split: asker.ask(split, anchors[split], count) for split, count in counts.items()}
 
 
 def make_known(
-    told: WrittenWorld,
+    written: WrittenWorld,
     settings: WorldSettings,
     lexicon: Lexicon,
     rng: random.Random,
@@ -54,26 +53,27 @@ def make_known(
     """The questions with those marked that known facts answer, and the split `known`, which asks for each of these
     facts in `paraphrases` wordings. A constraint question leads from values to a name, so no fact of a name answers
     it."""
-    every = [(entity, fact) for entity in told.facts.values() for fact in entity.facts]
-    facts = [one for one in every if rng.random() < settings.known for _ in range(settings.paraphrases)]
-    asker = _Asker(told, settings, lexicon, rng)
-    drawn = (asker.along(f"w{settings.seed}-{KNOWN}-{number:05}", [fact]) for number, fact in enumerate(facts))
-    asked = [question for question in drawn if question is not None]
-    known = {(step.gold_id, step.relation) for question in asked for step in plan_of(question)}
+    all_facts = [(entity, fact) for entity in written.facts.values() for fact in entity.facts]
+    known_facts = [fact for fact in all_facts if rng.random() < settings.known for _ in range(settings.paraphrases)]
+    asker = _Asker(written, settings, lexicon, rng)
+    drawn = (asker.along(f"w{settings.seed}-{KNOWN}-{number:05}", [fact]) for number, fact in enumerate(known_facts))
+    known_questions = [question for question in drawn if question is not None]
+    known = {(step.gold_id, step.relation) for question in known_questions for step in plan_of(question)}
 
     def marked(question: Question) -> Question:
-        whole = all((step.gold_id, step.relation) in known for step in plan_of(question))
-        return replace(question, meta={**question.meta, KNOWN: True}) if whole else question
+        is_known = all((step.gold_id, step.relation) in known for step in plan_of(question))
+        return replace(question, meta={**question.meta, KNOWN: True}) if is_known else question
 
-    return {split: [*map(marked, some)] for split, some in {**questions, KNOWN: asked}.items() if some}
+    splits = {**questions, KNOWN: known_questions}
+    return {split: [*map(marked, of_split)] for split, of_split in splits.items() if of_split}
 
 
 def offer(
-    told: WrittenWorld, questions: Mapping[str, Sequence[Question]], count: int, rng: random.Random
+    written: WrittenWorld, questions: Mapping[str, Sequence[Question]], count: int, rng: random.Random
 ) -> dict[str, list[Question]]:
     """The questions with up to `count` lettered options in a drawn order."""
     values: dict[str, dict[str, None]] = {}
-    for entity in told.facts.values():
+    for entity in written.facts.values():
         for noun, value in ((entity.word, entity.title), *((fact.noun, fact.value) for fact in entity.facts)):
             values.setdefault(noun, {})[value] = None
 
@@ -87,34 +87,34 @@ def offer(
         lettered = dict(zip(ascii_uppercase, options, strict=False))
         return with_options(question, lettered, ascii_uppercase[options.index(right)])
 
-    return {split: [*map(offered, asked)] for split, asked in questions.items()}
+    return {split: [*map(offered, of_split)] for split, of_split in questions.items()}
 
 
 def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
     """Split the entities of each kind in the proportions of `ANCHOR_SHARES`."""
-    dealt: dict[Split, list[Entity]] = {split: [] for split in splits}
+    anchors: dict[Split, list[Entity]] = {split: [] for split in splits}
     by_kind: dict[str, list[Entity]] = {}
     for entity in facts.values():
         by_kind.setdefault(entity.kind, []).append(entity)
-    whole = sum(ANCHOR_SHARES[split] for split in splits)
+    total = sum(ANCHOR_SHARES[split] for split in splits)
     for entities in by_kind.values():
         rng.shuffle(entities)
         start, share = 0, 0.0
         for split in splits:
-            share += ANCHOR_SHARES[split] / whole
+            share += ANCHOR_SHARES[split] / total
             end = round(share * len(entities))
-            dealt[split] += entities[start:end]
+            anchors[split] += entities[start:end]
             start = end
-    return dealt
+    return anchors
 
 
 class _Asker:
     """Draws questions without repetition."""
 
-    def __init__(self, told: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> None:
+    def __init__(self, written: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> None:
         self._lexicon = lexicon
-        self._facts = told.facts
-        self._passages = told.passages
+        self._facts = written.facts
+        self._passages = written.passages
         self._settings = settings
         self._rng = rng
         # Yes and no alternate: equal values are rarer, so free draws would favour no.
@@ -122,7 +122,7 @@ class _Asker:
         self._asked: set[tuple[str, ...]] = set()
         self._by_name: dict[str, list[Entity]] = {}
         self._holders: dict[tuple[str, str, str], list[Entity]] = {}
-        for entity in told.facts.values():
+        for entity in written.facts.values():
             self._by_name.setdefault(entity.name, []).append(entity)
             for fact in entity.facts:
                 self._holders.setdefault((entity.kind, fact.noun, fact.object_id or fact.value), []).append(entity)
@@ -130,15 +130,15 @@ class _Asker:
     def ask(self, split: Split, anchors: list[Entity], count: int) -> list[Question]:
         draws = self._draws(anchors)
         questions: list[Question] = []
-        spent: set[str] = set()
+        exhausted: set[str] = set()
         for number in range(count):
-            made = self._ask_one(f"w{self._settings.seed}-{split}-{number:05}", draws, spent)
-            if made is None:
+            question = self._ask_one(f"w{self._settings.seed}-{split}-{number:05}", draws, exhausted)
+            if question is None:
                 raise SettingError(
                     f"a world of size {self._settings.size!r} has facts for {number} {split} questions and not for "
                     f"{count}; ask for fewer or choose a larger size"
                 )
-            questions.append(made)
+            questions.append(question)
         return questions
 
     def _draws(self, anchors: list[Entity]) -> dict[str, Draw]:
@@ -160,7 +160,7 @@ class _Asker:
                 draws[str(hops)] = partial(self._composition, anchors=anchors, hops=hops)
         return draws
 
-    def _ask_one(self, name: str, draws: dict[str, Draw], spent: set[str]) -> Question | None:
+    def _ask_one(self, name: str, draws: dict[str, Draw], exhausted: set[str]) -> Question | None:
         """A question of a type drawn by weight; compositions replace an exhausted type."""
         hops = [sort for sort in draws if sort.isdigit()]
         weights = [weight for weight in self._settings.hop_mix if weight > 0]
@@ -169,10 +169,10 @@ class _Asker:
         shares[LIST] = self._settings.lists
         first = next((sort for sort in shares if (dice := dice - shares[sort]) < 0), drawn)
         for sort in dict.fromkeys((first, drawn, *reversed(hops))):
-            for _ in range(0 if sort in spent else ATTEMPTS):
-                if made := draws[sort](name):
-                    return made
-            spent.add(sort)
+            for _ in range(0 if sort in exhausted else ATTEMPTS):
+                if question := draws[sort](name):
+                    return question
+            exhausted.add(sort)
         return None
 
     def _is_new(self, *key: str) -> bool:
@@ -205,9 +205,9 @@ class _Asker:
 
     def _composition(self, name: str, anchors: list[Entity], hops: int) -> Question | None:
         path = self._walk(self._rng.choice(anchors), hops)
-        if not path or (made := self.along(name, path)) is None:
+        if not path or (question := self.along(name, path)) is None:
             return None
-        return made if self._is_new(path[0][0].id, *(fact.noun for _, fact in path)) else None
+        return question if self._is_new(path[0][0].id, *(fact.noun for _, fact in path)) else None
 
     def along(self, name: str, path: Path) -> Question | None:
         """The question whose answer a path leads to; `None` where its words give a value away."""
@@ -226,17 +226,17 @@ class _Asker:
         """A random chain without repeated entities; `None` for a dead end."""
         path: Path = []
         entity = anchor
-        met = {anchor.id}
+        visited = {anchor.id}
         for left in reversed(range(hops)):
             facts = [fact for fact in entity.facts if not left or fact.object_id]
             if not facts:
                 return None
             fact = self._rng.choice(facts)
             path.append((entity, fact))
-            if fact.object_id in met:
+            if fact.object_id in visited:
                 return None
             if fact.object_id:
-                met.add(fact.object_id)
+                visited.add(fact.object_id)
                 entity = self._facts[fact.object_id]
         return path
 

@@ -73,15 +73,16 @@ def _read_in_order(
         if first[0] not in stated:
             yield f" {passage.title.strip()} # {number} , no {first[0]} ."
             continue
-        wanted = [first[0], second[0]] if stated[first[0]] == first[1] else [first[0]]
-        yield line(passage.title, number, *((one, stated[one]) for one in wanted if one in stated))
+        relations = [first[0], second[0]] if stated[first[0]] == first[1] else [first[0]]
+        facts_read = [(relation, stated[relation]) for relation in relations if relation in stated]
+        yield line(passage.title, number, *facts_read)
 
 
 def line(title: str, number: int | None, *facts: tuple[str, str]) -> str:
     """The line of one passage with its (relation, value) facts; without a number they are known from no passage."""
-    told = " ,".join(f" {relation} : {value}" for relation, value in facts)
-    place = "" if number is None else f" # {number}"
-    return f" {title.strip()}{place} ,{told} ."
+    stated = " ,".join(f" {relation} : {value}" for relation, value in facts)
+    mark = "" if number is None else f" # {number}"
+    return f" {title.strip()}{mark} ,{stated} ."
 
 
 def fact_of(step: Step, title: str) -> tuple[str, str]:

@@ -37,12 +37,12 @@ def reference_world(name: str) -> ReferenceWorld:
     return reference_worlds()[name]
 
 
-def chosen_world(given: Mapping[str, object], name: str | None) -> WorldSettings:
+def chosen_world(settings: Mapping[str, object], name: str | None) -> WorldSettings:
     """The settings given, or those of the reference world `name`, which takes no others."""
-    chosen = make_settings(WorldSettings, given)
+    typed = make_settings(WorldSettings, settings)
     if name is None:
-        return chosen
-    named = reference_world(name).settings
-    if chosen != WorldSettings():
+        return typed
+    fixed = reference_world(name).settings
+    if typed != WorldSettings():
         raise SettingError(f"the settings of {name} are fixed; leave out yours, or the name")
-    return named
+    return fixed

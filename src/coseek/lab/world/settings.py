@@ -95,5 +95,5 @@ class WorldSettings(Settings):
 
     def questions_in(self, split: Split) -> int:
         """Number of questions of this split."""
-        given = {"train": self.train, "dev": self.dev, "test": self.test}[split]
-        return QUESTIONS[self.size][split] if given is None else given
+        count = {"train": self.train, "dev": self.dev, "test": self.test}[split]
+        return QUESTIONS[self.size][split] if count is None else count

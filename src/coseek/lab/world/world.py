@@ -43,9 +43,9 @@ class World:
     @property
     def digest(self) -> str:
         """SHA-256 over all passages and questions."""
-        every = (one for split in (*SPLITS, KNOWN) for one in self.questions.get(split, ()))
-        asked = (json.dumps(one.to_json(), sort_keys=True) for one in every)
-        return digest_of(self.corpus.digest, *asked)
+        questions = (question for split in (*SPLITS, KNOWN) for question in self.questions.get(split, ()))
+        rows = (json.dumps(question.to_json(), sort_keys=True) for question in questions)
+        return digest_of(self.corpus.digest, *rows)
 
     def save(self, folder: Path) -> None:
         """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing, in place of a world."""
@@ -66,15 +66,15 @@ class World:
     @classmethod
     def load(cls, folder: Path) -> "World":
         """Read a world back as it was written."""
-        files = Dataset(folder)
+        dataset = Dataset(folder)
         path = folder / "world.json"
         row = read_json(path)
         settings = row.get("settings") if isinstance(row, dict) and row.get("schema") == SCHEMA else None
         if not isinstance(settings, dict):
             raise DataError(f"{path} is not a world of schema {SCHEMA}; write it again with `coseek world make`")
-        splits = (split for split in (*SPLITS, KNOWN) if split in files.splits)
-        questions: dict[str, list[Question]] = {split: files.questions(split) for split in splits}
-        return cls(make_settings(WorldSettings, settings), files.corpus, questions, Oracle.load(folder))
+        splits = (split for split in (*SPLITS, KNOWN) if split in dataset.splits)
+        questions: dict[str, list[Question]] = {split: dataset.questions(split) for split in splits}
+        return cls(make_settings(WorldSettings, settings), dataset.corpus, questions, Oracle.load(folder))
 
 
 def check_world_folder(folder: Path) -> None:
@@ -102,35 +102,35 @@ def make_world(settings: WorldSettings) -> World:
     """
     lexicon = lexicon_of(settings)
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
-    told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
-    questions = make_questions(told, settings, lexicon, _stage(settings, "questions"))
+    written = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
+    questions = make_questions(written, settings, lexicon, _stage(settings, "questions"))
     if settings.choices:
-        questions = offer(told, questions, settings.choices, _stage(settings, "choices"))
+        questions = offer(written, questions, settings.choices, _stage(settings, "choices"))
     if settings.known:
-        questions = make_known(told, settings, lexicon, _stage(settings, "known"), questions)
+        questions = make_known(written, settings, lexicon, _stage(settings, "known"), questions)
     withheld = _withheld(questions, settings)
-    passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
+    passages = [*written.passages.values(), *(stale.passage for stale in written.stale)]
     # Ties in a ranking keep corpus order, so the order must carry no information.
     _stage(settings, "order").shuffle(passages)
-    oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
-    corpus = Corpus((one for one in passages if one.id not in withheld), "the laptop world")
-    made = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
-    for name, known in reference_worlds().items():
-        if known.settings == settings and known.sha256 != made.digest:
+    oracle = Oracle(written.facts, {stale.passage.id: stale.entity_id for stale in written.stale})
+    corpus = Corpus((passage for passage in passages if passage.id not in withheld), "the laptop world")
+    world = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
+    for name, reference in reference_worlds().items():
+        if reference.settings == settings and reference.sha256 != world.digest:
             raise DataError(
-                f"this version of coseek makes another {name} (sha256 {made.digest}) than the published one "
-                f"({known.sha256}); use the version of your other figures, or other settings"
+                f"this version of coseek makes another {name} (sha256 {world.digest}) than the published one "
+                f"({reference.sha256}); use the version of your other figures, or other settings"
             )
-    return made
+    return world
 
 
 def _withheld(questions: Mapping[str, list[Question]], settings: WorldSettings) -> set[str]:
     """Ids of the passages that the corpus lacks. Those of marriages stay: the spouse's passage states them, too."""
     if not settings.unanswerable:
         return set()
-    everything = [question for asked in questions.values() for question in asked]
-    needed = {step.gold_id for one in everything for step in plan_of(one) if step.relation == "spouse"}
-    return withhold(everything, settings.unanswerable, _stage(settings, "withheld"), needed)
+    all_questions = [question for of_split in questions.values() for question in of_split]
+    needed = {step.gold_id for question in all_questions for step in plan_of(question) if step.relation == "spouse"}
+    return withhold(all_questions, settings.unanswerable, _stage(settings, "withheld"), needed)
 
 
 def _stage(settings: WorldSettings, name: str) -> random.Random:
