@@ -20,15 +20,15 @@ from coseek.serve.limits import (
     AccessMiddleware,
     App,
     RefusedRequest,
-    aside,
+    offload,
     print_bug,
     read_body,
-    while_wanted,
+    until_disconnect,
 )
-from coseek.serve.running import new_app, run, token_of
+from coseek.serve.running import new_app, serve_app, token_of
 
-Heard: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
-"""What the agent wrote and searched since, and `None` at its end."""
+Events: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
+"""What the agent wrote and searched since the last event; `None` at its end."""
 PAGE = Path(__file__).parent / "chat.html"
 _ONLY_OWN = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -41,7 +41,7 @@ _SHOWN = frozenset((".pdf", ".txt", ".md", ".csv", ".html", ".htm", ".png", ".jp
 def serve_agent(service: AgentService, ready: Callable[[str], None]) -> None:
     """Serve until a signal comes; `ready` is called with the URL once agent and retriever are open."""
     token = token_of(service.settings)
-    run(service, make_agent_app(service, token), ready)
+    serve_app(service, make_agent_app(service, token), ready)
 
 
 def make_agent_app(service: AgentService, token: str | None = None) -> App:
@@ -49,7 +49,7 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     app = new_app(service, openai_error)
 
     async def info() -> Response:
-        return JSONResponse(await aside(True, service.info))  # a remote retriever is asked what it serves
+        return JSONResponse(await offload(True, service.info))  # a remote retriever is asked what it serves
 
     async def models() -> Response:
         return JSONResponse(service.models())
@@ -75,81 +75,81 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
 
 def _endpoint(service: AgentService) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        asked, conversation = await read_body(request, service.settings, _read)
-        service.check_name(asked.model)
-        seed = asked.seed or 0
+        chat_request, conversation = await read_body(request, service.settings, _read)
+        service.check_name(chat_request.model)
         service.check_length(conversation)
-        record = cast(JsonObject, request.scope[RECORD])
-        answer = ChatAnswer.new(service.name, asked)
-        if not asked.stream:
-            run = await while_wanted(request, service.answer(conversation, seed))
-            _note(record, run)
-            if run.stop.is_fault:
-                return JSONResponse(openai_error(502, _fault(run), "agent_error"), 502)
-            return Response(json.dumps(answer.whole(run), allow_nan=False), media_type="application/json")
-        heard: Heard = asyncio.Queue()
+        seed, record = chat_request.seed or 0, cast(JsonObject, request.scope[RECORD])
+        answer = ChatAnswer.new(service.name, chat_request)
+        if not chat_request.stream:
+            trajectory = await until_disconnect(request, service.answer(conversation, seed))
+            _note(record, trajectory)
+            if trajectory.stop.is_fault:
+                return JSONResponse(openai_error(502, _fault(trajectory), "agent_error"), 502)
+            return Response(json.dumps(answer.whole(trajectory), allow_nan=False), media_type="application/json")
+        events: Events = asyncio.Queue()
         begun = asyncio.Event()
-        running = asyncio.ensure_future(
-            service.answer(conversation, seed, lambda text, made: heard.put_nowait((text, made)), begun)
+        answering = asyncio.ensure_future(
+            service.answer(conversation, seed, lambda text, searches: events.put_nowait((text, searches)), begun)
         )
-        running.add_done_callback(lambda _: heard.put_nowait(None))
-        running.add_done_callback(lambda _: begun.set())
+        answering.add_done_callback(lambda _: events.put_nowait(None))
+        answering.add_done_callback(lambda _: begun.set())
         # A refusal is a status, and a stream begins with 200.
-        await while_wanted(request, _begun_or_refused(begun, running))
-        parts = _stream(answer, heard, running, record)
-        return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        await until_disconnect(request, _begun_or_refused(begun, answering))
+        chunks = _stream(answer, events, answering, record)
+        return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     return endpoint
 
 
 def _read(body: bytes) -> tuple[ChatRequest, QuestionInContext]:
-    asked = read_request(body)
-    return asked, QuestionInContext.of(asked.messages)
+    chat_request = read_request(body)
+    return chat_request, QuestionInContext.of(chat_request.messages)
 
 
-async def _begun_or_refused(begun: asyncio.Event, running: "asyncio.Future[Trajectory]") -> None:
-    """Wait until a run has a row. Raises `RefusedRequest` where it gets none; cancelled, the run is, too."""
+async def _begun_or_refused(begun: asyncio.Event, answering: "asyncio.Future[Trajectory]") -> None:
+    """Wait until a question has a row. Raises `RefusedRequest` if it gets none; cancelled, it cancels the answer."""
     try:
         await begun.wait()
     except asyncio.CancelledError:
-        running.cancel()
+        answering.cancel()
         raise
-    if running.done() and isinstance(error := running.exception(), RefusedRequest):
+    if answering.done() and isinstance(error := answering.exception(), RefusedRequest):
         raise error
 
 
 async def _stream(
-    answer: ChatAnswer, heard: Heard, running: "asyncio.Future[Trajectory]", record: JsonObject
+    answer: ChatAnswer, events: Events, answering: "asyncio.Future[Trajectory]", record: JsonObject
 ) -> AsyncIterator[bytes]:
-    """The events of one answer. Where the client goes, the run is cancelled."""
+    """The events of one answer, which is cancelled if the client leaves."""
     try:
         yield answer.begin()
-        while (one := await heard.get()) is not None:
-            text, made = one
-            yield answer.show(made) if made else answer.write(text)
+        while (event := await events.get()) is not None:
+            text, searches = event
+            yield answer.show(searches) if searches else answer.write(text)
         try:
-            run = running.result()
+            trajectory = answering.result()
         except RefusedRequest as error:
             yield answer.fail(error.status, str(error), "refused")
         except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be told in it)
             print_bug()
             yield answer.fail(500, BUG, "bug")
         else:
-            _note(record, run)
-            yield answer.fail(502, _fault(run), "agent_error") if run.stop.is_fault else answer.end(run)
+            _note(record, trajectory)
+            is_fault = trajectory.stop.is_fault
+            yield answer.fail(502, _fault(trajectory), "agent_error") if is_fault else answer.end(trajectory)
     finally:
-        running.cancel()
+        answering.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await running
+            await answering
 
 
-def _fault(run: Trajectory) -> str:
-    return f"the run ended by {run.stop}: {run.stop_detail or 'no detail'}"
+def _fault(trajectory: Trajectory) -> str:
+    return f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}"
 
 
-def _note(record: JsonObject, run: Trajectory) -> None:
-    """Add the counts of a run to the log line."""
-    record |= {"stop": str(run.stop), "searches": len(run.searches)}
+def _note(record: JsonObject, trajectory: Trajectory) -> None:
+    """Add the counts of a trajectory to the log line."""
+    record |= {"stop": str(trajectory.stop), "searches": len(trajectory.searches)}
 
 
 def document(root: Path, path: str) -> Response:
@@ -158,13 +158,13 @@ def document(root: Path, path: str) -> Response:
     root = root.resolve()
     try:
         file = (root.parent / path).resolve()
-        known = file.is_relative_to(root) and file.is_file()
+        is_served = file.is_relative_to(root) and file.is_file()
     except (OSError, ValueError):  # a name that no file can have
-        known = False
-    if not known:
+        is_served = False
+    if not is_served:
         raise RefusedRequest(404, f"{path[:200]!r} is not among the documents served here")
     # A browser opens no PDF in a sandbox, and runs none of its scripts on this page's behalf.
     policy = _CLOSED if file.suffix.lower() == ".pdf" else f"{_CLOSED}; sandbox"
-    kind = "inline" if file.suffix.lower() in _SHOWN else "attachment"
+    disposition = "inline" if file.suffix.lower() in _SHOWN else "attachment"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
-    return FileResponse(file, headers=headers, filename=file.name, content_disposition_type=kind)
+    return FileResponse(file, headers=headers, filename=file.name, content_disposition_type=disposition)

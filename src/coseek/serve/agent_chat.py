@@ -67,9 +67,9 @@ def _text_of(part: MessagePart) -> str:
     if part.type == "refusal":
         return ""
     if part.type != "text":
-        what = _WORDS.get(part.type, f"a part of the type {part.type[:50]!r}")
+        kind = _WORDS.get(part.type, f"a part of the type {part.type[:50]!r}")
         raise RefusedRequest(
-            400, f"the content of one of the messages holds {what}, and the agent reads text alone; leave it out"
+            400, f"the content of one of the messages holds {kind}, and the agent reads text alone; leave it out"
         )
     if part.text is None:
         raise RefusedRequest(400, f"a part of the type {part.type!r} has no 'text'; add it")
@@ -87,11 +87,11 @@ class QuestionInContext:
     def of(cls, messages: Sequence[AgentMessage]) -> "QuestionInContext":
         """The last message is the question; those of the system and of tools are passed over. Raises `RefusedRequest`
         (400)."""
-        *before, last = messages
+        *others, last = messages
         if last.role != "user" or not last.text:
             raise RefusedRequest(400, "the last message is the question: one of the user's, with text")
-        said = (Message(one.role, one.text) for one in before if one.role in ("user", "assistant") and one.text)
-        return cls(last.text, tuple(said))
+        spoken = (message for message in others if message.role in ("user", "assistant") and message.text)
+        return cls(last.text, tuple(Message(message.role, message.text) for message in spoken))
 
 
 def read_request(body: bytes) -> "ChatRequest":
@@ -147,16 +147,16 @@ class ChatAnswer:
         with_usage = request.stream_options is not None and request.stream_options.include_usage
         return cls(model, f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), with_usage)
 
-    def whole(self, run: Trajectory) -> JsonObject:
+    def whole(self, trajectory: Trajectory) -> JsonObject:
         message: JsonObject = {
             "role": "assistant",
-            "content": reply_in_words(run),
-            "reasoning_content": reasoning(run),
-            "annotations": citations(run),
+            "content": reply_in_words(trajectory),
+            "reasoning_content": reasoning(trajectory),
+            "annotations": citations(trajectory),
         }
-        choice: JsonObject = {"index": 0, "message": message, "finish_reason": finish_of(run), "logprobs": None}
+        choice: JsonObject = {"index": 0, "message": message, "finish_reason": finish_of(trajectory), "logprobs": None}
         body = self._body("chat.completion", [choice])
-        return {**body, "usage": usage(run), "coseek": details(run)}
+        return {**body, "usage": usage(trajectory), "coseek": details(trajectory)}
 
     def begin(self) -> bytes:
         return _event(self._chunk({"role": "assistant", "content": ""}))
@@ -164,14 +164,14 @@ class ChatAnswer:
     def write(self, text: str) -> bytes:
         return _event(self._chunk({"reasoning_content": text}))
 
-    def show(self, made: Sequence[Search]) -> bytes:
-        return _event({**self._chunk({}), "coseek": {"searches": searches(made)}})
+    def show(self, made_searches: Sequence[Search]) -> bytes:
+        return _event({**self._chunk({}), "coseek": {"searches": searches(made_searches)}})
 
-    def end(self, run: Trajectory) -> bytes:
+    def end(self, trajectory: Trajectory) -> bytes:
         """The answer with its sources, why the run ended, and the counts where they are wanted."""
-        answered = self._chunk({"content": reply_in_words(run), "annotations": citations(run)})
-        rows = [answered, {**self._chunk({}, finish_of(run)), "coseek": details(run)}]
-        rows += [{**self._body("chat.completion.chunk", []), "usage": usage(run)}] if self.with_usage else []
+        chunk = self._chunk({"content": reply_in_words(trajectory), "annotations": citations(trajectory)})
+        rows = [chunk, {**self._chunk({}, finish_of(trajectory)), "coseek": details(trajectory)}]
+        rows += [{**self._body("chat.completion.chunk", []), "usage": usage(trajectory)}] if self.with_usage else []
         return b"".join(map(_event, rows)) + _DONE
 
     def fail(self, status: int, sentence: str, kind: str) -> bytes:
@@ -198,49 +198,53 @@ def _event(row: JsonObject) -> bytes:
     return b"data: " + json.dumps(row, allow_nan=False).encode() + b"\n\n"
 
 
-def finish_of(run: Trajectory) -> str:
-    return "length" if run.stop in _CUT else "stop"
+def finish_of(trajectory: Trajectory) -> str:
+    return "length" if trajectory.stop in _CUT else "stop"
 
 
-def reasoning(run: Trajectory) -> str:
+def reasoning(trajectory: Trajectory) -> str:
     """All that the agent wrote, its answer last."""
-    return "".join(part.text for part in run.segments if part.author is Author.AGENT)
+    return "".join(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)
 
 
-def usage(run: Trajectory) -> JsonObject:
+def usage(trajectory: Trajectory) -> JsonObject:
     """Tokens that the agent wrote, and all others of its context."""
-    written = sum(len(segment.ids) for segment in run.segments if segment.author is Author.AGENT)
-    shown = sum(len(segment.ids) for segment in run.segments) - written
-    return {"prompt_tokens": shown, "completion_tokens": written, "total_tokens": shown + written}
+    written = sum(len(segment.ids) for segment in trajectory.segments if segment.author is Author.AGENT)
+    read = sum(len(segment.ids) for segment in trajectory.segments) - written
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def citations(run: Trajectory) -> list[Json]:
+def citations(trajectory: Trajectory) -> list[Json]:
     """The sources that have an address, each for the whole answer."""
-    span: JsonObject = {"start_index": 0, "end_index": len(reply_in_words(run))}
-    cited = [{"url": one.url, "title": one.title.strip(), **span} for one in sources_of(run) if one.url]
-    return [{"type": "url_citation", "url_citation": one} for one in cited]
+    span: JsonObject = {"start_index": 0, "end_index": len(reply_in_words(trajectory))}
+    cited = [passage for passage in sources_of(trajectory) if passage.url]
+    citations = [{"url": passage.url, "title": passage.title.strip(), **span} for passage in cited]
+    return [{"type": "url_citation", "url_citation": citation} for citation in citations]
 
 
-def details(run: Trajectory) -> JsonObject:
+def details(trajectory: Trajectory) -> JsonObject:
     """Why the run ended, what it searched, its sources, and all its evidence with the sentences that it used."""
-    sources: list[Json] = [source(passage) for passage in sources_of(run)]
-    found: JsonObject = {"stop": str(run.stop), "valid": run.valid, "seed": run.seed, "sources": sources}
-    if (cited := cited_answer(run)) is not None:
-        found["citations"] = {"given": len(cited.passages), "dropped": cited.dropped}
-    return {**found, "evidence": _evidence(run), "searches": searches(run.searches)}
+    fields: JsonObject = {"stop": str(trajectory.stop), "valid": trajectory.valid, "seed": trajectory.seed}
+    fields["sources"] = [source(passage) for passage in sources_of(trajectory)]
+    if (cited := cited_answer(trajectory)) is not None:
+        fields["citations"] = {"given": len(cited.passages), "dropped": cited.dropped}
+    return {**fields, "evidence": _evidence(trajectory), "searches": searches(trajectory.searches)}
 
 
-def _evidence(run: Trajectory) -> list[Json]:
+def _evidence(trajectory: Trajectory) -> list[Json]:
     """The sources first, then what else the agent was served; each with the sentence that it used, or ""."""
-    named = sources_of(run)
-    passages = [*named, *(one for one in served_context(run) if one not in named)][: 2 * MOST]
-    shown = [replace(one, text=as_written(one.text).strip()) for one in passages]  # a sentence is found in it again
-    sentences = used_sentences(run, shown)
-    return [{**source(one), "used": used} for one, used in zip(passages, sentences, strict=True)]
+    sources = sources_of(trajectory)
+    passages = [*sources, *(passage for passage in served_context(trajectory) if passage not in sources)][: 2 * MOST]
+    # As people write them, so that a sentence is found again in the text of its source.
+    readable = [replace(passage, text=as_written(passage.text).strip()) for passage in passages]
+    sentences = used_sentences(trajectory, readable)
+    return [{**source(passage), "used": used} for passage, used in zip(passages, sentences, strict=True)]
 
 
 def searches(made: Sequence[Search]) -> list[Json]:
-    return [{"query": as_written(one.query), "passages": [source(hit.passage) for hit in one.hits]} for one in made]
+    return [
+        {"query": as_written(search.query), "passages": [source(hit.passage) for hit in search.hits]} for search in made
+    ]
 
 
 def source(passage: Passage) -> JsonObject:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from coseek import __version__
 from coseek.agents.drivers import Agent, AsyncDriver, Sampled, Sampling
@@ -37,7 +38,7 @@ _LONGEST = 90
 _SPLITS = ("test", "dev", "train")
 _LOOKED_AT = 200
 """Questions or passages among which the examples are looked for."""
-Hear = Callable[[str, Sequence[Search]], None]
+OnProgress: TypeAlias = Callable[[str, Sequence[Search]], None]
 """Called with what the agent wrote further, or with "" and the searches that were answered since."""
 
 
@@ -83,9 +84,9 @@ class AgentService(Service[AgentServeSettings]):
         return "" if self._agent is not None else f"{self.name} is being opened"
 
     def health(self) -> JsonObject:
-        why, engine = self.not_ready, self._engine
+        reason, engine = self.not_ready, self._engine
         counts: JsonObject = {"waiting": self.waiting, "running": self.running, "open_rows": engine.open_rows}
-        return {"ready": not why, "why": why, **counts, "faults": engine.faults}
+        return {"ready": not reason, "why": reason, **counts, "faults": engine.faults}
 
     def models(self) -> JsonObject:
         """What `/v1/models` lists."""
@@ -135,40 +136,44 @@ class AgentService(Service[AgentServeSettings]):
         await super().close()
 
     async def answer(
-        self, asked: QuestionInContext, seed: int, hear: Hear | None = None, begun: asyncio.Event | None = None
+        self,
+        conversation: QuestionInContext,
+        seed: int,
+        on_progress: OnProgress | None = None,
+        begun: asyncio.Event | None = None,
     ) -> Trajectory:
         """Let the agent answer. Raises `RefusedRequest` (503) where too many wait, or for too long; sets `begun` when
         it has a row. Cancelled, it frees its row."""
-        await self._row()
+        await self._wait_for_row()
         self.running += 1
         if begun is not None:
             begun.set()
         try:
-            driver = await self._driving()
-            turns = _turns_of(self._engine, hear)
+            driver = await self._open_driver()
+            turns = _Turns(self._engine, on_progress)
             try:
-                return await driver.run_episode(self._question(asked), seed, turns)
+                return await driver.run_episode(self._question(conversation), seed, turns)
             finally:
                 turns.close()
         finally:
             self.running -= 1
             self._free.release()
 
-    async def _row(self) -> None:
+    async def _wait_for_row(self) -> None:
         """Wait for a row. Raises `RefusedRequest` (503) where that is for too long."""
         self._opened()
         if self._free.locked() and self.waiting >= self.settings.queue:
-            raise self._refused()
+            raise self._busy()
         self.waiting += 1
         try:
             async with asyncio.timeout(self.settings.most_wait_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._refused() from None
+            raise self._busy() from None
         finally:
             self.waiting -= 1
 
-    def _refused(self) -> RefusedRequest:
+    def _busy(self) -> RefusedRequest:
         busy = self.waiting + self.running
         return RefusedRequest(503, f"{busy} questions are under way or waiting already; retry later", RETRY_AFTER_S)
 
@@ -177,31 +182,31 @@ class AgentService(Service[AgentServeSettings]):
         if name is not None and name != self.name:
             raise RefusedRequest(404, f"{name[:200]!r} is not served here; the agent is {self.name!r}")
 
-    def check_length(self, asked: QuestionInContext) -> None:
+    def check_length(self, conversation: QuestionInContext) -> None:
         """Raise `RefusedRequest` (413) for too long a question."""
-        length, most = len(asked.question), self.settings.max_question_chars
+        length, most = len(conversation.question), self.settings.max_question_chars
         if length > most:
             raise RefusedRequest(413, f"the question has {length} characters, and at most {most} are taken")
 
-    def _question(self, asked: QuestionInContext) -> Question:
+    def _question(self, conversation: QuestionInContext) -> Question:
         """The question, with the latest earlier messages that fit into the tokens of one observation."""
         encode = self._opened()[0].model.tokenizer.encode_data
-        left, kept = self.limits.max_observation_tokens, list[Json]()
-        for message in reversed(asked.earlier):
+        room, earlier = self.limits.max_observation_tokens, list[Json]()
+        for message in reversed(conversation.earlier):
             if len(message.content) > self.settings.max_question_chars:
                 break
-            left -= len(encode(f"{message.role}: {message.content}\n"))
-            if left < 0:
+            room -= len(encode(f"{message.role}: {message.content}\n"))
+            if room < 0:
                 break
-            kept.append({"role": message.role, "content": message.content})
-        return Question("asked", asked.question, meta={EARLIER: kept[::-1]} if kept else {})
+            earlier.append({"role": message.role, "content": message.content})
+        return Question("asked", conversation.question, meta={EARLIER: earlier[::-1]} if earlier else {})
 
     def _opened(self) -> tuple[Agent, Retriever]:
         if self.not_ready or self._agent is None or self._retriever is None:
             raise RefusedRequest(503, f"{self.not_ready}; retry later", retry_after_s=1)
         return self._agent, self._retriever
 
-    async def _driving(self) -> AsyncDriver:
+    async def _open_driver(self) -> AsyncDriver:
         """The driver, which belongs to the event loop."""
         if self._driver is None:
             agent, retriever = self._opened()
@@ -211,29 +216,37 @@ class AgentService(Service[AgentServeSettings]):
 
 
 class _Turns:
-    """The turns of one episode."""
+    """The turns of one episode. Implements `Generate`, and `Ranking` for a model that ranks what it found."""
 
-    def __init__(self, engine: ModelEngine, hear: Hear | None) -> None:
-        self._engine, self._hear = engine, hear
+    def __init__(self, engine: ModelEngine, on_progress: OnProgress | None) -> None:
+        self._engine, self._on_progress = engine, on_progress
         self._keys: set[int] = set()
-        self._searched = 0
+        self._reported = 0
+        """Searches that were reported."""
 
     async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
         self._keys.add(request.key)
-        made = request.state.searches[self._searched :]
-        self._searched += len(made)
-        if made and self._hear is not None:
-            self._hear("", made)
+        searches = request.state.searches[self._reported :]
+        self._reported += len(searches)
+        if searches and self._on_progress is not None:
+            self._on_progress("", searches)
         if request.key < 0:  # a side context, which has one turn
             turn = await self._engine.turn(request)
             self._engine.close_row(request.key)
-        elif self._hear is None or self._engine.model is None:
+        elif self._on_progress is None or self._engine.model is None:
             turn = await self._engine.turn(request)
         else:
-            stream, hear = TextStream(self._engine.model.tokenizer), self._hear
-            turn = await self._engine.turn(request, lambda ids: _say(hear, stream.add(ids)))
-            _say(hear, stream.rest(turn.ids))
+            stream = TextStream(self._engine.model.tokenizer)
+            turn = await self._engine.turn(request, lambda ids: self._report(stream.add(ids)))
+            self._report(stream.rest(turn.ids))
         return Sampled(turn.ids, turn.logprobs, turn.end, turn.version, turn.exact, turn.cost_usd, turn.fault)
+
+    def _report(self, text: str) -> None:
+        if text and self._on_progress is not None:
+            self._on_progress(text, ())
+
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
+        return self._engine.model.evidence(so_far) if isinstance(self._engine.model, Ranking) else None
 
     def close(self) -> None:
         """Free the rows."""
@@ -246,31 +259,15 @@ def _last_parts(name: str) -> str:
     return name if "://" in name else "/".join(Path(name).parts[-2:])
 
 
-def _say(hear: Hear, text: str) -> None:
-    if text:
-        hear(text, ())
-
-
-class _RankingTurns(_Turns):
-    """The same of a model that ranks the passages that it found."""
-
-    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
-        return self._engine.model.evidence(so_far) if isinstance(self._engine.model, Ranking) else None
-
-
-def _turns_of(engine: ModelEngine, hear: Hear | None) -> _Turns:
-    return (_RankingTurns if isinstance(engine.model, Ranking) else _Turns)(engine, hear)
-
-
 def examples_for(source: str, corpus: Corpus | None) -> list[str]:
     """Up to three questions for the chat page, as people write them: from the data folder of an index, else about
     passages of its corpus. `source` is the retriever's name or path."""
-    asked = list(dict.fromkeys(as_written(one.question).strip() for one in _questions(source)))[:_EXAMPLES]
-    if asked or corpus is None:
-        return asked
+    texts = list(dict.fromkeys(as_written(question.question).strip() for question in _questions(source)))[:_EXAMPLES]
+    if texts or corpus is None:
+        return texts
     titles = (as_written(passage.title).strip() for passage in islice(corpus, _LOOKED_AT))
-    named = dict.fromkeys(f"What is said about {title}?" for title in titles if title)
-    return [text for text in named if len(text) <= _LONGEST][:_EXAMPLES]
+    about_titles = dict.fromkeys(f"What is said about {title}?" for title in titles if title)
+    return [text for text in about_titles if len(text) <= _LONGEST][:_EXAMPLES]
 
 
 def _questions(source: str) -> list[Question]:
@@ -278,13 +275,13 @@ def _questions(source: str) -> list[Question]:
     if not source or "://" in source or not (folder := Path(source)).is_dir():
         return []
     with suppress(CoseekError, OSError):
-        if path := IndexCard.read(folder).corpus_path:
-            data = Dataset((folder / path).resolve().parent)
-            found = (list(_asked(data.split_path(split))) for split in _SPLITS if split in data.splits)
-            return next(filter(None, found), [])
+        if corpus_path := IndexCard.read(folder).corpus_path:
+            dataset = Dataset((folder / corpus_path).resolve().parent)
+            paths = (dataset.split_path(split) for split in _SPLITS if split in dataset.splits)
+            return next(filter(None, (list(_short_questions(path)) for path in paths)), [])
     return []
 
 
-def _asked(path: Path) -> Iterator[Question]:
+def _short_questions(path: Path) -> Iterator[Question]:
     rows = islice(parse_rows(path, Question.from_json), _LOOKED_AT)  # a training set may hold millions
-    return (one for one in rows if len(one.question) <= _LONGEST and one.answerable)
+    return (question for question in rows if len(question.question) <= _LONGEST and question.answerable)

@@ -17,9 +17,9 @@ from coseek.retrieval.retriever import Retriever
 from coseek.serve.limits import RefusedRequest, print_bug
 from coseek.serve.running import WorkThread
 
-ECHO = 0.25
+FOLLOW_UP = 0.25
 """Share of a search's duration for which the next one waits for the clients just answered to ask again."""
-ECHO_MOST_S = 0.005
+FOLLOW_UP_MOST_S = 0.005
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class SearchJob:
         return len(self.queries) - self.taken
 
 
-Piece: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
+BatchItem: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
 """A job, and those of its queries that one search takes."""
 
 
@@ -67,7 +67,7 @@ class Batcher:
         self._jobs: deque[SearchJob] = deque()
         """Those with queries that wait; the first is next."""
         self._more = asyncio.Event()
-        self._working: asyncio.Task[None] | None = None
+        self._searching: asyncio.Task[None] | None = None
         self._per_query_s = 0.0
         self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
 
@@ -75,77 +75,78 @@ class Batcher:
         """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, or when no
         search has begun after `most_wait_s`. Cancelled, it drops what was not searched yet."""
         if self.waiting + len(queries) > self.queue:
-            raise self._refused()
+            raise self._full()
         job = SearchJob(retriever, queries, k)
         self._jobs.append(job)
         self.waiting += len(queries)
         self._more.set()
-        if self._working is None or self._working.done():
-            self._working = asyncio.ensure_future(self._work())
+        if self._searching is None or self._searching.done():
+            self._searching = asyncio.ensure_future(self._search_until_empty())
         try:
             async with asyncio.timeout(self.most_wait_s):
                 await job.begun.wait()
             await job.done.wait()
         except TimeoutError:
-            raise self._refused() from None
+            raise self._full() from None
         finally:
             self._drop_rest(job)
         return job
 
-    def _refused(self) -> RefusedRequest:
+    def _full(self) -> RefusedRequest:
         """The refusal, with the seconds until the current queue is about done."""
-        again_s = min(60, max(1, math.ceil(self.waiting * self._per_query_s)))
-        return RefusedRequest(503, f"{self.waiting} queries are waiting already; retry later", again_s)
+        retry_s = min(60, max(1, math.ceil(self.waiting * self._per_query_s)))
+        return RefusedRequest(503, f"{self.waiting} queries are waiting already; retry later", retry_s)
 
-    async def _work(self) -> None:
+    async def _search_until_empty(self) -> None:
         """Search one batch after the other until nothing waits."""
         while self.waiting:
             await self._gather()
             if not self.waiting:  # all clients have gone meanwhile
                 return
-            pieces = self._take()
+            items = self._take()
             began = time.perf_counter()
-            await self._thread.run(partial(_search_all, pieces))
-            self._note(pieces, began)
+            await self._thread.run(partial(_search_all, items))
+            self._finish(items, began)
 
     async def _gather(self) -> None:
         """Wait a little for more queries: clients that were answered together mostly ask again together."""
         first = self._jobs[0].arrived
-        wanted, until = min(self._searched, self.batch), self._ended + min(ECHO * self._took_s, ECHO_MOST_S)
+        enough = min(self._searched, self.batch)
+        until = self._ended + min(FOLLOW_UP * self._took_s, FOLLOW_UP_MOST_S)
         if self.wait_s and first + self.wait_s > until:
-            wanted, until = self.batch, first + self.wait_s
-        while self.waiting < wanted and (left_s := until - time.perf_counter()) > 0:
+            enough, until = self.batch, first + self.wait_s
+        while self.waiting < enough and (left_s := until - time.perf_counter()) > 0:
             self._more.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), left_s)
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[BatchItem]:
         """Take a batch, of the first job and others of its retriever and k. What is left of a job goes behind the
         others, so that a large request does not keep small ones waiting."""
-        first, room, rest = self._jobs[0], self.batch, list[SearchJob]()
-        pieces: list[Piece] = []
+        first, room, unfinished = self._jobs[0], self.batch, list[SearchJob]()
+        items: list[BatchItem] = []
         for _ in range(len(self._jobs)):
             job = self._jobs.popleft()
             if not room or job.retriever is not first.retriever or job.k != first.k:
                 self._jobs.append(job)
                 continue
             queries = job.queries[job.taken : job.taken + room]
-            pieces.append((job, queries))
+            items.append((job, queries))
             job.began = job.began or time.perf_counter()
             job.begun.set()
             job.taken += len(queries)
             room -= len(queries)
-            rest += [job] if job.left else []
-        self._jobs.extend(rest)
+            unfinished += [job] if job.left else []
+        self._jobs.extend(unfinished)
         self.waiting -= self.batch - room
-        return pieces
+        return items
 
-    def _note(self, pieces: list[Piece], began: float) -> None:
-        """Count a search, and let the requests that are finished by it go on."""
-        self._ended, self._searched = time.perf_counter(), sum(len(queries) for _, queries in pieces)
+    def _finish(self, items: list[BatchItem], began: float) -> None:
+        """Count a search, and let the requests that it finished go on."""
+        self._ended, self._searched = time.perf_counter(), sum(len(queries) for _, queries in items)
         self._took_s = self._ended - began
         self._per_query_s = 0.8 * self._per_query_s + 0.2 * self._took_s / self._searched
-        for job, _ in pieces:
+        for job, _ in items:
             job.ended, job.batch = self._ended, max(job.batch, self._searched)
             self.faults += job.fault is not None
             if job.fault is not None or len(job.lists) == len(job.queries):
@@ -160,31 +161,31 @@ class Batcher:
             self._jobs.remove(job)
 
 
-def _search_all(pieces: list[Piece]) -> None:
+def _search_all(items: list[BatchItem]) -> None:
     """Search for several requests at once; one by one if that fails, whichever request caused it. Called in the
     thread."""
-    if len(pieces) > 1:
+    if len(items) > 1:
         with suppress(Exception):  # the request that causes it fails again alone, and is told
-            _fill(pieces)
+            _fill(items)
             return
-    for piece in pieces:
+    for item in items:
         try:
-            _fill([piece])
+            _fill([item])
         except (RetrieverError, UserError) as error:  # a corpus that changed below an index is the user's to mend
-            piece[0].fault = error if isinstance(error, RetrieverError) else RetrieverError(str(error))
+            item[0].fault = error if isinstance(error, RetrieverError) else RetrieverError(str(error))
         except Exception as error:  # noqa: BLE001 (a bug of a retriever fails its request and not the service)
             print_bug()
-            piece[0].fault = error
+            item[0].fault = error
 
 
-def _fill(pieces: list[Piece]) -> None:
-    """Make one search for all pieces, which share retriever and k."""
-    first = pieces[0][0]
-    queries = [query for _, part in pieces for query in part]
-    found = first.retriever.search(queries, first.k)
-    if len(found) != len(queries):
-        raise RetrieverError(f"{first.retriever.name} gave {len(found)} lists for {len(queries)} queries")
+def _fill(items: list[BatchItem]) -> None:
+    """Make one search for all items, which share retriever and k."""
+    first = items[0][0]
+    all_queries = [query for _, queries in items for query in queries]
+    hit_lists = first.retriever.search(all_queries, first.k)
+    if len(hit_lists) != len(all_queries):
+        raise RetrieverError(f"{first.retriever.name} gave {len(hit_lists)} lists for {len(all_queries)} queries")
     start = 0
-    for job, part in pieces:
-        job.lists += found[start : start + len(part)]
-        start += len(part)
+    for job, queries in items:
+        job.lists += hit_lists[start : start + len(queries)]
+        start += len(queries)

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TypeAlias, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
 from coseek.core.connections import names_this_machine
 from coseek.core.errors import CoseekError
@@ -32,6 +33,8 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
 BUG = "a bug of the service; its log has the details"
+LOOPBACK_ONLY = "this service without a token is for this machine alone: ask localhost, or set --token-env"
+TOKEN_NEEDED = "this service needs a token: send the header Authorization: Bearer …"
 RECORD = "coseek.record"
 """Key of the ASGI scope under which an endpoint finds the JSON object of its log line."""
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -51,15 +54,15 @@ class RefusedRequest(CoseekError):
 
     @property
     def headers(self) -> dict[str, str]:
-        found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         # The rest of a request that is too long or too late is not read.
-        return {**found, "connection": "close"} if self.status in (408, 413) else found
+        return headers | ({"connection": "close"} if self.status in (408, 413) else {})
 
 
 async def read_body(request: Request, limits: ListenSettings, read: Callable[[bytes], T]) -> T:
     """Read a request's JSON; a long one in a thread. Raises `RefusedRequest`."""
     body = await whole_body(request, limits)
-    return await aside(len(body) > _LONG_BODY, lambda: read(body))
+    return await offload(len(body) > _LONG_BODY, lambda: read(body))
 
 
 async def whole_body(request: Request, limits: ListenSettings) -> bytes:
@@ -83,23 +86,23 @@ async def whole_body(request: Request, limits: ListenSettings) -> bytes:
     return bytes(body)
 
 
-async def aside(long: bool, call: Callable[[], T]) -> T:
-    """The result of a call, which is made in a thread where it is long, so that other requests go on."""
-    return await asyncio.to_thread(call) if long else call()
+async def offload(is_long: bool, call: Callable[[], T]) -> T:
+    """The result of a call, which is made in a thread if it is long, so that other requests go on."""
+    return await asyncio.to_thread(call) if is_long else call()
 
 
-async def while_wanted(request: Request, work: Awaitable[T]) -> T:
+async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """The result of the work, which is cancelled when the client disconnects first."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise RefusedRequest(499, "the client has gone")
-        return working.result()
+        return task.result()
     finally:
-        working.cancel()
-        gone.cancel()
+        task.cancel()
+        disconnect.cancel()
 
 
 def print_bug() -> None:
@@ -136,27 +139,25 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            if not self._is_meant(headers):
-                sentence = "this service without a token is for this machine alone: ask localhost, or set --token-env"
-                await _turn_away(send_marked, 421, sentence)
-            elif self._may_pass(str(scope["path"]), headers):
-                await self._app(scope, receive, send_marked)
+            if not self._host_is_allowed(headers):
+                await _refusal(421, LOOPBACK_ONLY)(scope, receive, send_marked)
+            elif not self._token_is_valid(str(scope["path"]), headers):
+                await _refusal(401, TOKEN_NEEDED)(scope, receive, send_marked)
             else:
-                sentence = "this service needs a token: send the header Authorization: Bearer …"
-                await _turn_away(send_marked, 401, sentence)
+                await self._app(scope, receive, send_marked)
         finally:
             if self._log:
-                asked = {"method": str(scope["method"]), "path": str(scope["path"])[:200]}
-                took_ms = round((time.perf_counter() - began) * 1_000, 2)
-                line = {"time": round(time.time(), 3), "id": ident.decode(), **asked, **record, "total_ms": took_ms}
+                target = {"method": str(scope["method"]), "path": str(scope["path"])[:200]}
+                total_ms = round((time.perf_counter() - began) * 1_000, 2)
+                line = {"time": round(time.time(), 3), "id": ident.decode(), **target, **record, "total_ms": total_ms}
                 print(json.dumps(line), file=sys.stderr, flush=True)
 
-    def _is_meant(self, headers: Headers) -> bool:
+    def _host_is_allowed(self, headers: Headers) -> bool:
         """Whether the name that was asked for is of this machine, where no token keeps others out."""
         host = _header(headers, b"host")
         return self._token is not None or not host or names_this_machine(host.decode("latin-1"))
 
-    def _may_pass(self, path: str, headers: Headers) -> bool:
+    def _token_is_valid(self, path: str, headers: Headers) -> bool:
         if self._token is None or path in _OPEN:
             return True
         return hmac.compare_digest(_header(headers, b"authorization"), self._token)
@@ -166,16 +167,7 @@ def _header(headers: Headers, name: bytes) -> bytes:
     return next((value for key, value in headers if key == name), b"")
 
 
-async def _turn_away(send: Send, status: int, why: str) -> None:
+def _refusal(status: int, sentence: str) -> JSONResponse:
     # The body was not read, so the connection cannot be used again.
     headers = {"connection": "close", **({"www-authenticate": "Bearer"} if status == 401 else {})}
-    await send_json(send, status, {"error": why}, headers)
-
-
-async def send_json(send: Send, status: int, row: JsonObject, more: dict[str, str]) -> None:
-    """Answer without a framework."""
-    body = json.dumps(row).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **more}
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    return JSONResponse({"error": sentence}, status, headers)

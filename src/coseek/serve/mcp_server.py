@@ -17,6 +17,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from coseek import __version__
 from coseek.agents.drivers import Agent, Limits, rollout
@@ -35,8 +36,7 @@ from coseek.serve.limits import (
     RefusedRequest,
     Scope,
     Send,
-    send_json,
-    while_wanted,
+    until_disconnect,
     whole_body,
 )
 from coseek.serve.running import Server, bound, url_of
@@ -109,11 +109,11 @@ class KnowledgeTools:
     topk: int
     agent: Agent | None = None
     limits: Limits = field(default_factory=Limits)
-    _met: OrderedDict[str, Passage] = field(default_factory=OrderedDict, init=False)
+    _recent: OrderedDict[str, Passage] = field(default_factory=OrderedDict, init=False)
 
     def search(self, query: str) -> SearchResults:
         """Find passages for a query."""
-        hits = self.retriever.search([_asked(query, "query")], self.topk)[0]
+        hits = self.retriever.search([_checked(query, "query")], self.topk)[0]
         self._remember([hit.passage for hit in hits])
         return SearchResults([_found(hit.passage) for hit in hits])
 
@@ -126,30 +126,30 @@ class KnowledgeTools:
     def ask(self, question: str) -> AgentAnswer:
         """Let the agent search and answer."""
         assert self.agent is not None
-        asked = Question("asked", _asked(question, "question"))
-        trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
+        asked_question = Question("asked", _checked(question, "question"))
+        trajectory = rollout(self.agent, self.retriever, [asked_question], [0], self.limits)[0]
         if trajectory.stop.is_fault:
             raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
-        used = sources_of(trajectory)
-        self._remember(used)
-        sources = [Source(one.id, as_written(one.title).strip(), one.url, one.place) for one in used]
+        passages = sources_of(trajectory)
+        self._remember(passages)
+        sources = [Source(**vars(_found(passage)), place=passage.place) for passage in passages]
         return AgentAnswer(reply_in_words(trajectory), str(trajectory.stop), sources)
 
     def _passage(self, ident: str) -> Passage:
         corpus = self.retriever.corpus
-        known = self._met.get(ident) if corpus is None else corpus.by_id(ident) if corpus.has(ident) else None
-        if known is None:
+        passage = self._recent.get(ident) if corpus is None else corpus.by_id(ident) if corpus.has(ident) else None
+        if passage is None:
             raise DataError(f"there is no passage {ident!r}; `search` names the ids")
-        return known
+        return passage
 
     def _remember(self, passages: list[Passage]) -> None:
         if self.retriever.corpus is not None:
             return
         for passage in passages:
-            self._met[passage.id] = passage
-            self._met.move_to_end(passage.id)
-        while len(self._met) > REMEMBERED:
-            self._met.popitem(last=False)
+            self._recent[passage.id] = passage
+            self._recent.move_to_end(passage.id)
+        while len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
 
 
 def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
@@ -206,15 +206,15 @@ def bounded(app: App, settings: ListenSettings) -> App:
             body = await whole_body(request, settings)
         except RefusedRequest as error:
             row: JsonObject = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": str(error)}}
-            await send_json(send, error.status, row, {"allow": "POST", **error.headers})
+            await JSONResponse(row, error.status, {"allow": "POST", **error.headers})(scope, receive, send)
             return
-        given = [{"type": "http.request", "body": body, "more_body": False}]
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> MutableMapping[str, object]:
-            return given.pop() if given else await receive()
+        async def replay() -> MutableMapping[str, object]:
+            return unread.pop() if unread else await receive()
 
         with suppress(RefusedRequest):  # the client has gone
-            await while_wanted(request, app(scope, again, send))
+            await until_disconnect(request, app(scope, replay, send))
 
     return handle
 
@@ -229,7 +229,7 @@ async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
         raise ToolError(str(error)) from error
 
 
-def _asked(text: str, name: str) -> str:
+def _checked(text: str, name: str) -> str:
     if not text.strip():
         raise DataError(f"the {name} is empty")
     if len(text) > LONGEST:

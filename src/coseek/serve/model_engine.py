@@ -19,13 +19,13 @@ from coseek.serve.running import WorkThread
 if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
 
-TOLD_AT_ONCE = 8
+STREAMED_AT_ONCE = 8
 """Turns whose new tokens are sent after a step, about. With more turns under way each sends several tokens at a time,
 since sending takes time from sampling."""
 _WINDOW = 16
 """Ids from which the decoded window of a stream is shortened."""
 
-HearIds: TypeAlias = Callable[[Sequence[int]], None]
+OnIds: TypeAlias = Callable[[Sequence[int]], None]
 """Called in the event loop with the ids that a turn has grown by."""
 
 
@@ -35,9 +35,9 @@ class TurnJob:
 
     request: Request
     done: "asyncio.Future[Turn]"
-    hear: HearIds | None = None
-    told: int = 0
-    """Ids that `hear` has got."""
+    on_ids: OnIds | None = None
+    sent: int = 0
+    """Ids that `on_ids` has got."""
 
 
 class ModelEngine:
@@ -47,51 +47,51 @@ class ModelEngine:
         self.model: Model | None = None
         self.faults = 0
         self._thread = thread
-        self._asked: deque[TurnJob | int] = deque()
+        self._queue: deque[TurnJob | int] = deque()
         """Turns that are wanted, and keys of rows to be closed, in order."""
         self._jobs: dict[int, TurnJob] = {}
         self._open: set[int] = set()
-        self._working: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def open_rows(self) -> int:
         """Rows that are open in the model or will be."""
-        return len(self._open) + len(self._asked)
+        return len(self._open) + len(self._queue)
 
-    async def turn(self, request: Request, hear: HearIds | None = None) -> Turn:
+    async def turn(self, request: Request, on_ids: OnIds | None = None) -> Turn:
         """The turn of a request; its row is opened or continued. Raises `ModelError` for a model with a bug.
 
-        `hear` gets the ids while a local sampler writes them, without the last ones, which come with the turn; other
+        `on_ids` gets the ids while a local sampler writes them, without the last ones, which come with the turn; other
         models write turns whole."""
-        job = TurnJob(request, asyncio.get_running_loop().create_future(), hear)
-        self._ask(job)
+        job = TurnJob(request, asyncio.get_running_loop().create_future(), on_ids)
+        self._enqueue(job)
         return await job.done
 
     def close_row(self, key: int) -> None:
         """Free a row, whether it is under way or not."""
-        self._ask(key)
+        self._enqueue(key)
 
-    def _ask(self, what: TurnJob | int) -> None:
-        self._asked.append(what)
+    def _enqueue(self, item: TurnJob | int) -> None:
+        self._queue.append(item)
         if isinstance(self.model, ServedModel):
             self.model.wake()
-        if self._working is None or self._working.done():
+        if self._writing is None or self._writing.done():
             self._loop = asyncio.get_running_loop()
-            self._working = asyncio.ensure_future(self._work())
+            self._writing = asyncio.ensure_future(self._work())
 
     async def _work(self) -> None:
         assert self.model is not None
         model = self.model
-        while self._asked:
+        while self._queue:
             await self._thread.run(partial(self._write, model))
 
     def _write(self, model: Model) -> None:
         """Write until no turn is wanted; called in the thread."""
         while True:
             try:
-                while self._asked:
-                    self._carry_out(model, self._asked.popleft())
+                while self._queue:
+                    self._handle(model, self._queue.popleft())
                 if not self._jobs:
                     return
                 turns = self._step(model)
@@ -102,44 +102,44 @@ class ModelEngine:
             else:
                 # A turn without a job is one whose row was closed meanwhile.
                 jobs = [(self._jobs.pop(turn.key), turn) for turn in turns if turn.key in self._jobs]
-                self._later(partial(_finish, jobs))
+                self._call_in_loop(partial(_finish, jobs))
 
     def _step(self, model: Model) -> list[Turn]:
         if not isinstance(model, ForkableModel):
             return model.step()
         sampler = cast("Sampler", model)
         turns = sampler.step(1)  # requests that came meanwhile join at the next token
-        self._tell(sampler, {turn.key for turn in turns})
+        self._stream(sampler, {turn.key for turn in turns})
         return turns
 
-    def _tell(self, sampler: "Sampler", ended: Set[int]) -> None:
+    def _stream(self, sampler: "Sampler", ended: Set[int]) -> None:
         """Send the new ids of turns under way, the first one of each at once."""
-        few = -(-len(self._jobs) // TOLD_AT_ONCE)
-        told: list[tuple[HearIds, list[int]]] = []
+        least = -(-len(self._jobs) // STREAMED_AT_ONCE)
+        sent: list[tuple[OnIds, list[int]]] = []
         for key, job in self._jobs.items():
-            if job.hear is None or key in ended:
+            if job.on_ids is None or key in ended:
                 continue
-            ids = sampler.written(key, job.told)
-            if len(ids) >= (few if job.told else 1):
-                job.told += len(ids)
-                told.append((job.hear, ids))
-        if told:
-            self._later(partial(_hear, told))
+            ids = sampler.written(key, job.sent)
+            if len(ids) >= (least if job.sent else 1):
+                job.sent += len(ids)
+                sent.append((job.on_ids, ids))
+        if sent:
+            self._call_in_loop(partial(_call_listeners, sent))
 
-    def _carry_out(self, model: Model, what: TurnJob | int) -> None:
-        if isinstance(what, int):
-            self._jobs.pop(what, None)
-            if what in self._open:
-                self._open.remove(what)
-                model.close(what)
-        elif not what.done.cancelled():
-            key = what.request.key
-            self._jobs[key] = what
+    def _handle(self, model: Model, item: TurnJob | int) -> None:
+        if isinstance(item, int):
+            self._jobs.pop(item, None)
+            if item in self._open:
+                self._open.remove(item)
+                model.close(item)
+        elif not item.done.cancelled():
+            key = item.request.key
+            self._jobs[key] = item
             if key in self._open:
-                model.extend(what.request)
+                model.extend(item.request)
             else:
                 self._open.add(key)
-                model.start(what.request)
+                model.start(item.request)
 
     def _fail(self, model: Model) -> None:
         """End all rows without a turn."""
@@ -148,9 +148,9 @@ class ModelEngine:
             model.close(key)
         self._open.clear()
         error = ModelError("the model failed; the service's log has the details")
-        self._later(partial(_finish, [(job, error) for job in jobs]))
+        self._call_in_loop(partial(_finish, [(job, error) for job in jobs]))
 
-    def _later(self, call: Callable[[], None]) -> None:
+    def _call_in_loop(self, call: Callable[[], None]) -> None:
         """Call in the event loop; called in the thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
@@ -166,9 +166,9 @@ def _finish(jobs: Iterable[tuple[TurnJob, Turn | ModelError]]) -> None:
             job.done.set_result(outcome)
 
 
-def _hear(told: Sequence[tuple[HearIds, list[int]]]) -> None:
-    for hear, ids in told:
-        hear(ids)
+def _call_listeners(sent: Sequence[tuple[OnIds, list[int]]]) -> None:
+    for on_ids, ids in sent:
+        on_ids(ids)
 
 
 class TextStream:
@@ -182,22 +182,22 @@ class TextStream:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         """The last ids: decoded together, since a character may span tokens and a decoder may look back by one."""
-        self._told = 0
+        self._sent = 0
         """Characters of the window's text that were returned."""
-        self._told_in_all = 0
+        self._total_sent = 0
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that is certain with these further ids."""
         self._window += ids
         text = self._tokenizer.decode(self._window)
         certain = text.rstrip(REPLACEMENT)
-        new = certain[self._told :]
-        self._told += len(new)
-        self._told_in_all += len(new)
+        new = certain[self._sent :]
+        self._sent += len(new)
+        self._total_sent += len(new)
         if certain == text and len(self._window) >= _WINDOW and (last := self._tokenizer.decode(self._window[-1:])):
-            self._window, self._told = self._window[-1:], len(last)  # an id without text would not be looked back at
+            self._window, self._sent = self._window[-1:], len(last)  # an id without text would not be looked back at
         return new
 
     def rest(self, ids: Sequence[int]) -> str:
         """What is left of the text of the whole turn `ids`."""
-        return self._tokenizer.decode(ids)[self._told_in_all :]
+        return self._tokenizer.decode(ids)[self._total_sent :]

@@ -96,8 +96,8 @@ def new_app(service: AnyService, error_body: ErrorBody) -> FastAPI:
         await service.close()
 
     async def health() -> Response:
-        found = service.health()
-        return JSONResponse(found, 200 if found["ready"] else 503)
+        body = service.health()
+        return JSONResponse(body, 200 if body["ready"] else 503)
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RefusedRequest)
@@ -119,7 +119,7 @@ def new_app(service: AnyService, error_body: ErrorBody) -> FastAPI:
     return app
 
 
-def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
+def serve_app(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
     """Serve until a signal comes; `ready` is called with the URL once everything is open. Raises what made opening
     fail."""
     server, listening = Server(app, service.settings), bound(service.settings.host, service.settings.port)

@@ -41,10 +41,10 @@ def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
         raise RefusedRequest(
             413, f"{len(texts)} queries in one request, and at most {limits.max_queries} are taken; split it"
         )
-    for place, text in enumerate(texts):
+    for number, text in enumerate(texts):
         if len(text) > limits.max_query_chars:
             raise RefusedRequest(
-                413, f"query {place} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
+                413, f"query {number} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
             )
     scores = row.get("return_scores")
     if scores is not None and not isinstance(scores, bool):
@@ -54,19 +54,19 @@ def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
     return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores), flat)
 
 
-def passages_of(wish: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
+def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
     """The number of passages for each query, at most the size of the corpus where that is known. Raises
     `RefusedRequest` (422, 413) for more than `max_topk`, or more than `max_hits` in all."""
-    k = wish.topk or limits.topk
+    k = wanted.topk or limits.topk
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
         raise RefusedRequest(
-            422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages for each query are returned'
+            422, f'"topk" is {_quoted(wanted.topk)}, and at most {limits.max_topk} passages for each query are returned'
         )
-    if (hits := k * len(wish.queries)) > limits.max_hits:
+    if (hits := k * len(wanted.queries)) > limits.max_hits:
         raise RefusedRequest(
             413,
-            f"{len(wish.queries)} queries with {k} passages each are {hits} passages in one answer, and at most "
+            f"{len(wanted.queries)} queries with {k} passages each are {hits} passages in one answer, and at most "
             f"{limits.max_hits} are returned; split it",
         )
     return k
@@ -77,24 +77,24 @@ def blank(query: QueryLike) -> bool:
     return not Query.of(query).text.strip()
 
 
-def answer(lists: Sequence[Sequence[Hit]], wish: RetrieveRequest, max_bytes: int) -> bytes:
+def answer(lists: Sequence[Sequence[Hit]], wanted: RetrieveRequest, max_bytes: int) -> bytes:
     """The body of an answer: one list for each query, in order, or the only list where the answer is flat. A score that
     is not finite raises `ValueError`, a longer body `RefusedRequest` (413)."""
-    parts: list[bytes] = []
-    room = max_bytes
+    bodies: list[bytes] = []
+    bytes_left = max_bytes
     for hits in lists:
         rows: list[JsonObject] = [document(hit) for hit in hits]
-        if wish.scores:
+        if wanted.scores:
             rows = [{"document": row, "score": float(hit.score)} for row, hit in zip(rows, hits, strict=True)]
         # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
-        parts.append(json.dumps(rows, allow_nan=False, separators=(",", ":")).encode())
-        room -= len(parts[-1])
-        if room < 0:
+        bodies.append(json.dumps(rows, allow_nan=False, separators=(",", ":")).encode())
+        bytes_left -= len(bodies[-1])
+        if bytes_left < 0:
             raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
-    if wish.flat:
-        return b"".join((b'{"result":', parts[0], b"}"))
-    between = [piece for part in parts for piece in (b",", part)][1:]
-    return b"".join((b'{"result":[', *between, b"]}"))
+    if wanted.flat:
+        return b"".join((b'{"result":', bodies[0], b"}"))
+    separated = [piece for body in bodies for piece in (b",", body)][1:]
+    return b"".join((b'{"result":[', *separated, b"]}"))
 
 
 def document(hit: Hit) -> JsonObject:
@@ -115,49 +115,49 @@ def _object(body: bytes) -> JsonObject:
             422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
         )
     # A half surrogate can only come as an escape. Tokenizers and databases refuse it.
-    return cast(JsonObject, _mended(row)) if b"\\u" in body else row
+    return cast(JsonObject, _without_surrogates(row)) if b"\\u" in body else row
 
 
-def _mended(value: Json) -> Json:
+def _without_surrogates(value: Json) -> Json:
     """The same value with `?` in place of every half surrogate."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
-        return [_mended(one) for one in value]
+        return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {key: _mended(one) for key, one in value.items()}
+        return {key: _without_surrogates(item) for key, item in value.items()}
     return value
 
 
 def _texts(row: JsonObject) -> list[str]:
     """`queries` or `query`, each a list or a single string. `query` as a string has a flat answer."""
     for name in ("queries", "query"):
-        given = row.get(name)
-        if given is None:
+        value = row.get(name)
+        if value is None:
             continue
-        texts = [given] if isinstance(given, str) else given
+        texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list):
-            raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(given)}')
-        for place, text in enumerate(texts):
+            raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(value)}')
+        for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise RefusedRequest(422, f'"{name}" is a list of strings, and number {place} is {_quoted(text)}')
+                raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quoted(text)}')
         return cast(list[str], texts)
     raise RefusedRequest(422, 'the request needs "queries", a list of strings')
 
 
-def _topk(given: Json) -> int | None:
+def _topk(value: Json) -> int | None:
     """Parse `topk`. 0 means null, as in the servers that clients were written for."""
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, float) and given.is_integer():
-        given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(given)}')
-    if given < 0:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(value)}')
+    if value < 0:
         raise RefusedRequest(
-            422, f'"topk" counts passages and cannot be {_quoted(given)}; leave it out for the default'
+            422, f'"topk" counts passages and cannot be {_quoted(value)}; leave it out for the default'
         )
-    return given or None
+    return value or None
 
 
 def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:

@@ -18,9 +18,9 @@ from coseek.data.passage import Hit
 from coseek.retrieval.query import Query
 from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, fields_read
-from coseek.serve.batching import Batcher, SearchJob
-from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, aside, read_body, while_wanted
-from coseek.serve.running import Service, WorkThread, new_app, run, token_of
+from coseek.serve.batching import Batcher
+from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, offload, read_body, until_disconnect
+from coseek.serve.running import Service, WorkThread, new_app, serve_app, token_of
 from coseek.serve.search_contract import (
     RetrieveRequest,
     answer,
@@ -46,7 +46,7 @@ def serve(
     """Serve until a signal comes; `ready` is called with the URL once everything is open. See `SearchService`."""
     token = token_of(settings)
     service = SearchService(openers, settings)
-    run(service, make_app(service, token), ready)
+    serve_app(service, make_app(service, token), ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Index:
         corpus = retriever.corpus
         passages = None if corpus is None else len(corpus)
         settings = getattr(retriever, "settings", None)
-        shown = without_secrets(dump_settings(settings)) if isinstance(settings, Settings) else {}
+        shown_settings = without_secrets(dump_settings(settings)) if isinstance(settings, Settings) else {}
         card: JsonObject = {
             "index": name,
             "name": retriever.name,
@@ -72,7 +72,7 @@ class Index:
             "view": str(getattr(settings, "view", "query")),
             "reads": fields_read(retriever).to_json(),
             "passages": passages,
-            "settings": shown,
+            "settings": shown_settings,
         }
         return cls(retriever, passages, card)
 
@@ -114,14 +114,14 @@ class SearchService(Service[ServeSettings]):
         return self.indexes[name]
 
     def health(self) -> JsonObject:
-        why = self.unopened
-        return {"ready": not why, "why": why, "waiting": self.batcher.waiting, "faults": self.batcher.faults}
+        reason = self.unopened
+        return {"ready": not reason, "why": reason, "waiting": self.batcher.waiting, "faults": self.batcher.faults}
 
     def info(self, name: str) -> JsonObject:
         """The card of an index, with what it reads of a query's context, and the limits of a request."""
         limits = self.settings.model_dump(include=LIMITS)
-        said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
-        return {**self.index(name).card, **said, "coseek": __version__}
+        fields: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
+        return {**self.index(name).card, **fields, "coseek": __version__}
 
     def _open(self) -> None:
         for name, opener in self._openers.items():
@@ -149,12 +149,12 @@ def make_app(service: SearchService, token: str | None = None) -> App:
 def _add_index(app: FastAPI, service: SearchService, name: str | None) -> None:
     """Add the paths of one index; `None` stands for the default index."""
     prefix = "" if name is None else f"/{name}"
-    known = name or service.names[0]
+    index_name = name or service.names[0]
 
     async def info() -> Response:
-        return JSONResponse(service.info(known))
+        return JSONResponse(service.info(index_name))
 
-    app.add_api_route(f"{prefix}/retrieve", _retrieve(service, known), methods=["POST"], response_model=None)
+    app.add_api_route(f"{prefix}/retrieve", _retrieve(service, index_name), methods=["POST"], response_model=None)
     app.add_api_route(f"{prefix}/info", info, methods=["GET"])
 
 
@@ -162,47 +162,40 @@ def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitabl
     async def retrieve(request: Request) -> Response:
         limits = service.settings
         record = cast(JsonObject, request.scope[RECORD])
-        wish = await read_body(request, limits, partial(parse_request, limits=limits))
+        wanted = await read_body(request, limits, partial(parse_request, limits=limits))
         index = service.index(name)
-        k = passages_of(wish, limits, index.passages)
-        record |= {"index": name, "queries": len(wish.queries), "k": k}
+        k = passages_of(wanted, limits, index.passages)
+        record |= {"index": name, "queries": len(wanted.queries), "k": k}
         if limits.log_queries:
-            record["texts"] = [Query.of(query).text for query in wish.queries]
-        asked = [query for query in wish.queries if not blank(query)]
+            record["texts"] = [Query.of(query).text for query in wanted.queries]
+        queries = [query for query in wanted.queries if not blank(query)]
         lists: list[list[Hit]] = []
-        if asked:
-            job = await while_wanted(request, service.batcher.search(index.retriever, asked, k))
-            record |= _times(job)
+        if queries:
+            job = await until_disconnect(request, service.batcher.search(index.retriever, queries, k))
+            record["queue_ms"] = round((job.began - job.arrived) * 1_000, 2)
+            record |= {"engine_ms": round((job.ended - job.began) * 1_000, 2), "batch": job.batch}
             if job.fault is not None:
                 raise job.fault
             lists = job.lists
-        text = await _written(_in_place(wish, lists), wish, limits.max_answer_bytes)
-        return Response(text, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
+        body = await _written(_in_place(wanted, lists), wanted, limits.max_answer_bytes)
+        return Response(body, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
 
     return retrieve
 
 
-def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
+def _in_place(wanted: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
     """One list for each query, an empty one for a blank query."""
-    if len(lists) == len(wish.queries):
+    if len(lists) == len(wanted.queries):
         return lists
-    found = iter(lists)
-    return [[] if blank(query) else next(found) for query in wish.queries]
+    searched = iter(lists)
+    return [[] if blank(query) else next(searched) for query in wanted.queries]
 
 
-async def _written(lists: list[list[Hit]], wish: RetrieveRequest, most: int) -> bytes:
+async def _written(lists: list[list[Hit]], wanted: RetrieveRequest, max_bytes: int) -> bytes:
     try:
-        return await aside(sum(map(len, lists)) >= _MANY_HITS, partial(answer, lists, wish, most))
+        return await offload(sum(map(len, lists)) >= _MANY_HITS, partial(answer, lists, wanted, max_bytes))
     except ValueError:
         raise RetrieverError("the retriever returned a score that is not a number") from None
-
-
-def _times(job: SearchJob) -> JsonObject:
-    return {
-        "queue_ms": round((job.began - job.arrived) * 1_000, 2),
-        "engine_ms": round((job.ended - job.began) * 1_000, 2),
-        "batch": job.batch,
-    }
 
 
 def check_name(name: str) -> None:
@@ -216,9 +209,9 @@ def check_name(name: str) -> None:
 def without_secrets(value: Json) -> Json:
     """Settings without secrets: no value of a `key` or `token`, no user, password or query inside a URL."""
     if isinstance(value, dict):
-        return {key: without_secrets(one) for key, one in value.items() if not _SECRET & set(key.lower().split("_"))}
+        return {key: without_secrets(item) for key, item in value.items() if not _SECRET & set(key.lower().split("_"))}
     if isinstance(value, list):
-        return [without_secrets(one) for one in value]
+        return [without_secrets(item) for item in value]
     if isinstance(value, str) and "://" in value:
         return re.split("[?#]", re.sub(r"(?<=://)[^/]*@", "", value))[0]
     return value
