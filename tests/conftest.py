@@ -53,9 +53,7 @@ def pytest_make_collect_report(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if CORE in os.environ and report.failed and call.excinfo is not None and needs_an_extra(call.excinfo.value):
         report.outcome, report.longrepr = "skipped", (str(report.fspath), 0, "it needs an extra")

@@ -79,8 +79,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 COMMAND_LINES = pytest.mark.parametrize(
-    ("page", "arguments"),
-    [pytest.param(page, words, id=" ".join(words[:4])) for page, words in command_lines()],
+    ("page", "arguments"), [pytest.param(page, words, id=" ".join(words[:4])) for page, words in command_lines()]
 )
 
 

@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.actions import (
-    QueryFormat,
-    first_sentence,
-    parse_flag,
-    parse_numbers,
-    parse_queries,
-    parse_tool_call,
-)
+from coseek.agents.actions import QueryFormat, first_sentence, parse_flag, parse_numbers, parse_queries, parse_tool_call
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.extract import extract
 from coseek.agents.scripted.rules import guess, with_subject

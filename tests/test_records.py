@@ -180,10 +180,7 @@ def test_a_line_has_the_order_of_its_keys_and_keeps_the_spelling_of_numbers() ->
         ({"ends": [{"x": "1.5"}]}, "'ends[0].x' must be a number, not '1.5'"),
         ({"ends": [{"x": True}]}, "'ends[0].x' must be a number, not True"),
         ({"ends": [{"x": 10**400}]}, f"'ends[0].x' must be a number, not {'1' + '0' * 58}…"),
-        (
-            {"ends": [{"x": 1.0}, {"x": 1.0, "y": 1.0}]},
-            "'ends[1].y' must be a whole number of at most 128",
-        ),
+        ({"ends": [{"x": 1.0}, {"x": 1.0, "y": 1.0}]}, "'ends[1].y' must be a whole number of at most 128"),
         ({"ends": [{"x": 1.0, "y": 2**128}]}, f"'ends[0].y' must be a whole number of at most 128 bits, not {2**128}"),
         ({"ends": [{"x": 1.0, "y": 10**5000}]}, "not a number of thousands of digits"),
         ({"closed": 1}, "'closed' must be true or false, not 1"),

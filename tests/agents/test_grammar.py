@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.actions import (
-    QueryFormat,
-    first_sentence,
-    parse_flag,
-    parse_numbers,
-    parse_queries,
-    parse_tool_call,
-)
+from coseek.agents.actions import QueryFormat, first_sentence, parse_flag, parse_numbers, parse_queries, parse_tool_call
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
 from coseek.agents.tool import Tool, open_tool

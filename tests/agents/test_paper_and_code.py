@@ -26,9 +26,7 @@ def served(name: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("turn", ["<think>I do not know</think>", "<think>a</think><search>  </search>"])
-def test_a_turn_without_an_action_ends_the_paper_s_search_r1_and_is_asked_again_in_its_program_s(
-    turn: str,
-) -> None:
+def test_a_turn_without_an_action_ends_the_paper_s_search_r1_and_is_asked_again_in_its_program_s(turn: str) -> None:
     answer = "<think>b</think><answer>1815</answer>"
     paper, code = play("search-r1", turn, answer), play("search-r1-code", turn, answer)
     assert (paper.stop, code.stop) == (StopReason.INVALID, StopReason.ANSWERED)

@@ -4,20 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import (
-    ADA,
-    BOB,
-    EVE,
-    OURS,
-    QUESTION,
-    WIDE,
-    Shelf,
-    Typist,
-    observations,
-    play,
-    script,
-    typist,
-)
+from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, WIDE, Shelf, Typist, observations, play, script, typist
 
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import load_protocol

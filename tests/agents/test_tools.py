@@ -319,12 +319,7 @@ def test_name_arguments_and_description_are_the_functions() -> None:
                 "type": "object",
                 "properties": {
                     "amount": {"type": "number", "description": "how far"},
-                    "unit": {
-                        "type": "string",
-                        "enum": ["km", "mi"],
-                        "default": "km",
-                        "description": "of the distance",
-                    },
+                    "unit": {"type": "string", "enum": ["km", "mi"], "default": "km", "description": "of the distance"},
                 },
                 "required": ["amount"],
                 "additionalProperties": False,

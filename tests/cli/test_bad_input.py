@@ -107,10 +107,7 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "measured twice": (("measure", "set", "bm25", "bm25"), ("named twice",)),
     "metric of retrieval": (("measure", "set", "bm25", "--metrics", "recal@5"), ("'recal@5'", "'recall@5'")),
     "no metric": (("measure", "set", "bm25", "--metrics", ","), ("recall", "ndcg")),
-    "metric deeper than the search": (
-        ("measure", "set", "bm25", "--metrics", "mrr@500"),
-        ("mrr@500", "--depth 500"),
-    ),
+    "metric deeper than the search": (("measure", "set", "bm25", "--metrics", "mrr@500"), ("mrr@500", "--depth 500")),
     "seed of a run": ((*RUN, "--seed", "9" * 40), ("'seed' has more than 64 bits", "smaller")),
     "encoder of no retriever": (("index", "set", "--out", "new", "--encoder", "minilm"), ("bm25", "--retriever dense")),
     "group of questions": (("measure", "set", "bm25", "--by", "hop"), ("'hop'", "'hops'")),

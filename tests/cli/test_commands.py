@@ -46,9 +46,7 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     assert [one["budgeted_recall"]["mean"] for one in recalls] == [0, recalls[1]["recall"]["mean"]]
     assert "budgeted_recall: 30 tokens of passages" in coseek("score", "r", "--budget", 30).out
     audit = coseek("audit", "r", "--retriever", "w-bm25")
-    assert audit.out.splitlines() == [
-        "r: sound; 20 trajectories checked, 100% derived again, with a digest file",
-    ]
+    assert audit.out.splitlines() == ["r: sound; 20 trajectories checked, 100% derived again, with a digest file"]
     assert audit.err == ""  # nothing was left out
 
 

@@ -13,14 +13,7 @@ from tests.source_tree import PACKAGE
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line, parse_line, read_json, read_jsonl, read_yaml
-from coseek.core.strict_json import (
-    InvalidJson,
-    Json,
-    fault_in,
-    parse_lenient,
-    parse_strict,
-    replace_surrogates,
-)
+from coseek.core.strict_json import InvalidJson, Json, fault_in, parse_lenient, parse_strict, replace_surrogates
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question

@@ -11,13 +11,7 @@ from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError, UnknownName
 from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
-from coseek.graders.generator import (
-    OWN_PROMPT,
-    ContextBudget,
-    GeneratorSettings,
-    ReadingInput,
-    load_generator_prompt,
-)
+from coseek.graders.generator import OWN_PROMPT, ContextBudget, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.models.text_model import CachedTextModel, generate_each
 from coseek.models.tokenizer import ByteTokenizer
 
@@ -89,8 +83,7 @@ def test_characters_of_scripts_without_spaces_count_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
-    [(" Velora\n", "Velora"), ("\n\nVelora\nbecause", "Velora"), ("", None), (" \n ", None)],
+    ("text", "answer"), [(" Velora\n", "Velora"), ("\n\nVelora\nbecause", "Velora"), ("", None), (" \n ", None)]
 )
 def test_the_first_line_is_the_first_one_with_words(text: str, answer: str | None) -> None:
     assert generator(Scripted(str), answer="first_line").read(text).answer == answer

@@ -7,18 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.labels.small import (
-    Away,
-    Faulty,
-    agent,
-    bm25,
-    continued,
-    labelled,
-    parts,
-    protocol,
-    turns,
-    world,
-)
+from tests.labels.small import Away, Faulty, agent, bm25, continued, labelled, parts, protocol, turns, world
 from tests.scripted import Scripted
 
 from coseek.agents.branching import Branch, branch

@@ -24,11 +24,7 @@ from coseek.labels.makers import llm_embedder, replug, scarlet
 from coseek.labels.makers.scarlet import upper_group
 from coseek.labels.resources import LabelResources
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.likelihood import (
-    Continuation,
-    ContinuationLogprob,
-    open_local_likelihood,
-)
+from coseek.models.likelihood import Continuation, ContinuationLogprob, open_local_likelihood
 from coseek.models.tokenizer import PAD
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever

@@ -100,12 +100,7 @@ def test_labels_are_kept_where_only_clocks_and_likelihoods_differ_and_by_nothing
 
 def test_rows_of_tevatron_name_the_turn_and_hold_positive_and_negatives_by_text(tmp_path: Path) -> None:
     pages = [{"docid": page.id, "title": page.title, "text": page.text} for page in PAGES]
-    row = {
-        "query_id": "q/0/0",
-        "query": "who",
-        "positive_passages": pages[:1],
-        "negative_passages": pages[1:],
-    }
+    row = {"query_id": "q/0/0", "query": "who", "positive_passages": pages[:1], "negative_passages": pages[1:]}
     assert tevatron_row(LABEL, "query") == row
     assert write_tevatron(tmp_path / "rows.jsonl", [LABEL, replace(LABEL, copy=1)], "query") == 2
     written = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()

@@ -94,10 +94,7 @@ def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash
     component = [component_run(name, rows, answers) for name, rows in runs.items()]
     table = component_table(score_runs(runs), summaries_of(component, [QUESTION], (), metrics, 0), ["em"])
     assert table.columns == ("run", "questions", "em, own answer", "em, generator", "passages", "tokens")
-    assert table.rows == (
-        ("agent", "1", "0.000", "1.000", "2.0", "17.0"),
-        ("s3", "1", "–", "1.000", "2.0", "17.0"),
-    )
+    assert table.rows == (("agent", "1", "0.000", "1.000", "2.0", "17.0"), ("s3", "1", "–", "1.000", "2.0", "17.0"))
 
 
 def said(*rights: bool | None) -> tuple[list[Question], Verdicts]:
@@ -190,11 +187,7 @@ FOUR = replace(QUESTION, id="q3", hops=3)
 
 def both_scores() -> tuple[Scores, Scores]:
     """Own answers: one right of two hops, one wrong and one fault of three. The generator answers the first two."""
-    runs = [
-        run(found("o", ORBO), question=TWO),
-        run(found("o", ORBO), question=THREE, answer="Zun"),
-        fault(FOUR),
-    ]
+    runs = [run(found("o", ORBO), question=TWO), run(found("o", ORBO), question=THREE, answer="Zun"), fault(FOUR)]
     answers = {(one.id, 0): _answer(one) for one in (TWO, THREE)}
     asked = [TWO, THREE, FOUR]
     metrics = ("em", "answered", "context_passages", "context_tokens")

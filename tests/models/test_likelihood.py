@@ -11,12 +11,7 @@ from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
-from coseek.models.likelihood import (
-    Continuation,
-    ContinuationLogprob,
-    LocalLikelihood,
-    open_local_likelihood,
-)
+from coseek.models.likelihood import Continuation, ContinuationLogprob, LocalLikelihood, open_local_likelihood
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 TOKENIZER = HfTokenizer(train_tokenizer(TEXTS, ["<|user|>", "<|model|>"], 300))

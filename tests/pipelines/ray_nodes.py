@@ -26,8 +26,7 @@ def nodes(count: int) -> "Iterator[Nodes]":
 
     memory = 200 * 2**20
     there = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": memory},
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": memory}
     )
     try:
         for _ in range(count):

@@ -163,8 +163,3 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(UserError, match=said):
         AgentTraining(recipe, tmp_path / "run").begin(resume=False)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_recipe_has_exactly_one_source_of_data() -> None:
-    with pytest.raises(SettingError, match="exactly one"):
-        load_recipe("from-nothing", ["data.folder=somewhere"])

@@ -102,10 +102,7 @@ ALTERED: dict[str, tuple[Edit, str]] = {
     "a tag": (lambda rows: parts(rows[0], "segments")[1].update(tag=""), "it is '' by the agent"),
     "a query": (lambda rows: parts(rows[0], "searches")[0].update(query="who"), "search 1 asks 'who'"),
     "an answer": (lambda rows: rows[0].update(answer="nobody"), "answer is 'nobody'"),
-    "a hit that was shown": (
-        lambda rows: first_hit(rows).update(text="It is."),
-        "not what the environment writes",
-    ),
+    "a hit that was shown": (lambda rows: first_hit(rows).update(text="It is."), "not what the environment writes"),
     "a gold answer": (lambda rows: cast(JsonObject, rows[0]["question"]).update(answers=["x"]), "not that of the"),
     "a seed": (lambda rows: rows[0].update(seed=5), "no such question with seed 5"),
     "a row": (lambda rows: rows.pop(), "1 of the run's 3 rows are missing"),

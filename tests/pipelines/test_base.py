@@ -2,18 +2,19 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.pipelines.card_check import checked_card
 from tests.pipelines.typed_run import trained
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.graders.factory import open_generator
-from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.graders.generator import GeneratorSettings, ReadingInput
 from coseek.lab.pipelines.base import BaseTraining, facts_read
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
 from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
@@ -89,17 +90,14 @@ def test_a_corpus_is_read_by_the_shipped_base_at_once() -> None:
 
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
-    settings = GeneratorSettings(model="m", prompt="generator-laptop")
-    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
     recipe = BaseRecipe()
-    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, generator)
+    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, generator(Scripted(str), prompt="generator-laptop"))
     assert recipe.held_out.seed not in {tasks.world_seed(number) for number in range(recipe.tasks.worlds + LIVE_WORLDS)}
 
 
 def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
-    settings = GeneratorSettings(model="m", prompt="generator-laptop")
-    prompt, recipe = load_generator_prompt(settings), BaseRecipe()
-    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, Generator(Scripted(str), prompt, settings))
+    reader = generator(Scripted(str), prompt="generator-laptop")
+    tasks = BaseTasks(BaseRecipe().tasks, 0, ByteTokenizer(), 256, reader)
     world = tasks.world(0)
     values = {
         (entity.title.strip(), fact.noun): fact.value.strip()
@@ -112,8 +110,7 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
         return f" {values[name, rest.partition(' , ')[2].removesuffix(' :')]} . and more"
 
     def found(writer: Scripted) -> dict[str, list[float]]:
-        generator = Generator(writer, prompt, settings)
-        return facts_read(generator, tasks, WorldSampler(world, "train"), random.Random(0), 200)
+        return facts_read(replace(reader, model=writer), tasks, WorldSampler(world, "train"), random.Random(0), 200)
 
     right, cut = found(Scripted(known)), found(Scripted(lambda prompt: known(prompt)[:3]))
     assert sorted(right) == ["fact, in other words", "fact, relation first", "fact, value first"]

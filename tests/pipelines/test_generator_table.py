@@ -1,23 +1,19 @@
 """Fears about the table of agents that give no answer: zeros for what was never asked, runs that cannot go on."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.pipelines.test_agent import TINY
-from tests.scripted import Scripted
+from tests.scripted import Failing, Scripted, generator, judge
 
-from coseek.core.errors import RetrieverError
 from coseek.core.progress import NoProgress
-from coseek.data.passage import Corpus, Hit
+from coseek.data.passage import Corpus
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
 from coseek.graders.factory import Graders, GraderSettings
-from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.measure.score import METRICS, summaries_of
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
@@ -35,7 +31,6 @@ from coseek.pipelines.table_rows import (
     selection_table,
     with_answers,
 )
-from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.training.rl.monitor import alarm_steps
 
@@ -44,21 +39,8 @@ CORPUS = Corpus([ORBO, MIRA, OTHER])
 SILENT = ["graders={generator: {model: gen}, judge: {model: oracle}, baseline: {passages: 2}}"]
 
 
-class Away(FixedRetriever):
-    """Cannot search for one question."""
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        if any("who founded" in self.seen(query) for query in queries):
-            raise RetrieverError("away")
-        return super().search(queries, k)
-
-
-def frozen_of(model: Scripted, folder: Path, judge: Scripted | None = None) -> Graders:
-    asked = GeneratorSettings(model="scripted")
-    generator = Generator(model, load_generator_prompt(asked), asked)
-    judging = JudgeSettings(model="scripted")
-    says = ModelJudge(judge, load_judge_prompt(judging), judging) if judge is not None else None
-    return Graders(GraderSettings(), folder, generator, says)
+def frozen_of(model: Scripted, folder: Path, marker: Scripted | None = None) -> Graders:
+    return Graders(GraderSettings(), folder, generator(model), None if marker is None else judge(marker))
 
 
 def silent(*more: str) -> AgentRecipe:
@@ -80,7 +62,8 @@ def test_naive_rag_searches_for_the_question_itself_and_a_second_start_searches_
 
 def test_a_search_of_naive_rag_that_failed_is_a_fault_and_no_wrong_answer(tmp_path: Path) -> None:
     kept = Run.create(tmp_path / "cell", {})
-    naive_rag(kept, Away(CORPUS, {QUESTION.question: ["mira"]}), [QUESTION, SECOND], 3, seed=0)
+    away = Failing(FixedRetriever(CORPUS, {QUESTION.question: ["mira"]}), lambda query: "who founded" in query.text)
+    naive_rag(kept, away, [QUESTION, SECOND], 3, seed=0)
     runs = list(kept.trajectories())
     scored = scored_by_generator(frozen_of(Scripted(lambda _: "Velora"), tmp_path), "RAG", kept.folder, runs)
     assert scored.questions["q1"].metrics["em"] == 1.0

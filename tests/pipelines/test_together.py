@@ -165,8 +165,7 @@ def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("more", "way_out"),
-    [(("labels.method=agentic-r", "labels.settings={}"), "gac=false"), ((), "reject=false")],
+    ("more", "way_out"), [(("labels.method=agentic-r", "labels.settings={}"), "gac=false"), ((), "reject=false")]
 )
 def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
     tmp_path: Path, more: tuple[str, ...], way_out: str

@@ -98,6 +98,18 @@ def batch_case() -> tuple[Floats, Floats]:
     return near_ties(rng, 3_000, 48), unit_rows(rng, 20, 48)
 
 
+def check_ranking(
+    found: tuple[NDArray[np.int64], NDArray[np.float32]],
+    vectors: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    k: int,
+) -> None:
+    """What was found is the ranking by its definition, to the last id, with finite scores."""
+    rows, scores = found
+    assert np.array_equal(rows, brute_force(vectors, queries, k))
+    assert scores.shape == rows.shape and np.isfinite(scores).all()
+
+
 def check_batches(search: ScanSearch, queries: Floats) -> None:
     """Any batch of the queries finds the same bytes as all of them together."""
     rows, scores = search.search(queries, 25)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coseek.core.errors import DataError, IndexMismatch, SettingError, UnknownName, UserError
+from coseek.core.errors import DataError, IndexMismatch, UserError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index, update_index
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -73,16 +73,6 @@ def test_a_corpus_that_is_gone_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(DataError, match=r"no longer at .*corpus\.jsonl"):
         open_index(tmp_path / "index")
-
-
-def test_an_unknown_retriever_or_setting_offers_the_nearest_name(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="did you mean 'bm25'"):
-        build_index(folder, "bm-25", tmp_path / "index")
-    with pytest.raises(SettingError, match="did you mean 'stem'"):
-        build_index(folder, "bm25", tmp_path / "index", {"stemm": "plural"})
-    with pytest.raises(SettingError, match="'k1' needs at least 0"):
-        build_index(folder, "bm25", tmp_path / "index", {"k1": -1})
-    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("name", ["hybrid.yaml", "runs/x/run.yaml"])

@@ -11,6 +11,7 @@ from tests.retrieval.brute import (
     batch_case,
     brute_force,
     check_batches,
+    check_ranking,
     hard_cases,
     near_ties,
     outliers,
@@ -44,9 +45,7 @@ def test_what_is_found_is_the_float64_ranking_to_the_last_id(
         patch.setattr(int8, "STRETCH", stretch * block)
         patch.setattr(int8, "TOGETHER", 2 * block)
         search = int8_search(VectorStore.of(vectors), tmp_path_factory.mktemp("int8"), together)
-        rows, scores = search.search(queries, k)
-    assert np.array_equal(rows, brute_force(vectors, queries, k))
-    assert scores.shape == rows.shape and np.isfinite(scores).all()
+        check_ranking(search.search(queries, k), vectors, queries, k)
 
 
 @settings(max_examples=at_most(40))

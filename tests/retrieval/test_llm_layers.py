@@ -21,12 +21,7 @@ from coseek.retrieval.index import build_index
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.expanded import (
-    EXPANSION_FIELDS,
-    ExpandedRetriever,
-    ExpandedSettings,
-    ExpansionPrompt,
-)
+from coseek.retrieval.retrievers.expanded import EXPANSION_FIELDS, ExpandedRetriever, ExpandedSettings, ExpansionPrompt
 from coseek.retrieval.retrievers.pointwise import (
     POINTWISE_FIELDS,
     PointwisePrompt,

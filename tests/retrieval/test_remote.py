@@ -257,12 +257,7 @@ def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
 
 
 def test_lists_are_cut_at_k_and_may_be_short() -> None:
-    assert hits({"result": [[DOC_A, DOC_B], [], None, [DOC_B]]}, 4, 1) == [
-        [(*A[:3], 1.0)],
-        [],
-        [],
-        [(*B[:3], 1.0)],
-    ]
+    assert hits({"result": [[DOC_A, DOC_B], [], None, [DOC_B]]}, 4, 1) == [[(*A[:3], 1.0)], [], [], [(*B[:3], 1.0)]]
     assert hits({"result": []}) == [[]]
     assert hits({"result": []}, 0) == []
 

@@ -111,10 +111,7 @@ def test_a_follow_up_is_the_run_of_a_question_with_earlier_messages(tmp_path: Pa
 
 
 def test_the_official_client_reads_answers_and_streams() -> None:
-    with (
-        live_agent("rules") as (url, _),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with live_agent("rules") as (url, _), openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert [one.id for one in client.models.list()] == ["agent"]
         messages: list[ChatCompletionMessageParam] = [
             {"role": "user", "content": [{"type": "text", "text": QUESTIONS[0]}]}

@@ -8,14 +8,14 @@ from functools import cache
 from typing import get_args
 
 import pytest
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator
 
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.question import Question, plan_of
-from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.graders.generator import ReadingInput
 from coseek.lab.training.base_tasks import (
     COPY_ALPHABETS,
     COPY_GAPS,
@@ -33,9 +33,8 @@ EXAMPLES = 60
 
 
 def tasks() -> BaseTasks:
-    settings = GeneratorSettings(model="m", prompt="generator-laptop")
-    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
-    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, generator)
+    reader = generator(Scripted(str), prompt="generator-laptop")
+    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, reader)
 
 
 @cache

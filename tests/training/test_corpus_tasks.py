@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator
 
 from coseek.core.files import Json
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, plan_of
-from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.lab.training.base_tasks import BaseTasks, BaseTaskSettings, Task
 from coseek.lab.training.examples import CorpusSampler
 from coseek.models.tokenizer import ByteTokenizer
@@ -48,9 +47,8 @@ def sampler(questions: Sequence[Question] = (TWO, BACK)) -> CorpusSampler:
 
 
 def tasks() -> BaseTasks:
-    settings = GeneratorSettings(model="m", prompt="generator-laptop")
-    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
-    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, generator, sampler(), 1.0)
+    reader = generator(Scripted(str), prompt="generator-laptop")
+    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, reader, sampler(), 1.0)
 
 
 def written(task: Task, questions: Sequence[Question]) -> set[str]:

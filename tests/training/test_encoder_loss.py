@@ -302,13 +302,7 @@ def test_gradients_in_bfloat16_are_near_also_where_layers_are_recomputed(
     folder, loss = make_encoder(tmp_path / "encoder"), RetrieverLoss(temperature=0.5)
     exact, rough = (
         gradients(
-            folder,
-            tokens=60,
-            cached=True,
-            loss=loss,
-            dropout=dropout,
-            checkpointing=checkpointing,
-            bfloat16=bfloat16,
+            folder, tokens=60, cached=True, loss=loss, dropout=dropout, checkpointing=checkpointing, bfloat16=bfloat16
         )
         for bfloat16 in (False, True)
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.training.echo import settings_of
 
-from coseek.core.errors import SettingError, UnknownName
+from coseek.core.errors import SettingError
 from coseek.training.rl.algorithm import StepRewards, open_algorithm, spread_over_steps
 from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
@@ -28,23 +28,6 @@ def test_a_decaying_rate_of_a_model_that_is_trained_follows_the_steps(
     algorithm: str, policy: LearnerSettings, critic: LearnerSettings, name: str
 ) -> None:
     assert spread_over_steps(settings_of(algorithm, policy=policy, critic=critic)) == name
-
-
-def test_an_algorithm_is_known_by_its_files_name_and_a_wrong_file_by_a_sentence(tmp_path: Path) -> None:
-    head = "from coseek.training.rl.algorithm import AlgorithmSettings as SETTINGS\n"
-    own = tmp_path / "my-way.py"
-    own.write_text(f"{head}def advantages(step, settings): return step.every_token(step.rewards_B.float())\n")
-    found = open_algorithm(settings_of(str(own)))
-    assert found.name == "my_way" and open_algorithm(settings_of("grpo")).name == "grpo"
-    with pytest.raises(UnknownName, match="no algorithm named 'grop'; did you mean 'grpo'"):
-        open_algorithm(settings_of("grop"))
-    for source, says in (
-        (f"{head}def advantages(step): return 1\n", r"must take \(step, settings\), in this order"),
-        ("def advantages(step, settings): return 1\n", "has no 'SETTINGS', so it is no algorithm"),
-    ):
-        (tmp_path / "broken.py").write_text(source)
-        with pytest.raises(SettingError, match=says):
-            open_algorithm(settings_of(str(tmp_path / "broken.py")))
 
 
 def test_a_run_alone_in_its_group_has_no_advantage_unless_groups_are_of_one() -> None:

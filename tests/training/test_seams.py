@@ -8,7 +8,7 @@ import torch
 from tests.training.echo import LEARNER, QUESTIONS, fixed, reward, sampling, settings_of, train
 from tests.training.tiny import agent, environment, tiny_model
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import SettingError, UnknownName
 from coseek.core.plugins import plugin_names
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.algorithm import PACKAGE, open_algorithm
@@ -97,6 +97,8 @@ def test_a_backend_of_ones_own_is_all_that_the_loop_knows(here: Path) -> None:
 @pytest.mark.parametrize("name", plugin_names(PACKAGE))
 def test_every_algorithm_says_what_it_can_be_told_and_refuses_the_rest(name: str) -> None:
     assert open_algorithm(settings_of(name)).name == name
+    with pytest.raises(UnknownName, match=f"did you mean '{name}'"):
+        open_algorithm(settings_of(f"{name}x"))
     with pytest.raises(SettingError, match="scale_by_stdd"):
         open_algorithm(settings_of(name, algorithm_settings={"scale_by_stdd": False}))
 
@@ -114,6 +116,11 @@ def test_every_algorithm_says_what_it_can_be_told_and_refuses_the_rest(name: str
             "def advantages(step, settings): return step.token_rewards()\n",
             "returned no returns",
         ),
+        (
+            "from coseek.training.rl.algorithm import AlgorithmSettings as SETTINGS\ndef advantages(step): return 1\n",
+            r"must take \(step, settings\), in this order",
+        ),
+        ("def advantages(step, settings): return 1\n", "has no 'SETTINGS', so it is no algorithm"),
     ],
 )
 def test_a_file_that_is_no_algorithm_is_one_sentence(here: Path, source: str, says: str) -> None:

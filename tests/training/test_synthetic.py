@@ -5,10 +5,10 @@ import re
 from functools import cache
 
 import pytest
-from tests.scripted import Scripted
+from tests.scripted import Scripted, generator
 
 from coseek.data.trajectory import Author
-from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.graders.generator import ReadingInput
 from coseek.lab.training.examples import ExampleWriter, WorldSampler
 from coseek.lab.world.rationales import MARK, NOW
 from coseek.lab.world.settings import WorldSettings
@@ -23,9 +23,9 @@ def sampler() -> WorldSampler:
 
 
 def teacher(*phases: Phase) -> ExampleWriter:
-    settings = GeneratorSettings(model="m", prompt="generator-laptop")
-    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
-    return ExampleWriter([sampler()], generator, ByteTokenizer(), phases, (3, 5))
+    return ExampleWriter(
+        [sampler()], generator(Scripted(str), prompt="generator-laptop"), ByteTokenizer(), phases, (3, 5)
+    )
 
 
 @pytest.mark.parametrize("count", [2, 4, 6])

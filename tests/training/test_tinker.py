@@ -2,22 +2,17 @@
 test-tinker`. Refusals need no server."""
 
 import json
-import os
 import random
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
-from tests.serve.live import WEB
 from tests.training.test_rollout_servers import QUESTIONS, Training, by_odd_ids
-from tests.training.test_vllm import tiny_llama
+from tests.training.test_vllm import engine, tiny_llama
 from torch import Tensor
 
 from coseek.core.errors import MissingExtra, SettingError
@@ -25,7 +20,6 @@ from coseek.core.settings import make_settings
 from coseek.hardware.placement import FLOAT32
 from coseek.models.lora import adapted_layers
 from coseek.models.pretrained import load_model
-from coseek.serve.running import bound
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import TrainingBackend, check_backend, open_backend
 from coseek.training.rl.backends.local import LocalBackend
@@ -44,7 +38,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 SERVER = Path(__file__).with_name("skyrl_server.py")
-STARTS_S = 600
 MODES = {
     "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{sys.prefix}/jax-cache", "HF_HUB_OFFLINE": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
@@ -57,38 +50,17 @@ def settings_of(url: str, **changes: object) -> dict[str, object]:
     return {"backend": "tinker", "backend_settings": {"url": url, "reduction": "mean"}, "policy": POLICY, **changes}
 
 
-@contextmanager
-def skyrl(policy: Path, folder: Path, samples: int = 9) -> Iterator[str]:
-    """The URL of a server in processes of its own, which are ended in the end. It pads rows to a few lengths, and what
-    it samples to `samples` rows: every new shape is compiled."""
-    with bound("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+def skyrl(policy: Path, folder: Path, samples: int = 9) -> AbstractContextManager[str]:
+    """The URL of a server. It pads rows to a few lengths, and what it samples to `samples` rows: every new shape is
+    compiled."""
     config = {
         "max_lora_adapters": 12, "max_lora_rank": 8, "train_micro_batch_size": 1, "sample_max_num_sequences": samples,
         "loss_chunk_size": 0,
     }  # fmt: skip
-    command = [sys.executable, str(SERVER), "--port", str(port), "--base-model", str(policy), "--backend", "jax"]
+    command = [sys.executable, str(SERVER), "--base-model", str(policy), "--backend", "jax"]
     command += ["--backend-config", json.dumps(config), "--checkpoints-base", str(folder / "checkpoints")]
     command += ["--database-url", f"sqlite:///{folder / 'tinker.db'}"]
-    log = folder / "skyrl.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env={**os.environ, **MODES}, stdout=out, stderr=out)
-        try:
-            url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_S
-            while not answers(url):
-                assert process.poll() is None and time.monotonic() < ends, log.read_text()[-2000:]
-                time.sleep(0.5)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        return WEB.get(f"{url}/api/v1/healthz").status_code == 200
-    except httpx.TransportError:
-        return False
+    return engine(command, "/api/v1/healthz", folder / "skyrl.log", MODES)
 
 
 @pytest.fixture(scope="module")

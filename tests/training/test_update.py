@@ -298,14 +298,7 @@ def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> 
     assert [part.tolist() for part in parts] == [part.tolist() for part in minibatches(seven, 3, random.Random(1))]
     assert [part.tolist() for part in parts] != [part.tolist() for part in minibatches(seven, 3, random.Random(2))]
     spread = torch.cat(minibatches(seven, 3, random.Random(1), drop_zero_spread=True))
-    assert sorted(spread.tolist()) == [
-        1,
-        2,
-        4,
-        5,
-        6,
-        7,
-    ]
+    assert sorted(spread.tolist()) == [1, 2, 4, 5, 6, 7]
     assert len(minibatches(seven, 50, random.Random(1))) == 7
 
 

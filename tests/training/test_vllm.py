@@ -3,8 +3,8 @@
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -47,21 +47,17 @@ def tiny_llama(folder: Path) -> Path:
 
 
 @contextmanager
-def vllm(policy: Path, *more: str) -> Iterator[str]:
-    """The URL of a vLLM server in a process of its own, which is ended in the end."""
+def engine(command: Sequence[str], health: str, log: Path, modes: Mapping[str, str]) -> Iterator[str]:
+    """The URL of a server on a free port, in processes of its own, which are ended in the end."""
     with bound("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy)]
-    command += ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "16", *more]
-    log = policy.parent / "vllm.log"
+    url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_S
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env={**os.environ, **MODES}, stdout=out, stderr=out)
+        process = subprocess.Popen([*command, "--port", str(port)], env={**os.environ, **modes}, stdout=out, stderr=out)
         try:
-            url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_S
-            while not answers(url):
+            while not answers(f"{url}{health}"):
                 assert process.poll() is None and time.monotonic() < ends, log.read_text()[-2000:]
-                time.sleep(1)
+                time.sleep(0.5)
             yield url
         finally:
             process.terminate()
@@ -70,9 +66,16 @@ def vllm(policy: Path, *more: str) -> Iterator[str]:
 
 def answers(url: str) -> bool:
     try:
-        return WEB.get(f"{url}/v1/models").status_code == 200
+        return WEB.get(url).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def vllm(policy: Path, *more: str) -> AbstractContextManager[str]:
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy)]
+    command += ["--served-model-name", "policy", "--host", "127.0.0.1", "--dtype", "float32"]
+    command += ["--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "16", *more]
+    return engine(command, "/v1/models", policy.parent / "vllm.log", MODES)
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -11,17 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.processes import run_workers
 from tests.training.tiny import tiny_model
-from tests.training.workers_run import (
-    ALGORITHMS,
-    KINDS,
-    OFFLOADED,
-    Kind,
-    go_on,
-    imitate,
-    in_worker,
-    run_all,
-    train,
-)
+from tests.training.workers_run import ALGORITHMS, KINDS, OFFLOADED, Kind, go_on, imitate, in_worker, run_all, train
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 

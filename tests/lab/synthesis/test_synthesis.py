@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 from tests.lab.synthesis.truth import Truth
+from tests.scripted import generator
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import DataError, ModelError, RunError
@@ -17,7 +18,6 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, gold_path
-from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.lab.synthesis.gates import chain_gates, verdicts_of
 from coseek.lab.synthesis.graph import Chain, HopGraph, question_of
 from coseek.lab.synthesis.proposals import QuestionProposer
@@ -107,9 +107,7 @@ def test_a_hard_negative_neither_answers_nor_is_gold(made: tuple[Dataset, Synthe
         assert not any(f" {question.answers[0]} " in f"{dataset.corpus.by_id(one).text} " for one in negatives)
 
 
-def test_a_twin_lacks_a_passage_that_it_needs_and_nothing_else_changes(
-    made: tuple[Dataset, SynthesisSummary],
-) -> None:
+def test_a_twin_lacks_a_passage_that_it_needs_and_nothing_else_changes(made: tuple[Dataset, SynthesisSummary]) -> None:
     dataset, summary = made
     twins = Dataset(dataset.folder / UNANSWERABLE)
     whole = {question.id: question for question in everything(dataset)}
@@ -220,10 +218,9 @@ def with_model(tmp_path: Path, proposer: Told | None, reader: Told | None, **giv
     graph.corpus.save(tmp_path / "in" / "corpus.jsonl")
     plain: JsonObject = {"hop_mix": [0, 1], "depth": 1, "dev": 0, "test": 0, "unanswerable": 0}
     settings = make_settings(SynthesisSettings, cast(JsonObject, {**plain, **given}))
-    checked = GeneratorSettings(model="told")
-    generator = None if reader is None else Generator(reader, load_generator_prompt(checked), checked)
+    checking = None if reader is None else generator(reader)
     proposing = None if proposer is None else QuestionProposer.over(proposer)
-    synthesize(tmp_path / "in", tmp_path / "out", settings, proposing, generator)
+    synthesize(tmp_path / "in", tmp_path / "out", settings, proposing, checking)
     return everything(Dataset(tmp_path / "out"))
 
 
