@@ -45,7 +45,7 @@ class Measured(Played):
     def agent(self, number: int) -> AgentTraining:
         return self.first
 
-    def speaker(self, number: int, temperature: float) -> Agent:
+    def open_agent(self, number: int, temperature: float) -> Agent:
         self.asked_for.append(temperature)
         protocol, made = self.first.protocol, Faulty if temperature == self.broken_at else ScriptedAgentModel
         return Agent(protocol, made(ExpertAgent(ExpertSettings()), protocol, self.first.tokenizer))

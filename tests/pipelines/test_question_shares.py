@@ -18,7 +18,7 @@ from coseek.graders.scoring import dev_metrics
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import answer_cells, headline, scores_of
-from coseek.pipelines.agent_run import RunSettings, load_asked
+from coseek.pipelines.agent_run import RunSettings, load_run_questions
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
 
@@ -81,11 +81,11 @@ def run_settings(data: Path, **more: object) -> RunSettings:
 
 
 def test_a_short_run_asks_every_data_set_in_its_share(data: Path) -> None:
-    assert_in_shares(load_asked(run_settings(data, count=100)), 100)
-    other = load_asked(run_settings(data, count=100, seed=1))
+    assert_in_shares(load_run_questions(run_settings(data, count=100)), 100)
+    other = load_run_questions(run_settings(data, count=100, seed=1))
     assert_in_shares(other, 100)
-    assert other != load_asked(run_settings(data, count=100))
-    chosen = load_asked(run_settings(data, count=50, select={"sources": "hotpotqa"}))
+    assert other != load_run_questions(run_settings(data, count=100))
+    chosen = load_run_questions(run_settings(data, count=50, select={"sources": "hotpotqa"}))
     assert len(chosen) == 50 and {question.dataset for question in chosen} == {"hotpotqa"}
 
 

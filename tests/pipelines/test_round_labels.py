@@ -22,7 +22,7 @@ from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.labels.maker import PACKAGE, RolloutMaker, maker_module
 from coseek.labels.resources import LabelResources
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.together.labelling import label_round, labelled
+from coseek.pipelines.together.labelling import label_counts, label_round
 from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -40,7 +40,7 @@ class Played(CoTrainingPaths):
     asked_for: list[float] = field(default_factory=list)
     """Temperatures at which agents were opened."""
 
-    def speaker(self, number: int, temperature: float) -> Agent:
+    def open_agent(self, number: int, temperature: float) -> Agent:
         self.asked_for.append(temperature)
         protocol = self.first.protocol
         expert, tokenizer = ExpertAgent(ExpertSettings(bad_query=0.2)), ByteTokenizer(protocol.grammar.special_tokens)
@@ -72,7 +72,7 @@ def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_o
         label_round(broken, 1)
     assert not place.labelled.exists()
     label_round(course(tmp_path), 1)
-    found = labelled(broken, 1)
+    found = label_counts(broken, 1)
     assert (
         found["left"] == 0
         and found["sets"]
@@ -92,7 +92,7 @@ def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> N
     label_round(mended, 1)
     whole = course(tmp_path / "whole", method_of)
     label_round(whole, 1)
-    assert labelled(mended, 1) == labelled(whole, 1)
+    assert label_counts(mended, 1) == label_counts(whole, 1)
     rows = [(one.round(1).labels / "labels.jsonl").read_bytes() for one in (mended, whole)]
     assert rows[0] == rows[1] != b""
 

@@ -18,9 +18,9 @@ from coseek.data.dataset import Dataset
 from coseek.data.run import Run
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.run_record import resolve_recipe
-from coseek.pipelines.together.labelling import drawn
+from coseek.pipelines.together.labelling import round_questions
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.together import CoTraining, Pair, Pairs, Results, compared_pairs, way
+from coseek.pipelines.together.together import CoTraining, Pair, Pairs, Results, compared_pairs, training_order
 from coseek.pipelines.together_recipe import (
     GIVEN,
     TogetherRecipe,
@@ -264,11 +264,11 @@ def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(
 def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_path: Path) -> None:
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     course.first.prepare_data()
-    first, second = drawn(course, 1), drawn(course, 2)
+    first, second = round_questions(course, 1), round_questions(course, 2)
     assert len(first) == len({question.id for question in first}) == 30
-    assert first != second and first == drawn(CoTrainingPaths(course.recipe, course.folder), 1)
+    assert first != second and first == round_questions(CoTrainingPaths(course.recipe, course.folder), 1)
     everything = load_together_recipe(str(tmp_path / "small.yaml"), ["labels.questions=1000"])
-    assert len(drawn(CoTrainingPaths(everything, course.folder), 1)) == 60
+    assert len(round_questions(CoTrainingPaths(everything, course.folder), 1)) == 60
 
 
 def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: 
 
 
 def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
-    assert way(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
+    assert training_order(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
     assert compared_pairs(1, beside=True) == [
         (Pair(1, 0), Pair(0, 0)),
         (Pair(1, 1), Pair(1, 0)),

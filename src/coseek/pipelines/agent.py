@@ -36,7 +36,7 @@ from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.agent_check import check_baselines, check_recipe, taught
+from coseek.pipelines.agent_check import check_baselines, check_recipe, taught_protocols
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.agent_run import share_run
 from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
@@ -217,7 +217,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens of the agent's protocol, then those of the other protocols of its warm start."""
-        return tuple(dict.fromkeys(chain.from_iterable(other.grammar.special_tokens for other in taught(self.recipe))))
+        tokens = (protocol.grammar.special_tokens for protocol in taught_protocols(self.recipe))
+        return tuple(dict.fromkeys(chain.from_iterable(tokens)))
 
     @cached_property
     def tokenizer(self) -> HfTokenizer:

@@ -107,7 +107,7 @@ def check_settings(recipe: AgentRecipe) -> None:
             wrong.of(check_backend, stage.recipe.rl)
             if (loop := wrong.of(episode_loop, stage.recipe.rl)) is not None:
                 wrong.of(loop.check, stage.recipe)
-    wrong.of(taught, recipe)
+    wrong.of(taught_protocols, recipe)
     wrong.of(check_baselines, recipe)
     for name in recipe.track:
         wrong.of(find_tracker, name)
@@ -163,7 +163,7 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
     setting, first = _first_learner(recipe)
     tags: list[str] = []
     if policy.folder is not None and policy.marks:
-        special = (tag for protocol in taught(recipe) for tag in protocol.grammar.special_tokens)
+        special = (tag for protocol in taught_protocols(recipe) for tag in protocol.grammar.special_tokens)
         tags = new_tags(model_path(policy.folder), special)
     if first.lora is not None and (policy.folder is None or tags or (policy.words and taught_first)):
         raise SettingError(
@@ -204,7 +204,7 @@ def _check_data(data: DataSettings) -> None:
     wrong.refuse()
 
 
-def way_to_make(model: Path) -> str:
+def how_to_make(model: Path) -> str:
     """Say which command makes the model that laptop recipes name; empty for any other."""
     return f", or make it: coseek train generator --out {model.parent}" if model == LAPTOP_READER else ""
 
@@ -212,7 +212,7 @@ def way_to_make(model: Path) -> str:
 def _check_path(entry: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
     if not entry.path.exists() and entry.holds == "model":
-        raise DataError(missing("", entry.path, entry.setting, entry.shipped) + way_to_make(entry.path))
+        raise DataError(missing("", entry.path, entry.setting, entry.shipped) + how_to_make(entry.path))
     if problem := problem_of(entry):
         makeable = entry.setting in ("data.folder", "data.index")
         way = " (docs/reference/recipes.md says what makes it)" if makeable else ""
@@ -255,7 +255,7 @@ def _check_splits(data: DataSettings) -> None:
     wrong.refuse()
 
 
-def taught(recipe: AgentRecipe) -> list[Protocol]:
+def taught_protocols(recipe: AgentRecipe) -> list[Protocol]:
     """The agent's protocol, then the others of its warm start. Refuses two protocols with one prompt."""
     also = recipe.warm_start.also if recipe.warm_start else {}
     wrong = ErrorList()

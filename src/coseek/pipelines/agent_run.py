@@ -87,7 +87,7 @@ def run_agent(
     with lock_folder(out):
         settings = settled_for(settings, settings.agent, out / "run.yaml")
         retriever = open_retriever(settings.retriever)
-        questions = load_asked(settings)
+        questions = load_run_questions(settings)
         check_gold(questions, retriever, settings.retriever)
         agent = open_agent(settings.agent) if cluster is None else None
         protocol = load_protocol(settings.agent.protocol) if agent is None else agent.protocol
@@ -96,7 +96,7 @@ def run_agent(
         run = Run.begin(out, recorded, resume)
         if agent is None:
             assert cluster is not None
-            answer_over(cluster, run, settings, questions, tell or (lambda *_: None))
+            answer_on_cluster(cluster, run, settings, questions, tell or (lambda *_: None))
             return run, questions
         run_questions(
             run,
@@ -147,7 +147,7 @@ class RunJob:
         return answer
 
 
-def answer_over(
+def answer_on_cluster(
     cluster: "Cluster", run: Run, settings: RunSettings, questions: Sequence[Question], tell: Callable[[int, int], None]
 ) -> None:
     """`run_questions` over a cluster, with `repeat_faults`; sorts the rows by question, then by seed."""
@@ -167,7 +167,7 @@ def answer_over(
             tell(ended := ended + len(shares[number]), len(order))
 
 
-def load_asked(settings: RunSettings) -> list[Question]:
+def load_run_questions(settings: RunSettings) -> list[Question]:
     """The questions that the settings name: filtered, and a draw of `count`."""
     questions = settings.select.apply(questions_at(Path(settings.questions), settings.split))
     return draw(questions, settings.count, settings.seed)

@@ -91,7 +91,7 @@ class Audit:
         if self.count <= SHOWN:
             self.violations += (Violation(file, what, line, question, at),)
 
-    def opened(self, what: str, open_it: Callable[[], T]) -> T | None:
+    def try_opening(self, what: str, open_it: Callable[[], T]) -> T | None:
         """What `open_it` returns; `None` where it fails, which is noted."""
         try:
             return open_it()
@@ -148,13 +148,13 @@ def audit_run(folder: Path, retriever: str | None = None) -> Audit:
         audit.add(folder / "run.yaml", str(error))
         settings, record = {}, {}
     parts = RunChecks(settings, record, opened)
-    tokenizer = audit.opened(TEXT, lambda: parts.tokenizer)
-    questions = audit.opened(QUESTIONS, parts.questions)
-    reward = audit.opened(REWARDS, parts.reward)
-    checks = {what: audit.opened(what, open_it) for what, open_it in parts.checks()}
+    tokenizer = audit.try_opening(TEXT, lambda: parts.tokenizer)
+    questions = audit.try_opening(QUESTIONS, parts.questions)
+    reward = audit.try_opening(REWARDS, parts.reward)
+    checks = {what: audit.try_opening(what, open_it) for what, open_it in parts.checks()}
     if checks[AGAIN] is not None:  # an index folder is not needed then
         audit.left_out.pop(HITS, None)
-    rows = _Rows(audit, tokenizer, questions, reward, [check for check in checks.values() if check is not None])
+    rows = _RowAudit(audit, tokenizer, questions, reward, [check for check in checks.values() if check is not None])
     rows.derives = checks[PLAYED] is not None
     rows.check(run)
     audit.check_digests()
@@ -162,7 +162,7 @@ def audit_run(folder: Path, retriever: str | None = None) -> Audit:
 
 
 @dataclass
-class _Rows:
+class _RowAudit:
     """Checks the rows of one run."""
 
     audit: Audit
@@ -206,14 +206,14 @@ class _Rows:
             yield f"{path} is not what this schema writes", None
             return
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        wrong = [*self._of_other_files(number, trajectory), *check_trajectory(trajectory, decode)]
+        wrong = [*self._contradictions(number, trajectory), *check_trajectory(trajectory, decode)]
         yield from wrong
         if not wrong:
             self.audit.derived += self.derives
             for check in self.checks:
                 yield from check(trajectory)
 
-    def _of_other_files(self, number: int, trajectory: Trajectory) -> Iterator[Finding]:
+    def _contradictions(self, number: int, trajectory: Trajectory) -> Iterator[Finding]:
         """What contradicts the other rows, the questions and the token data."""
         key = (trajectory.question.id, trajectory.seed)
         if key in self.seen:
@@ -252,7 +252,7 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
         audit.left_out[LABELS] = "its files are broken"
     elif not (folder / SUMS).exists():
         audit.left_out[LABELS] = "the folder was not closed"
-    elif (derived := audit.opened(LABELS, lambda: _made_again(labels, record, retriever))) is not None:
+    elif (derived := audit.try_opening(LABELS, lambda: _remade_labels(labels, record, retriever))) is not None:
         for key in {**stored, **derived}:
             path, line, row = stored.get(key, (labels.sets_path if key[-1] else labels.dropped_path, None, None))
             audit.derived += row is not None
@@ -292,7 +292,7 @@ def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, tuple[Path,
     return rows
 
 
-def _made_again(
+def _remade_labels(
     labels: LabelFolder, record: JsonObject, retriever: str | None
 ) -> dict[LabelKey, tuple[Path, int, JsonObject]]:
     """Make the labels again in a temporary folder, with copies of the stored scores. Raises `UserError` if a part has

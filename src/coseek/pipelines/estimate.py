@@ -17,7 +17,7 @@ from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.core.text import counted
 from coseek.graders.factory import ORACLE
 from coseek.models.model_folder import Shape, model_path, shape_of_config, shipped_models, way_out
-from coseek.pipelines.agent_check import way_to_make
+from coseek.pipelines.agent_check import how_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.stages import stages_of
 from coseek.training.rl.algorithm import open_algorithm
@@ -64,7 +64,7 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
         return shape_of_config(read_json(path, foreign=True), path), str(path)
     name = next((name for name in SHAPES if name.lower() in folder.name.lower()), None)
     if name is None:
-        way = way_out(str(folder), shipped_models()) + way_to_make(folder)
+        way = way_out(str(folder), shipped_models()) + how_to_make(folder)
         raise DataError(f"there is no {path}, and its shape is known only of {', '.join(SHAPES)}; {way}")
     return SHAPES[name], f"the published shape of {name}"
 
@@ -471,7 +471,7 @@ def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]
     if room >= 0.1:
         yield "cache", [f"cache_gib={int(10 * room) / 10:g}"]
     for divisor in (2, 4, 8):
-        tokens = [cast(int, _at(tree, path)["micro_batch_tokens"]) for path in paths]
+        tokens = [cast(int, _group_at(tree, path)["micro_batch_tokens"]) for path in paths]
         pairs = zip(paths, tokens, strict=True)
         yield "rows", [f"{path}.micro_batch_tokens={max(1, count // divisor)}" for path, count in pairs]
     yield "checkpointing", [f"{path}.checkpointing=true" for path in paths]
@@ -494,7 +494,7 @@ def _learners(recipe: AgentRecipe) -> list[str]:
     return paths + (["rejection.sft.learner"] if recipe.learn == "rejection" else [])
 
 
-def _at(tree: JsonObject, path: str) -> JsonObject:
+def _group_at(tree: JsonObject, path: str) -> JsonObject:
     for name in path.split("."):
         tree = cast(JsonObject, tree[name])
     return tree

@@ -202,8 +202,8 @@ def retriever_of(runs: Sequence[Run], name: str | None) -> str:
     """The given retriever, or that of the runs."""
     if name is not None:
         return name
-    name_found = str(_common(runs, "retriever", "--retriever"))
-    _refuse_to_run([] if is_url(name_found) else plugin_files(name_found), "--retriever", name_found)
+    name_found = str(_shared_setting(runs, "retriever", "--retriever"))
+    _refuse_unnamed([] if is_url(name_found) else plugin_files(name_found), "--retriever", name_found)
     return name_found
 
 
@@ -213,19 +213,19 @@ def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) ->
         return settings_for(name_given).model_copy(update={"temperature": temperature})
     if not all(isinstance(run.settings.get("agent"), dict) for run in runs):
         return None
-    tree = _common(runs, "agent", "--agent")
+    tree = _shared_setting(runs, "agent", "--agent")
     assert isinstance(tree, dict)
     if not AgentSettings.model_fields.keys() >= tree.keys():  # naive RAG of a training's table has no agent
         return None
     name = str(tree.get("name"))
-    _refuse_to_run([name] if is_plugin_path(name) else [], "--agent", name)
+    _refuse_unnamed([name] if is_plugin_path(name) else [], "--agent", name)
     settings = make_settings(AgentSettings, {**tree, "temperature": temperature})
     tools = [str(path) for path in tool_files(settings.protocol)]
-    _refuse_to_run(tools, "--agent", f"FILE.yaml with the lines `name: {name}` and `protocol: {settings.protocol}`")
+    _refuse_unnamed(tools, "--agent", f"FILE.yaml with the lines `name: {name}` and `protocol: {settings.protocol}`")
     return settings
 
 
-def _refuse_to_run(files: Sequence[str], option: str, name: str) -> None:
+def _refuse_unnamed(files: Sequence[str], option: str, name: str) -> None:
     """Refuse Python files that only the runs name: data never causes execution."""
     if files:
         raise SettingError(f"the runs were made with {files[0]}, which is run only if you name it: {option} {name}")
@@ -242,12 +242,12 @@ def limits_of(runs: Sequence[Run], agent_name: str | None, agent: AgentSettings 
     if agent is None:
         return Limits()
     if agent_name is None and all("limits" in run.settings for run in runs):
-        tree = _common(runs, "limits", "the settings limits.…")
+        tree = _shared_setting(runs, "limits", "the settings limits.…")
         return make_settings(Limits, tree if isinstance(tree, dict) else {})
     return limits_for(agent)
 
 
-def _common(runs: Sequence[Run], name: str, way_out: str) -> object:
+def _shared_setting(runs: Sequence[Run], name: str, way_out: str) -> object:
     """The setting that all runs share. Raises `SettingError` where they differ or lack it."""
     values = [run.settings.get(name) for run in runs]
     if any(value != values[0] for value in values):
@@ -267,7 +267,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer)
     elif scorer == ORACLE:
-        world = next((folder for folder in _folders(settings) if is_world(folder)), None)
+        world = next((folder for folder in _world_folders(settings) if is_world(folder)), None)
     elif scorer is not None and scorer != GOLD and not (is_url(scorer) or model_path(scorer).exists()):
         scorers = [ORACLE, GOLD, *shipped_models()]
         raise SettingError(
@@ -287,7 +287,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     )
 
 
-def _folders(settings: LabelSettings) -> Iterable[Path]:
+def _world_folders(settings: LabelSettings) -> Iterable[Path]:
     """The folders of the runs' questions and of the index's corpus, where a laptop world may be."""
     for name in settings.runs:
         questions = Run(Path(name)).settings.get("questions")
@@ -360,8 +360,8 @@ def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | 
     """The searches of a run or label folder; `None` for any other path. Raises `DataError` for one without searches,
     `SettingError` for a `split`."""
     readers: dict[str, tuple[Callable[[Path], Iterator[LoggedSearch]], str]] = {
-        "run.yaml": (_of_run, OF_RUN),
-        "labels.yaml": (_of_labels, OF_LABELS),
+        "run.yaml": (_run_searches, OF_RUN),
+        "labels.yaml": (_label_searches, OF_LABELS),
     }
     for name, (read, rule) in readers.items():
         if (folder / name).is_file():
@@ -374,12 +374,12 @@ def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | 
     return None
 
 
-def _of_run(folder: Path) -> Iterator[LoggedSearch]:
+def _run_searches(folder: Path) -> Iterator[LoggedSearch]:
     for turn in turns_of(Run(folder)):
         yield LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
 
 
-def _of_labels(folder: Path) -> Iterator[LoggedSearch]:
+def _label_searches(folder: Path) -> Iterator[LoggedSearch]:
     """A turn with several positives has a label set for each."""
     positives: dict[TurnId, LoggedSearch] = {}
     for label in LabelFolder(folder).sets():

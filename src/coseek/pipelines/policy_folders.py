@@ -74,7 +74,7 @@ def write_policy_card(
     engine = recipe.data.training_retriever
     facts = {
         "recipe": recipe.about,
-        "learnt by": " → ".join(_taught(recipe, training.folder, name)) or "nothing: an untrained model",
+        "learnt by": " → ".join(_history_of(recipe, training.folder, name)) or "nothing: an untrained model",
         "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
         "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
     }
@@ -84,7 +84,7 @@ def write_policy_card(
     card.write(folder)
 
 
-def _taught(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
+def _history_of(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
     """What a policy has gone through, in order."""
     if name == "start":
         return

@@ -29,7 +29,7 @@ from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import FULL, SERVER, adapter_parameters, shape_of_folder, shown_gib
 from coseek.pipelines.reranker import training_of
-from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, own_settings, terms_of
+from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, method_settings, requirements_of
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
@@ -264,7 +264,7 @@ def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
 
 def work_of(recipe: TogetherRecipe) -> RoundWork:
     """Upper bounds of one round's labels."""
-    labels, method, terms = recipe.labels, own_settings(recipe.labels).model_dump(), terms_of(recipe.labels)
+    labels, method, terms = recipe.labels, method_settings(recipe.labels).model_dump(), requirements_of(recipe.labels)
     opens = recipe.agent.load_protocol(run_files=False).opens_with_search
     runs = labels.questions * labels.samples
     searches = runs * (recipe.agent.limits.max_turns + opens)

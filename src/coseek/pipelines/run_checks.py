@@ -34,7 +34,7 @@ from coseek.data.token_data import TokenData, finite
 from coseek.data.trajectory import LAST_WORD, Author, Search, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import Finding
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.pipelines.agent_run import RunSettings, load_asked
+from coseek.pipelines.agent_run import RunSettings, load_run_questions
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
@@ -47,11 +47,11 @@ _WHOLE_TURN = "a turn of "
 FIELDS = ("stop", "stop_detail", "answer", "valid", "format_error", "selected_ids", "calls", "visits")
 
 
-class _Parted(Exception):
+class _Diverged(Exception):
     """The stored trajectory cannot be played on."""
 
 
-class _Stored:
+class _StoredResults:
     """Stands for the retriever, which is not asked: its results are stored."""
 
     corpus = None
@@ -73,7 +73,7 @@ class Derivation:
     def __init__(self, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, own_ranking: bool) -> None:
         """`own_ranking`: the agent may rank its evidence, so its order does not follow."""
         kind = next(iter(protocol.retrievers), "stored")
-        self.environment = Environment(protocol, tokenizer, _Stored(kind), limits)
+        self.environment = Environment(protocol, tokenizer, _StoredResults(kind), limits)
         self.own_ranking = own_ranking
 
     def differences(self, stored: Trajectory) -> Iterator[Finding]:
@@ -83,13 +83,13 @@ class Derivation:
             yield f"it is of the protocol {stored.protocol!r}, and the run is of {protocol!r}", None
             return
         try:
-            yield from self._compared(stored, _Play(self.environment, stored).derived())
-        except (_Parted, UserError) as error:
+            yield from self._compared(stored, _Replay(self.environment, stored).derived())
+        except (_Diverged, UserError) as error:
             yield str(error), None
 
     def _compared(self, stored: Trajectory, derived: Trajectory) -> Iterator[Finding]:
-        yield from _of_segments(derived.segments, stored.segments)
-        for what in _of_searches(derived.searches, stored.searches):
+        yield from _segment_differences(derived.segments, stored.segments)
+        for what in _search_differences(derived.searches, stored.searches):
             yield what, None
         for name in FIELDS:
             new, old = getattr(derived, name), getattr(stored, name)
@@ -99,7 +99,7 @@ class Derivation:
             if new is None or old is None:
                 yield f"it has {len(stored.side_contexts)} side contexts, and {len(derived.side_contexts)} follow", None
                 break
-            for what, _ in _of_segments(new, old):
+            for what, _ in _segment_differences(new, old):
                 yield f"side context {number}: {what}", None
         if stored.evidence is not None and not self.own_ranking and derived.evidence != stored.evidence:
             yield "the evidence is not in the order of selection and retrieval", None
@@ -107,7 +107,7 @@ class Derivation:
             yield "it holds messages or the protocol of an imported log, which this agent does not write", None
 
 
-class _Play:
+class _Replay:
     """One stored trajectory under way again."""
 
     def __init__(self, environment: Environment, stored: Trajectory) -> None:
@@ -115,7 +115,7 @@ class _Play:
         self.episode = Episode(0, stored.question, stored.seed, 0.0)
 
     def derived(self) -> Trajectory:
-        """The trajectory that follows. Raises `_Parted` where the stored one has no more to play."""
+        """The trajectory that follows. Raises `_Diverged` where the stored one has no more to play."""
         step: Next | PendingCall = self.environment.reset(self.episode)
         while not isinstance(step, End):
             if isinstance(step, PendingCall):
@@ -150,7 +150,7 @@ class _Play:
         they are on would not be stored otherwise."""
         stored, number = self.stored, len(self.episode.side_contexts)
         if len(stored.side_contexts) < number:
-            raise _Parted(f"it has {len(stored.side_contexts)} side contexts, and a further one follows")
+            raise _Diverged(f"it has {len(stored.side_contexts)} side contexts, and a further one follows")
         return self._as_turn(request, stored.side_contexts[number - 1][1:2], TurnEnd.STOP)
 
     def _as_turn(self, request: Request, written: Sequence[Segment], end: TurnEnd) -> Turn:
@@ -159,7 +159,7 @@ class _Play:
             return Turn(request.key, (), (), end, fault, stored.exact)
         ids, logprobs, version = written[0].ids, written[0].logprobs, written[0].version
         if len(ids) > request.max_tokens:
-            raise _Parted(f"a turn holds {len(ids)} tokens, and {request.max_tokens} were left")
+            raise _Diverged(f"a turn holds {len(ids)} tokens, and {request.max_tokens} were left")
         return Turn(request.key, ids, logprobs, end, fault, stored.exact, version=version)
 
     def _result(self, call: PendingCall) -> Next | PendingCall:
@@ -173,10 +173,10 @@ class _Play:
         if not searches and (end := self._unrecorded()) is not None:
             return end
         if len(searches) < len(texts):
-            raise _Parted(f"turn {call.request.turn} asks {len(texts)} queries, and {len(searches)} more are stored")
+            raise _Diverged(f"turn {call.request.turn} asks {len(texts)} queries, and {len(searches)} more are stored")
         k = self.environment.limits.passages_of(call.request.turn)
         if (most := max(len(search.hits) for search in searches)) > k:
-            raise _Parted(f"a search of turn {call.request.turn} has {most} hits, and its budget is {k}")
+            raise _Diverged(f"a search of turn {call.request.turn} has {most} hits, and its budget is {k}")
         return self.environment.observe(
             call,
             TurnSearches(
@@ -218,7 +218,7 @@ class _Play:
         return End(stored.stop, detail=stored.stop_detail) if follows else None
 
 
-def _of_segments(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
+def _segment_differences(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
     """The first segment that differs: the later ones follow from it."""
     for at, (new, old) in enumerate(zip_longest(derived, stored)):
         if new is None or old is None:
@@ -238,7 +238,7 @@ def _of_segments(derived: Sequence[Segment], stored: Sequence[Segment]) -> Itera
             return
 
 
-def _of_searches(derived: Sequence[Search], stored: Sequence[Search]) -> Iterator[str]:
+def _search_differences(derived: Sequence[Search], stored: Sequence[Search]) -> Iterator[str]:
     for number, (new, old) in enumerate(zip_longest(derived, stored), start=1):
         if new is None or old is None:
             yield f"it has {len(stored)} searches, and {len(derived)} follow from what the agent wrote"
@@ -317,7 +317,7 @@ class RunChecks:
             raise DataError("run.yaml names no questions file")
         run_fields = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
         settings = make_settings(RunSettings, run_fields)
-        questions = {question.id: question for question in load_asked(settings)}
+        questions = {question.id: question for question in load_run_questions(settings)}
         self._check_same("questions", questions_digest(questions.values()))
         return {key: questions[key[0]] for key in rows_of([*questions.values()], settings.seed, settings.samples)}
 
@@ -380,7 +380,7 @@ class RunChecks:
             for depth, numbered in by_depth.items():
                 hit_lists = retriever.search([query for _, query in numbered], depth)
                 for (at, _), hits in zip(numbered, hit_lists, strict=True):
-                    if not _alike(trajectory.searches[at], hits):
+                    if not _same_hits(trajectory.searches[at], hits):
                         yield f"search {at + 1} finds other passages or scores now", None
 
         return check
@@ -412,7 +412,7 @@ def wrong_reward(reward: RewardFunction, trajectory: Trajectory, data: TokenData
         yield f"the reward is {data.reward}, and {whole[0]} follows"
 
 
-def _alike(search: Search, hits: Sequence[Hit]) -> bool:
+def _same_hits(search: Search, hits: Sequence[Hit]) -> bool:
     """Whether hits are those of a search. Passages whose scores differ by a rounding may change places."""
     if len(search.hits) != len(hits):
         return False

@@ -276,12 +276,12 @@ def check_together(recipe: TogetherRecipe) -> None:
     wrong.refuse()
 
 
-def terms_of(labels: LabellingSettings) -> MakerRequirements:
+def requirements_of(labels: LabellingSettings) -> MakerRequirements:
     """The requirements of the labels' method."""
-    return maker_module(labels.method).terms(own_settings(labels))
+    return maker_module(labels.method).terms(method_settings(labels))
 
 
-def own_settings(labels: LabellingSettings) -> Settings:
+def method_settings(labels: LabellingSettings) -> Settings:
     """The method's own settings; methods that roll out take `samples` from `labels.samples`."""
     module = maker_module(labels.method)
     settings = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
@@ -295,7 +295,7 @@ def own_settings(labels: LabellingSettings) -> Settings:
 def check_labels(recipe: TogetherRecipe) -> None:
     """Refuse labels that could not be made or trained on."""
     labels = recipe.labels
-    method, terms = labels.method, terms_of(labels)
+    method, terms = labels.method, requirements_of(labels)
     wrong = ErrorList()
     if terms.scorer and labels.scorer is None:
         wrong.say(

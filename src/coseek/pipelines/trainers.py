@@ -164,7 +164,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
             self.recipe = recipe
         else:
             parameters: dict[str, object] = {
-                **({} if recipe is not None else _suited(model, protocol)),
+                **({} if recipe is not None else _suitable_settings(model, protocol)),
                 **({} if self._question_source is None else self._question_source.settings()),
                 "policy.folder": model and str(model),
                 "protocol": protocol and str(protocol),
@@ -176,7 +176,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
                 "rl.policy_loss": None if policy_loss is None else policy_loss_name(policy_loss),
                 "rl.steps": steps,
             }
-            typed = {name: value for name, value in parameters.items() if value is not None or name in _NULL}
+            typed = {name: value for name, value in parameters.items() if value is not None or name in _WORLD_SETTINGS}
             words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
@@ -285,7 +285,7 @@ class GivenQuestions:
         if isinstance(source, QuestionSplit) and source.folder is not None:
             return cls(source.folder, source.split or "train")
         splits = source if isinstance(source, Mapping) else {"train": source}
-        checked = {split: _checked(questions) for split, questions in splits.items()}
+        checked = {split: _checked_questions(questions) for split, questions in splits.items()}
         scratch = Path(mkdtemp(prefix="coseek-questions-"))
         for split, questions in checked.items():
             save_questions(scratch / f"questions.{split}.jsonl", questions)
@@ -293,7 +293,7 @@ class GivenQuestions:
 
     def settings(self) -> dict[str, object]:
         """The settings that name them, in place of those of a recipe."""
-        return {"data.folder": str(self.folder), "data.train": self.split, **dict.fromkeys(_NULL)}
+        return {"data.folder": str(self.folder), "data.train": self.split, **dict.fromkeys(_WORLD_SETTINGS)}
 
     def kept_in(self, out: Path, recipe: AgentRecipe) -> AgentRecipe:
         """Keep questions of memory in a training folder; returns the recipe that reads them there. Raises
@@ -315,7 +315,7 @@ class GivenQuestions:
             save_questions(folder / path.name, load_questions(path))
 
 
-_NULL = ("data.world", "data.unseen")
+_WORLD_SETTINGS = ("data.world", "data.unseen")
 """Settings of a recipe's own data, which questions of one's own replace."""
 
 
@@ -327,7 +327,7 @@ def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, o
             raise SettingError(f"{trainer.__name__} has no parameter {name!r}; did you mean {close!r}?")
 
 
-def _checked(questions: Iterable[object]) -> list[Question]:
+def _checked_questions(questions: Iterable[object]) -> list[Question]:
     items = list(questions)
     invalid = next((item for item in items if not isinstance(item, Question)), None)
     if invalid is not None or not items:
@@ -336,7 +336,7 @@ def _checked(questions: Iterable[object]) -> list[Question]:
     return [item for item in items if isinstance(item, Question)]
 
 
-def _suited(model: PathLike | None, protocol: PathLike | None) -> dict[str, object]:
+def _suitable_settings(model: PathLike | None, protocol: PathLike | None) -> dict[str, object]:
     """Protocol, prompt template and budgets that suit a model, as `coseek run` chooses them."""
     if model is None:
         raise SettingError(

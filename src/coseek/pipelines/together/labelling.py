@@ -38,7 +38,7 @@ from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.models.server import ServerPaths, split_settings
 from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
-from coseek.pipelines.together_recipe import own_settings, terms_of
+from coseek.pipelines.together_recipe import method_settings, requirements_of
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.workers import Workers
 
@@ -97,13 +97,13 @@ def _label(course: CoTrainingPaths, number: int) -> None:
     if not workers.is_main:
         absorb_lines(paths.labels / "scores", folder / "scores")  # what is known so far
     workers.barrier()  # until the others have copied the scores, to which the first appends
-    parts = parts_of(course, number, folder)
-    maker = maker_module(course.recipe.labels.method).open(own_settings(course.recipe.labels), parts)
-    rolled = rolled_out(course, number, maker, parts)
-    labels, shared = _begin(course, number, maker, rolled, parts)
-    share = _share(workers, rolled, shared)
+    parts = open_resources(course, number, folder)
+    maker = maker_module(course.recipe.labels.method).open(method_settings(course.recipe.labels), parts)
+    round_turns = roll_out_round(course, number, maker, parts)
+    labels, shared = _begin(course, number, maker, round_turns, parts)
+    share = _share(workers, round_turns, shared)
     course.progress.stage(f"labels of round {number}", len(share))
-    turns = (turn for turn in rolled.turns if turn.id in share)
+    turns = (turn for turn in round_turns.turns if turn.id in share)
     label_turns(labels, maker, turns, len(share), lambda over, _: course.progress.advance(over))
     parts.close()
     if not workers.is_main:
@@ -115,24 +115,24 @@ def _label(course: CoTrainingPaths, number: int) -> None:
 
 
 def _begin(
-    course: CoTrainingPaths, number: int, maker: LabelMaker, rolled: RoundTurns, parts: LabelResources
+    course: CoTrainingPaths, number: int, maker: LabelMaker, round_turns: RoundTurns, parts: LabelResources
 ) -> tuple[LabelFolder, RoundLabels]:
     """Begin the label folder, and in it the parts of the other workers."""
     settings, method = course.recipe.labels, course.recipe.labels.method
     served_apart = settings.model_copy(update={"serve": None})  # it changes no label
-    recorded: JsonObject = {**dump_settings(served_apart), method: dump_settings(own_settings(settings))}
+    recorded: JsonObject = {**dump_settings(served_apart), method: dump_settings(method_settings(settings))}
     opened: list[LabelFolder] = []
 
     def begin() -> RoundLabels:
-        order = check_distinct(rolled.turns)
+        order = check_distinct(round_turns.turns)
         if not order:
             refuse_faults(number, 0, 0, parts.tally)
             raise DataError(
-                f"agent {number} searched in none of its {len(rolled.turns.question_ids)} runs "
-                f"({rolled.turns.run.folder}), so there is nothing to label; see to its training first"
+                f"agent {number} searched in none of its {len(round_turns.turns.question_ids)} runs "
+                f"({round_turns.turns.run.folder}), so there is nothing to label; see to its training first"
             )
         opened.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
-        undone = unlabelled(opened[0], order, lambda: digests_of([rolled.turns.run]))
+        undone = unlabelled(opened[0], order, lambda: digests_of([round_turns.turns.run]))
         return RoundLabels(opened[0].record, tuple(order), undone)
 
     shared = course.workers.broadcast(begin)
@@ -142,14 +142,14 @@ def _begin(
     return LabelFolder.begin(parts.folder, settings_of, identity, resume=True), shared
 
 
-def _share(workers: Workers, rolled: RoundTurns, shared: RoundLabels) -> frozenset[TurnId]:
+def _share(workers: Workers, round_turns: RoundTurns, shared: RoundLabels) -> frozenset[TurnId]:
     """The turns that this worker labels: those of the runs that it has made, and of every W-th of the others."""
     by_run: dict[RowKey, list[TurnId]] = {}
     for turn in shared.left:
         by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
-    made_now = frozenset[RowKey]().union(*rolled.shares)
+    made_now = frozenset[RowKey]().union(*round_turns.shares)
     made_before = workers.strided_share([key for key in by_run if key not in made_now])
-    own_keys = (*made_before, *(rolled.shares[workers.rank] if rolled.shares else ()))
+    own_keys = (*made_before, *(round_turns.shares[workers.rank] if round_turns.shares else ()))
     return frozenset(turn for key in own_keys for turn in by_run.get(key, ()))
 
 
@@ -211,25 +211,25 @@ def refuse_faults(number: int, missing: int, turns: int, tally: CallCounts) -> N
         )
 
 
-def labelled(course: CoTrainingPaths, number: int) -> JsonObject:
+def label_counts(course: CoTrainingPaths, number: int) -> JsonObject:
     """The label counts of a round."""
     return cast(JsonObject, read_json(course.round(number).labelled))
 
 
-def drawn(course: CoTrainingPaths, number: int) -> list[Question]:
+def round_questions(course: CoTrainingPaths, number: int) -> list[Question]:
     """The training questions of a round."""
     questions = course.agent(0).questions(course.recipe.agent.data.train)
     seed = derive_seed(course.recipe.seed, "questions", number)
     return draw(questions, course.recipe.labels.questions, seed)
 
 
-def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
+def roll_out_round(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions.
 
     Runs with a fault are repeated. All workers call this.
     """
     paths, settings, workers = course.round(number), course.recipe.labels, course.workers
-    questions, protocol = drawn(course, number), course.first.protocol
+    questions, protocol = round_questions(course, number), course.first.protocol
     question_ids = frozenset(question.id for question in questions)
     course.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world_size))
     if isinstance(maker, RolloutMaker):
@@ -257,7 +257,7 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
         workers,
         paths.run,
         workers.broadcast(begun),
-        course.speaker(number, settings.temperature),
+        course.open_agent(number, settings.temperature),
         course.search(number - 1),
         questions,
         course.recipe.agent.limits,
@@ -271,16 +271,16 @@ def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: L
     return RoundTurns(StoredTurns(run, protocol, question_ids))
 
 
-def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResources:
+def open_resources(course: CoTrainingPaths, number: int, folder: Path) -> LabelResources:
     """The resources of a round's label maker, with its caches in a label folder."""
     settings, limits = course.recipe.labels, course.recipe.agent.limits
     scorer, world = settings.scorer, course.data_folder
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer)
 
-    def speaker() -> AgentWithLimits:
-        temperature = settings.temperature if terms_of(settings).rolls_out else settings.branch_temperature
-        agent, weights = course.speaker(number, temperature), fingerprint(course.policy(number))
+    def open_labeller() -> AgentWithLimits:
+        temperature = settings.temperature if requirements_of(settings).rolls_out else settings.branch_temperature
+        agent, weights = course.open_agent(number, temperature), fingerprint(course.policy(number))
         recipe = course.recipe.agent
         prompt = (recipe.prompt_template, recipe.chat_template)
         identity = digest_of("agent", weights, agent.protocol.name, *prompt, str(temperature), recipe.precision)
@@ -289,7 +289,7 @@ def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResourc
     return LabelResources(
         folder=folder,
         found_by=course.search(number - 1),
-        open_agent=speaker,
+        open_agent=open_labeller,
         scorer_name=scorer,
         world=world if is_world(world) else None,
         likelihood_name=settings.likelihood,

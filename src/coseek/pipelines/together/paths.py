@@ -95,7 +95,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def data_folder(self) -> Path:
         return self.first.data_folder
 
-    def speaker(self, number: int, temperature: float) -> Agent:
+    def open_agent(self, number: int, temperature: float) -> Agent:
         """Agent `number`, opened."""
         training = self.agent(number)
         model = load_model(self.policy(number), training.recipe)

@@ -40,7 +40,7 @@ from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.reranker import training_of
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.table_rows import CHAIN_GROUPS, by_generator, metric_of
-from coseek.pipelines.together.labelling import label_round, labelled
+from coseek.pipelines.together.labelling import label_counts, label_round
 from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.index import build_index
 from coseek.retrieval.index_files import INDEX_CARD
@@ -117,7 +117,7 @@ class Pairs:
         identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed, framed)
         run = unfinished_run(self.path(pair), settings, identities, questions)
         if run is not None:
-            agent, name = course.speaker(pair.agent, 0.0), pair.name(self.beside)
+            agent, name = course.open_agent(pair.agent, 0.0), pair.name(self.beside)
 
             def tell(ended: int, _: int) -> None:
                 course.progress.advance(done + ended, name)
@@ -223,7 +223,7 @@ class Results:
 
     def claims(self) -> list[PairedClaim]:
         """Whether the last pair is better than the first, and than the last agent over the recipe's own retriever."""
-        steps = [Pair(*numbers).name(self.pairs.beside) for numbers in way(self.rounds)]
+        steps = [Pair(*numbers).name(self.pairs.beside) for numbers in training_order(self.rounds)]
         beside = [Pair(self.rounds, None).name(self.pairs.beside)] if self.course.recipe.pairs.beside else []
         return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *beside)], self.pairs.metric)
 
@@ -256,7 +256,7 @@ class Results:
         columns = ("turns", "labelled", "sets")
         rows = []
         for number in range(1, self.rounds + 1):
-            counts = labelled(self.course, number)
+            counts = label_counts(self.course, number)
             dropped = cast(dict[str, int], counts["dropped"])
             why = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
             rows.append((str(number), *(str(counts[name]) for name in columns), why or "–"))
@@ -317,7 +317,7 @@ class Results:
             "best_round": self.best,
             "metric": self.pairs.metric,
             "dev": [*self.pairs.decided_by(self.rounds)] if recipe.stop is not None else [],
-            "labels": [labelled(self.course, number) for number in range(1, self.rounds + 1)],
+            "labels": [label_counts(self.course, number) for number in range(1, self.rounds + 1)],
             **scores_json(self.scores),
         }
 
@@ -339,7 +339,7 @@ class Results:
         """One metric over (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
         points = [
             (agent / 2 + retriever / 2, interval)
-            for agent, retriever in way(self.rounds)
+            for agent, retriever in training_order(self.rounds)
             if (interval := self.mean(Pair(agent, retriever), metric)) is not None
         ]
         banded = all(interval.low is not None and interval.high is not None for _, interval in points)
@@ -366,15 +366,15 @@ class Results:
         }
 
 
-def way(rounds: int) -> list[tuple[int, int]]:
+def training_order(rounds: int) -> list[tuple[int, int]]:
     """The (agent, retriever) pairs in the order of training."""
     return [(0, 0), *(step for number in range(1, rounds + 1) for step in ((number, number - 1), (number, number)))]
 
 
 def compared_pairs(rounds: int, beside: bool) -> Sequence[tuple[Pair, Pair]]:
-    """The paired comparisons: each pair of `way` with the one before, the last with the first, and the last retriever
-    with the one of the agent's recipe."""
-    steps = [Pair(agent, retriever) for agent, retriever in way(rounds)]
+    """The paired comparisons: each pair of `training_order` with the one before, the last with the first, and the last
+    retriever with the one of the agent's recipe."""
+    steps = [Pair(agent, retriever) for agent, retriever in training_order(rounds)]
     compared = list(zip(steps[1:], steps, strict=False))
     compared.append((steps[-1], steps[0]))
     return [*compared, (steps[-1], Pair(rounds, None))] if beside else compared
