@@ -12,7 +12,7 @@ from tests.models.http_site import Said, site
 from coseek.cli.main import main
 from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
-from coseek.data.question import save_questions
+from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
 from coseek.data.trec import read_qrels, read_run
 from coseek.labels.label_folder import LabelFolder
@@ -158,3 +158,29 @@ def test_a_label_folder_is_measured_by_its_positives(run: Path, index: Path, tmp
         expected.setdefault(one.question.id, []).append(1 / (1 + ids.index(one.positive)) if one.positive in ids else 0)
     value = means(shown.out)[str(index)]["mrr"]
     assert value == pytest.approx(sum(sum(some) / len(some) for some in expected.values()) / len(expected))
+
+
+def test_grades_weigh_in_ndcg_and_come_from_qrels_where_they_are_given(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    corpus = (world / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    first, second = (json.loads(line) for line in corpus[:2])
+    graded: JsonObject = {"relevance": {first["id"]: 1, second["id"]: 3}}
+    save_questions(tmp_path / "q.jsonl", [Question("q", first["text"], gold_ids=(first["id"],), meta=graded)])
+    (tmp_path / "qrels").write_text(f"q 0 {first['id']} 1\n", encoding="utf-8")
+    words = ("measure", tmp_path / "q.jsonl", index, "--metrics", "ndcg@1", "--json")
+    assert means(coseek(*words).out)[str(index)]["ndcg@1"] == pytest.approx(1 / 3)
+    assert means(coseek(*words, "--qrels", tmp_path / "qrels").out)[str(index)]["ndcg@1"] == 1
+
+
+def test_questions_that_a_run_file_lacks_count_as_asked_or_not(tmp_path: Path, coseek: Type) -> None:
+    questions = [Question(ident, "?", gold_ids=("a",)) for ident in ("q1", "q2")] + [Question("q3", "?")]
+    save_questions(tmp_path / "q.jsonl", questions)
+    (tmp_path / "one.run").write_text("q1 Q0 a 1 1 x\n", encoding="utf-8")
+    words = ("measure", tmp_path / "q.jsonl", tmp_path / "one.run", "--metrics", "mrr")
+    counted = coseek(*words)
+    assert "0.500" in counted.out
+    assert "1 of 3 questions have no relevant passage" in " ".join(counted.out.split())
+    left_out = coseek(*words, "--missing", "leave-out")
+    assert "1.000" in left_out.out
+    assert "2 questions are not in the run file" in " ".join(left_out.out.split())

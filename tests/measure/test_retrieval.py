@@ -1,5 +1,3 @@
-""""""
-
 from dataclasses import replace
 
 import pytest
@@ -139,3 +137,8 @@ def test_a_misspelt_metric_is_corrected_with_its_own_cut() -> None:
 
 def test_passages_named_without_a_grade_have_the_first() -> None:
     assert grades(("a", "b")) == {"a": 1, "b": 1} and grades({"a": 2, "b": 0, "c": -1}) == {"a": 2}
+
+
+def test_no_answer_is_put_together_from_two_passages() -> None:
+    question = replace(QUESTION, answers=("company founded by Mira Tan Mira Tan is a person",))
+    assert not retrieval.answer_hit(run(found("x", ORBO, MIRA), question=question))

@@ -369,3 +369,11 @@ def test_a_question_without_gold_passages_is_refused_in_the_name_of_the_part_tha
     bare = run(question=replace(QUESTION, gold_ids=()))
     with pytest.raises(DataError, match=f"^question 'q1' names no gold_ids, and the reward '{name}' needs them;"):
         make_reward({name: 1.0})(bare)
+
+
+def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
+    reward = make_reward({"format": 1.0, "gold_recall": 0.5})
+    first = run(found("a", ORBO), answer="the Velora")
+    once = reward(first)
+    reward(run(found("b", MIRA), valid=False, answer="Zun"))
+    assert reward(first) == once

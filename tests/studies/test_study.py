@@ -1,5 +1,3 @@
-""""""
-
 import json
 import subprocess
 from pathlib import Path
