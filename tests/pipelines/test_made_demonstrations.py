@@ -40,12 +40,6 @@ def test_no_question_is_made_by_default(tmp_path: Path) -> None:
     assert made_questions(load_recipe("from-nothing"), data) == []
 
 
-@pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, made: {}}"])
-def test_who_does_not_demonstrate_made_questions_is_refused_them(other: str) -> None:
-    with pytest.raises(SettingError, match="only the expert demonstrates made questions"):
-        load_recipe("from-nothing", [MADE, other])
-
-
 def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
     corpus, questions = films()
     corpus.save(tmp_path / "corpus.jsonl")
@@ -63,7 +57,12 @@ def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_pa
         assert hits and all(hit == renamed.by_id(hit.id) for hit in hits)
 
 
-@pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, renamed: 1}"])
-def test_who_does_not_demonstrate_renamed_questions_is_refused_them(other: str) -> None:
-    with pytest.raises(SettingError, match="only the expert demonstrates renamed questions"):
-        load_recipe("from-nothing", ["warm_start.renamed=1", other])
+@pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, %s}"])
+@pytest.mark.parametrize(
+    ("kind", "asked", "some"), [("made", MADE, "made: {}"), ("renamed", "warm_start.renamed=1", "renamed: 1")]
+)
+def test_who_does_not_demonstrate_made_or_renamed_questions_is_refused_them(
+    kind: str, asked: str, some: str, other: str
+) -> None:
+    with pytest.raises(SettingError, match=f"only the expert demonstrates {kind} questions"):
+        load_recipe("from-nothing", [asked, other.replace("%s", some)])
