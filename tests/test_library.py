@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipelines.test_agent import FEW, TINY
+from tests.watching import Heard
 
 import coseek
 from coseek.cli.main import main
 from coseek.core.errors import UserError
-from coseek.core.progress import NoProgress
 from coseek.core.settings import apply_overrides, typed_overrides
 from coseek.retrieval.retriever import FixedRetriever
 
@@ -115,14 +115,9 @@ def test_every_retriever_begins_its_search_with_the_same_check() -> None:
 
 @pytest.mark.slow
 def test_a_policy_that_the_library_trained_is_opened_again_and_goes_on(index: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Heard(NoProgress):
-        def stage(self, name: str, total: int) -> None:
-            told.append(name)
-
-    folder = coseek.train_agent("from-nothing", [*TINY, *FEW], out=tmp_path / "run", progress=Heard())
-    assert folder == tmp_path / "run" / "policy" / "trained" and "table" in told
+    heard = Heard()
+    folder = coseek.train_agent("from-nothing", [*TINY, *FEW], out=tmp_path / "run", progress=heard)
+    assert folder == tmp_path / "run" / "policy" / "trained" and "table" in heard.stages
     assert (tmp_path / "run" / "report.html").is_file()
     (row,) = coseek.rollout(folder, "Who is the mayor?", index, limits={"max_tokens": 400})
     assert row.agent_tokens > 0 and not row.stop.is_fault

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +15,7 @@ from tests.pipelines.typed_run import trained
 from tests.processes import run_workers
 from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of, write_given
 from tests.training.tiny_labels import label
+from tests.watching import Heard, Presses
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError
@@ -325,20 +325,6 @@ def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: 
         assert apart < 1e-5 < moved / 100
 
 
-class Presses(NoProgress):
-    """Somebody who presses Ctrl-C in an update."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-        self.updates: list[int] = []
-
-    def advance(self, done: int, note: str = "") -> None:
-        self.updates.append(done)
-        if done == self.update:
-            self.update = 0
-            signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.slow
 def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(given_folders: Path, tmp_path: Path) -> None:
     settings = ("training.steps=8", "training.checkpoint_every=100")
@@ -348,8 +334,8 @@ def test_ctrl_c_loses_no_update_though_no_checkpoint_was_due(given_folders: Path
     with pytest.raises(KeyboardInterrupt):
         pressed.train()
     resumed = trained(
-        RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", progress := Presses(0)), resume=True
+        RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "out", progress := Heard()), resume=True
     )
-    assert progress.updates[0] == 4
+    assert progress.steps[0] == 4
     got = weights_of(resumed.encoder_folder)
     assert all(torch.equal(whole[name], got[name]) for name in whole)

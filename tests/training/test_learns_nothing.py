@@ -2,20 +2,11 @@
 
 from pathlib import Path
 
-from coseek.core.progress import NoProgress
+from tests.watching import Heard
+
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.callbacks import QUIET_STEPS, LearnsNothing, StepReport
 from coseek.training.rl.settings import RlSettings
-
-
-class Heard(NoProgress):
-    """Remembers warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
@@ -24,7 +15,7 @@ def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
     watch.begin()
     for step, row in enumerate(rows, start=1):
         watch.after_step(StepReport(step, len(rows), row))
-    return progress.warnings
+    return progress.warned
 
 
 def test_a_group_of_one_run_is_said_where_runs_are_compared(tmp_path: Path) -> None:

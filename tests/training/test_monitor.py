@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training.patient import Patient, read, right, tiny
 from tests.training.tiny import tiny_model
+from tests.watching import Heard
 
 from coseek.core.errors import RunError
 from coseek.core.progress import NoProgress
@@ -37,14 +38,6 @@ USUAL = {
     "faults": 0.0,
 }
 SETTINGS = RlSettings()
-
-
-class Said(NoProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def row(**changes: float) -> dict[str, float]:
@@ -159,7 +152,7 @@ def test_noise_around_any_level_raises_no_alarm_in_two_hundred_steps(rows: list[
 
 
 def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
-    said = Said()
+    said = Heard()
     health = Monitor(SETTINGS, [], said)
     for step in range(20):
         assert health.update({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {
@@ -170,7 +163,7 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
 
 
 def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
-    said = Said()
+    said = Heard()
     health = Monitor(SETTINGS, [], said)
     told = [health.update({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
     assert told[-1] == {"alarms": 1.0, "alarm/no-answer": 1.0} and told[9] == {"alarms": 0.0}

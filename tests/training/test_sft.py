@@ -10,9 +10,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.training.tiny import agent, environment, tiny_model, trajectory
+from tests.watching import Heard, Presses
 
 from coseek.core.errors import DataError
-from coseek.core.progress import NoProgress
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import EpisodeState, Request
@@ -88,33 +88,17 @@ def test_a_stop_loses_no_step_though_no_checkpoint_was_due(sign: signal.Signals,
     settings = settings_of(steps=8, repeat_steps=0, varied_steps=0, checkpoint_every=100)
     whole, parts, again = tiny_model(), tiny_model(), tiny_model(seed=9)
     train_sft(Policy(whole, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
-    draw, progress = draw_any(demonstrations()), Stopping(3, sign)
+    draw, progress = draw_any(demonstrations()), Presses(3, sign)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would end this process
     try:
         with pytest.raises(KeyboardInterrupt):
             train_sft(Policy(parts, LEARNER, 0), draw, settings, tmp_path / "parts", progress=progress)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert progress.done == 3
-    train_sft(Policy(again, LEARNER, 0), draw, settings, tmp_path / "parts", resume=True, progress=progress)
-    assert progress.first == 4
+    assert progress.steps[-1] == 3
+    train_sft(Policy(again, LEARNER, 0), draw, settings, tmp_path / "parts", resume=True, progress=(resumed := Heard()))
+    assert resumed.steps[0] == 4
     assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in whole.state_dict().items())
-
-
-class Stopping(NoProgress):
-    """Somebody who watches, and stops the process in a step."""
-
-    def __init__(self, step: int, sign: signal.Signals) -> None:
-        self.step, self.sign, self.done, self.first = step, sign, 0, 0
-
-    def stage(self, name: str, total: int) -> None:
-        self.first = 0
-
-    def advance(self, done: int, note: str = "") -> None:
-        self.done, self.first = done, self.first or done
-        if done == self.step:
-            self.step = 0
-            signal.raise_signal(self.sign)
 
 
 def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
